@@ -19,19 +19,19 @@ OUT = Path(__file__).parent / "out"
 
 def main() -> int:
     """Run what was asked for, and say on standard error what has no figure; 1 when that was not asked for."""
-    told = options()
+    arguments = options()
     benchmarks: dict[str, Callable[[], dict[str, Any]]] = {
         "elastic": elastic.run,
-        "backends": lambda: backends.run(leave_out=told.leave_out, rounds=told.rounds),
+        "backends": lambda: backends.run(leave_out=arguments.leave_out, rounds=arguments.rounds),
         "service": service.run,
         "planner": lambda: {**planner.run(), **ray_packer.run(), **what_if.run()},
     }
-    told.out.mkdir(parents=True, exist_ok=True)
+    arguments.out.mkdir(parents=True, exist_ok=True)
     is_whole = True
     for name, run in benchmarks.items():
-        if told.name in (None, name):
+        if arguments.name in (None, name):
             result = run()
-            (told.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            (arguments.out / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             print(json.dumps(result), flush=True)
             for line in without_figure(result):
                 print(f"{name}: {line}", file=sys.stderr)

@@ -32,12 +32,12 @@ def share(what: str) -> float:
     """Of the time of the steps between two comparisons, what one of these takes; rank 0 measures."""
     processes = multiprocessing.get_context("spawn")
     port = str(free_port())
-    told: Any = processes.Queue()
-    both = [processes.Process(target=_train, args=(what, str(rank), port, told)) for rank in range(2)]
+    overheads: Any = processes.Queue()
+    both = [processes.Process(target=_train, args=(what, str(rank), port, overheads)) for rank in range(2)]
     for one in both:
         one.start()
     try:
-        found: float = told.get(timeout=600.0)
+        found: float = overheads.get(timeout=600.0)
     finally:
         for one in both:
             one.join(30.0)
@@ -45,7 +45,7 @@ def share(what: str) -> float:
     return found
 
 
-def _train(what: str, rank: str, port: str, told: Any) -> None:
+def _train(what: str, rank: str, port: str, overheads: Any) -> None:
     os.environ.update(
         RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
@@ -97,7 +97,7 @@ def _train(what: str, rank: str, port: str, told: Any) -> None:
         spent.clear()
     if rank == "0":
         # Of ten comparisons one is with a rehearsal.
-        told.put((median(checks) + median(rehearsals) / 10) / (CHECK_EVERY * median(steps)))
+        overheads.put((median(checks) + median(rehearsals) / 10) / (CHECK_EVERY * median(steps)))
 
 
 def _module(name: str, path: Path) -> Any:

@@ -113,16 +113,16 @@ def _posts(ours_url: str, bare_url: str) -> tuple[dict[str, float], dict[str, An
     figures: dict[str, Any] = {}
     with _ours(ours_url) as ours, _bare(bare_url) as bare:
         for clients in CLIENTS:
-            told: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": []}
+            durations: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": []}
             for _ in range(ROUNDS):
                 for name, server in (("ours", ours), ("bare", bare)):
-                    told[name].append(_ask(*server, clients))
+                    durations[name].append(_ask(*server, clients))
             figures[str(clients)] = {
                 name: {
                     "wall_ms": round(median(wall for wall, _ in found), 3),
                     "cpu_ms": round(median(cpu for _, cpu in found), 3),
                 }
-                for name, found in told.items()
+                for name, found in durations.items()
             }
             row = figures[str(clients)]
             row["cpu_ratio"] = round(row["bare"]["cpu_ms"] / row["ours"]["cpu_ms"], 3)
@@ -236,13 +236,13 @@ def tick(running: int, reporting: int, queued: int) -> dict[str, Any]:
             for _ in range(queued):
                 world.submit()
             world.tick(3)
-            told = [_one_tick(world, job_ids[:reporting], step) for step in range(1, TICKS + 1)]
+            ticks = [_one_tick(world, job_ids[:reporting], step) for step in range(1, TICKS + 1)]
         finally:
             database.close()
     return {
         "jobs": {"running": running, "reporting": reporting, "queued": queued},
-        "statements": int(median(count for count, _ in told)),
-        "cpu_ms": round(median(cpu for _, cpu in told), 1),
+        "statements": int(median(count for count, _ in ticks)),
+        "cpu_ms": round(median(cpu for _, cpu in ticks), 1),
     }
 
 

@@ -174,15 +174,20 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str
 
 def watch(client: Client, cloud: Cloud, job: Job, course: Course, console: Console) -> Job:
     """Look on until the job has ended; tell a spot machine that it goes once two of them train."""
-    told: set[str] = set()
+    printed: set[str] = set()
     shown = 0
     while not job.terminal:
         time.sleep(0.2)  # the rate at which a person is shown news, not a wait for anything
         job = client.job(job.id)
         for node in reversed(client.nodes()):
             line = f"{node.offering} {node.state}" + (f": {node.message}" if node.message else "")
-            if f"{node.id} {line}" not in told and node.state in ("requested", "ready", "draining", "gone"):
-                told.add(f"{node.id} {line}")
+            if f"{node.id} {line}" not in printed and node.state in (
+                "requested",
+                "ready",
+                "draining",
+                "gone",
+            ):
+                printed.add(f"{node.id} {line}")
                 console.print(f"  {node.id[-6:]}  {line}", highlight=False)
         if job.world_size not in (0, shown):
             shown = job.world_size

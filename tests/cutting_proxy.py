@@ -1,4 +1,4 @@
-"""A door before PostgreSQL that breaks a connection at its COMMIT: before the server has it, or after it was done."""
+"""A proxy before PostgreSQL that breaks a connection at its COMMIT: before the server has it, or after it was done."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class FakeDriver:
     plan: AttemptPlan
     #: False: it lives, and was never sent its plan.
     has_plan: bool = True
-    told: list[Record] = field(default_factory=list)
+    reported: list[Record] = field(default_factory=list)
     acknowledged: int = 0
     gone: DriverGone | None = None
     stop_reason: EndReason | None = None
@@ -87,7 +87,7 @@ class FakeDriver:
 
     def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
-        self.told.extend(records((kind, body), first=len(self.told) + 1, at=at))
+        self.reported.extend(records((kind, body), first=len(self.reported) + 1, at=at))
 
 
 class FakeLauncher:
@@ -142,7 +142,7 @@ class FakeLauncher:
                 answers[attempt_id] = driver.gone
             else:
                 driver.acknowledged = max(driver.acknowledged, after[attempt_id])
-                answers[attempt_id] = [record for record in driver.told if record.seq > after[attempt_id]]
+                answers[attempt_id] = [record for record in driver.reported if record.seq > after[attempt_id]]
         return answers
 
     def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
@@ -227,11 +227,11 @@ class FakeCluster:
         #: Deadlines of the nodes that the controller had drained.
         self.drains: dict[str, float] = {}
         #: Raised by `drain` until removed.
-        self.deaf_to_drains: Exception | None = None
+        self.drain_error: Exception | None = None
         #: Not None: a cloud that gives this notice when it likes, and takes its nodes itself.
         self.gives_notice_s: float | None = None
         #: Raised by `notify` for these nodes.
-        self.deaf: dict[str, Exception] = {}
+        self.notice_errors: dict[str, Exception] = {}
         #: Every id that `create` made a machine for.
         self.created: list[str] = []
         #: What it was asked for, refused or not.
@@ -274,8 +274,8 @@ class FakeCluster:
 
     def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
         assert reason
-        if self.deaf_to_drains is not None:
-            raise self.deaf_to_drains
+        if self.drain_error is not None:
+            raise self.drain_error
         self.in_use |= self.taken_before_drain
         self.taken_before_drain = set()
         self.drains[node_id] = deadline_at
@@ -287,8 +287,8 @@ class FakeCluster:
         return self.gives_notice_s
 
     def notify(self, node_id: str, deadline_at: float) -> None:
-        if node_id in self.deaf:
-            raise self.deaf[node_id]
+        if node_id in self.notice_errors:
+            raise self.notice_errors[node_id]
         self.notices[node_id] = deadline_at
         if self.gives_notice_s is None:
             self.draining.add(node_id)

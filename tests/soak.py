@@ -48,7 +48,7 @@ def counts_of(report: str, seconds: float) -> Counts:
 
 
 def run(part: tuple[str, ...], environment: Mapping[str, str]) -> Counts:
-    """One part, its output shown; a part that told nothing has failed."""
+    """One part, its output shown; a part that reported nothing has failed."""
     with tempfile.TemporaryDirectory() as folder:
         report, began = Path(folder, "report.xml"), time.monotonic()
         command = [sys.executable, "-m", "pytest", "-q", *part, f"--junitxml={report}"]

@@ -27,9 +27,9 @@ def run(leave_out: Collection[str] = (), rounds: int | None = None) -> Part:
 
     What could not be measured stands in `missing` with the reason, and what was left out in `left_out`.
     """
-    told = {} if rounds is None else {"rounds": rounds}
+    arguments = {} if rounds is None else {"rounds": rounds}
     parts = {
-        name: partial(importlib.import_module(f"{__name__}.{name}").run, **told)
+        name: partial(importlib.import_module(f"{__name__}.{name}").run, **arguments)
         for name in names()
         if name not in leave_out
     }

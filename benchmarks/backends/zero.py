@@ -92,8 +92,8 @@ def train(out: Path, mode: str, stage: int, workers: int) -> dict[str, Any]:
     if any(codes):
         logs = [file.read_text()[-2000:] for file in sorted(out.glob(f"{mode}-{workers}-*.log"))]
         raise RuntimeError(f"stage {stage} with {workers} workers failed:\n" + "\n".join(logs))
-    told: dict[str, Any] = json.loads((out / f"{mode}-{stage}-{workers}.json").read_text())
-    return told
+    result: dict[str, Any] = json.loads((out / f"{mode}-{stage}-{workers}.json").read_text())
+    return result
 
 
 if __name__ == "__main__":

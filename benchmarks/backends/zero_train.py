@@ -81,8 +81,8 @@ def resize(out: str, mode: str, stage: str) -> None:
         if step + 1 == SAVED and mode == "save":
             engine.save_checkpoint(folder, client_state={"step": SAVED})
     if dist.get_rank() == 0:
-        told = {"seconds": seconds, "losses": losses[-(STEPS - SAVED) :]}
-        (Path(out) / f"{mode}-{stage}-{dist.get_world_size()}.json").write_text(json.dumps(told))
+        result = {"seconds": seconds, "losses": losses[-(STEPS - SAVED) :]}
+        (Path(out) / f"{mode}-{stage}-{dist.get_world_size()}.json").write_text(json.dumps(result))
     dist.barrier()
     # Gloo's threads may still be at work when Python takes its modules apart, and would abort the process.
     os._exit(0)

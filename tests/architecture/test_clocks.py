@@ -10,7 +10,7 @@ from tests.architecture.repository import sources
 MAY = {
     "service/steady_clock.py": "the one place where the service reads the machine's clock",
     "service/api/app.py": "how old files are, by the time that the machine wrote on them",
-    "trainers/driver/account.py": "when something was told, for people",
+    "trainers/driver/account.py": "when something was reported, for people",
     "trainers/driver/attempt.py": "what is written down, and deadlines that clouds give, once each",
     "trainers/driver/driver.py": "a default; the attempt and its account use it",
     "trainers/driver/commits.py": "when a checkpoint was committed, for people",
@@ -20,7 +20,7 @@ MAY = {
     "trainers/supervisor/outputs_collector.py": "how old files are, by the time that the machine wrote on them",
     "cluster/node/agent/agent.py": "when the cloud takes the machine, as it says it",
     "cluster/node/agent/metadata.py": "the same",
-    "cluster/node/agent/head.py": "when an agent told something, for the eyes of people",
+    "cluster/node/agent/head.py": "when an agent reported something, for the eyes of people",
     "cluster/azure/arm.py": "a default; the service gives its own",
     "cluster/azure/region_catalogue.py": "a default; the service gives its own",
     "cluster/azure/provider.py": "a default; the service gives its own",

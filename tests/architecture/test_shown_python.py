@@ -168,8 +168,10 @@ def test_every_default_of_the_specification_is_what_the_page_says() -> None:
         section = name.rpartition(".")[0]
         beside = {section: BESIDE.get(section, {})} if section else {}
         job = nested({"command": "python train.py", **beside})
-        told = nested({"command": "python train.py", **beside, name: yaml.safe_load(default)})
-        assert JobSpec.from_mapping(told) == JobSpec.from_mapping(job), f"{name} is not {default} unless told"
+        reported = nested({"command": "python train.py", **beside, name: yaml.safe_load(default)})
+        assert JobSpec.from_mapping(reported) == JobSpec.from_mapping(job), (
+            f"{name} is not {default} unless told"
+        )
 
 
 def nested(fields: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +227,7 @@ FIELDS = {
 }
 
 
-def test_every_event_that_a_page_names_is_told() -> None:
+def test_every_event_that_a_page_names_is_recorded() -> None:
     kinds = set(in_the_code())
     families = "|".join(sorted({kind.partition(".")[0] for kind in kinds} - {"cluster"}))
     for page, text in pages().items():

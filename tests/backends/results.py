@@ -32,8 +32,8 @@ def outcomes(report: Path) -> dict[str, str]:
 
 
 def _outcome(tags: Iterable[str]) -> str:
-    told = set(tags)
-    return "failed" if told & {"failure", "error"} else "skipped" if "skipped" in told else "passed"
+    reported = set(tags)
+    return "failed" if reported & {"failure", "error"} else "skipped" if "skipped" in reported else "passed"
 
 
 def _worst(all_: list[str]) -> str:

@@ -47,8 +47,8 @@ def render(tests: Mapping[Cell, list[str]], ended: Mapping[str, str]) -> str:
 def _cell(cell: Cell, tests: Mapping[Cell, list[str]], ended: Mapping[str, str]) -> str:
     if cell not in tests:
         return "[not supported](#not-supported)"
-    told = {ended.get(test, "not run") for test in tests[cell]}
-    return "passed" if told == {"passed"} else ", ".join(sorted(told))
+    reported = {ended.get(test, "not run") for test in tests[cell]}
+    return "passed" if reported == {"passed"} else ", ".join(sorted(reported))
 
 
 def _reasons(tests: Mapping[Cell, list[str]]) -> Iterator[str]:

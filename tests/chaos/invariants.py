@@ -1,4 +1,4 @@
-"""What must be true of every run, whatever struck it: checked over all that was told and written."""
+"""What must be true of every run, whatever struck it: checked over all that was reported and written."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def check_records(run: Running, high_water: int) -> None:
     for body in run.bodies("metric"):
         repeated += body["step"] <= newest
         newest = max(newest, body["step"])
-    told = run.progress.get("repeated_steps", 0)
-    # A new rank 0 tells the newest step once more where the one before it may not have told it.
-    assert told <= repeated <= told + len(events), "steps are repeated as they are counted"
+    reported = run.progress.get("repeated_steps", 0)
+    # A new rank 0 tells the newest step once more where the one before it may not have reported it.
+    assert reported <= repeated <= reported + len(events), "steps are repeated as they are counted"
     committed = [one["step"] for one in run.bodies("checkpoint") if not one.get("deleted")]
     starts = len(run.events("worker_group.started"))
     backwards = sum(after <= before for before, after in pairwise(committed))

@@ -57,7 +57,7 @@ class Job:
         self._blows: list[Kind] = []
         self._size_before = 0
         #: What was done, for whoever has to find out why it failed.
-        self.told: list[str] = []
+        self.reported: list[str] = []
         lab.nodes(WORKERS)
         plan = lab.plan(
             {"train.py": TRAIN}, "python", "train.py", str(out), "0.01", "0",
@@ -86,8 +86,8 @@ class Job:
         try:
             until(look, what, _PATIENCE_S)
         except AssertionError as error:
-            told = [f"{one.kind} {one.body}" for one in self.run.records if one.kind != "metric"]
-            error.add_note("\n".join(told)[-6000:])
+            reported = [f"{one.kind} {one.body}" for one in self.run.records if one.kind != "metric"]
+            error.add_note("\n".join(reported)[-6000:])
             raise
 
     def _follow(self) -> None:
@@ -97,8 +97,8 @@ class Job:
         assert blows & _ENDS_BY.get(reason, set()), over.ended
         nobody_is_left = "blackout" in blows or len(self._blows) >= self._size_before
         assert nobody_is_left, f"others hold the state: {over.ended}"
-        self.told.append(f"attempt {over.plan.attempt} ended: {over.ended['message']}")
-        self.told.append(over.text("stderr")[-2000:])
+        self.reported.append(f"attempt {over.plan.attempt} ended: {over.ended['message']}")
+        self.reported.append(over.text("stderr")[-2000:])
         over.close()
         number = over.plan.attempt + 1
         self.attempts.append(
@@ -178,7 +178,7 @@ class Job:
         victim = workers[fault.victim % len(workers)]
         self._size_before = self._size_before if self._blows else self._size
         self._blows.append(fault.kind)
-        self.told.append(f"{fault.kind} {victim.node_id} at step {self.run.step}")
+        self.reported.append(f"{fault.kind} {victim.node_id} at step {self.run.step}")
         match fault.kind:
             case "kill":
                 self._kill(victim.node_id)

@@ -63,7 +63,7 @@ class Blows:
         #: How often a driver or supervisor was struck while the job was on nodes, and so may have been its own.
         self._endured: Counter[str] = Counter()
         #: What was struck, for whoever has to find out why a run failed.
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def strike(self, blow: Round) -> None:
         """Strike; returns when the victim is dead, or goes on after it was stopped."""
@@ -93,7 +93,7 @@ class Blows:
             # It may end by itself in this very moment: then another one is found.
             with contextlib.suppress(psutil.NoSuchProcess):
                 kill(victim)
-                self.told.append(f"{blow.victim} {victim.pid}")
+                self.reported.append(f"{blow.victim} {victim.pid}")
                 return
 
     def _controllers(self) -> list[psutil.Process]:
@@ -129,7 +129,7 @@ class Blows:
         victim = nodes[blow.choice % len(nodes)]
         provider.kill(victim)
         assert provider.processes(victim) == (), "it is gone at once"
-        self.told.append(f"node {victim}")
+        self.reported.append(f"node {victim}")
 
     def _stop_the_acting_one(self) -> None:
         """Stop the controller that has the lease until the other one has it."""
@@ -141,9 +141,9 @@ class Blows:
                 until(lambda: self._acting() not in (None, owner), "the other controller acts", _TAKE_OVER_S)  # noqa: B023
             except AssertionError:
                 # It may have been stopped with SQLite's lock in hand, which keeps everybody from writing.
-                self.told.append(f"stopped controller {victim.pid}, in vain")
+                self.reported.append(f"stopped controller {victim.pid}, in vain")
             else:
-                self.told.append(f"stopped controller {victim.pid}")
+                self.reported.append(f"stopped controller {victim.pid}")
                 return
             finally:
                 victim.send_signal(signal.SIGCONT)

@@ -136,16 +136,18 @@ class Queue:
                 self._check_job(client, client.job(job_id), marks[job_id])
 
     def _check_job(self, client: Client, job: Job, marks: list[Mark]) -> None:
-        told = f"{job.id}: {job.reason}: {job.message}; {[one.end_reason for one in client.attempts(job.id)]}"
-        assert job.state is JobState.SUCCEEDED, told
+        reported = (
+            f"{job.id}: {job.reason}: {job.message}; {[one.end_reason for one in client.attempts(job.id)]}"
+        )
+        assert job.state is JobState.SUCCEEDED, reported
         kinds = [event.kind for event in client.events(job.id)]
         ends = [kind for kind in kinds if kind in ("job.succeeded", "job.failed", "job.cancelled")]
-        assert ends == ["job.succeeded"], told
+        assert ends == ["job.succeeded"], reported
         for mark in marks:
-            assert mark.words in (("began",), ("began", "ended")), f"ran twice: {mark}; {told}"
+            assert mark.words in (("began",), ("began", "ended")), f"ran twice: {mark}; {reported}"
         last = max(mark.attempt for mark in marks)
-        assert last == job.attempt, f"it ran after it had succeeded; {told}"
+        assert last == job.attempt, f"it ran after it had succeeded; {reported}"
         generation = max(mark.generation for mark in marks if mark.attempt == last)
         final = [mark for mark in marks if (mark.attempt, mark.generation) == (last, generation)]
-        assert [mark.rank for mark in final] == list(range(self.acknowledged[job.id])), told
-        assert all("ended" in mark.words for mark in final), told
+        assert [mark.rank for mark in final] == list(range(self.acknowledged[job.id])), reported
+        assert all("ended" in mark.words for mark in final), reported

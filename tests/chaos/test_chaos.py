@@ -37,11 +37,11 @@ def test_whatever_goes_wrong_the_result_is_the_same(
             high_water = max(high_water, attempt.step)
         check_cost(job, faults)
     except BaseException as error:
-        error.add_note("\n".join([*job.told, f"Run it again: make chaos SEED={seed}"]))
+        error.add_note("\n".join([*job.reported, f"Run it again: make chaos SEED={seed}"]))
         raise
     finally:
         job.close()
-    print(f"seed {seed}: {last} steps; {'; '.join(job.told)}")
+    print(f"seed {seed}: {last} steps; {'; '.join(job.reported)}")
 
 
 def sabotage(job: Job, faults: list[Fault]) -> None:

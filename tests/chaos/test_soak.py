@@ -51,10 +51,12 @@ def soak(service: Embedded, second: StandBy, queue: Queue) -> None:
         queue.check()
         check_left(service, blows, queue)
     except BaseException as error:
-        error.add_note("\n".join([*blows.told, f"Run it again: make soak SEED={SEED}"]))
+        error.add_note("\n".join([*blows.reported, f"Run it again: make soak SEED={SEED}"]))
         raise
     runs = len(queue.marks())
-    print(f"seed {SEED}: {len(queue.acknowledged)} jobs, {runs} starts of a rank; {'; '.join(blows.told)}")
+    print(
+        f"seed {SEED}: {len(queue.acknowledged)} jobs, {runs} starts of a rank; {'; '.join(blows.reported)}"
+    )
 
 
 def check_left(service: Embedded, blows: Blows, queue: Queue) -> None:

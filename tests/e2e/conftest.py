@@ -9,7 +9,7 @@ import pytest
 
 from remora import Client
 from tests.e2e.embedded import Embedded
-from tests.e2e.raw_http import Door
+from tests.e2e.raw_http import RawClient
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def service(shared_service: Embedded) -> Iterator[Embedded]:
     shared_service.tidy()
     said = shared_service.log("api")
     assert "Traceback" not in said, said[-3000:]
-    counted = Door(shared_service.url).send("GET", "/metrics").body.decode()
+    counted = RawClient(shared_service.url).send("GET", "/metrics").body.decode()
     assert 'status="200"' in counted
     assert 'status="500"' not in counted, [line for line in counted.splitlines() if '"500"' in line]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http.client import HTTPResponse
 from typing import Any
 
-PIECE = b" " * 2**20
+CHUNK = b" " * 2**20
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Reply:
         return True
 
 
-class Door:
-    """The API's port."""
+class RawClient:
+    """Sends HTTP requests over a plain socket, as no client library would."""
 
     def __init__(self, url: str) -> None:
         host, _, port = url.removeprefix("http://").partition(":")
@@ -48,12 +48,12 @@ class Door:
         """One request with its length; JSON unless the headers say otherwise."""
         return self._exchange(method, path, {"content-length": str(len(body)), **headers}, iter([body]))
 
-    def send_pieces(self, method: str, path: str, count: int, *, announced: bool) -> Reply:
+    def send_chunks(self, method: str, path: str, count: int, *, announced: bool) -> Reply:
         """A body of so many MiB, with its length or, when it is not `announced`, in chunks without one."""
         if announced:
-            pieces = (PIECE for _ in range(count))
-            return self._exchange(method, path, {"content-length": str(count * len(PIECE))}, pieces)
-        frame = b"%x\r\n%b\r\n" % (len(PIECE), PIECE)
+            chunks_sent = (CHUNK for _ in range(count))
+            return self._exchange(method, path, {"content-length": str(count * len(CHUNK))}, chunks_sent)
+        frame = b"%x\r\n%b\r\n" % (len(CHUNK), CHUNK)
         chunks = (frame if number < count else b"0\r\n\r\n" for number in range(count + 1))
         return self._exchange(method, path, {"transfer-encoding": "chunked"}, chunks)
 
@@ -68,8 +68,8 @@ class Door:
             connection.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1"))
             answered = None
             try:
-                for piece in body:
-                    connection.sendall(piece)
+                for chunk in body:
+                    connection.sendall(chunk)
             except OSError as error:  # the service answered and closed before it had heard everything
                 answered = error
             response = HTTPResponse(connection, method=method)

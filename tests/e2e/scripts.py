@@ -93,7 +93,7 @@ class Steps:
         return [f"rank {rank} begins after step 0", *steps]
 
 
-#: Leaves a daemon in a session of its own behind, once that one has told its pid.
+#: Leaves a daemon in a session of its own behind, once that one has printed its pid.
 DAEMON = """
 import os, pathlib, subprocess, sys, time
 pid = pathlib.Path(sys.argv[1])

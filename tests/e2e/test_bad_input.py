@@ -1,4 +1,4 @@
-"""Bad input at the front door: a clear refusal with a stable code, one line on the command line, never a traceback."""
+"""Bad input over HTTP: a clear refusal with a stable code, one line on the command line, never a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.embedded import Embedded
-from tests.e2e.raw_http import Door
+from tests.e2e.raw_http import RawClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -17,9 +17,9 @@ NOBODY = "job_00000000000000000000000000"
 
 
 @pytest.fixture
-def door(service: Embedded) -> Door:
+def raw_client(service: Embedded) -> RawClient:
     """The API's port."""
-    return Door(service.url)
+    return RawClient(service.url)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_bad_command_is_one_line_and_the_documented_exit_code(
     ],
 )
 def test_a_bad_request_is_a_problem_with_a_stable_code(
-    door: Door, method: str, path: str, status: int, code: str
+    raw_client: RawClient, method: str, path: str, status: int, code: str
 ) -> None:
-    assert door.send(method, path).is_problem(status, code)
+    assert raw_client.send(method, path).is_problem(status, code)
 
 
 @pytest.mark.parametrize(
@@ -120,39 +120,43 @@ def test_a_bad_request_is_a_problem_with_a_stable_code(
         (b'{"command": ["python"], "code": "sha256:' + b"0" * 64 + b'"}', 422, "bundle_not_found"),
     ],
 )
-def test_a_bad_job_is_a_problem_with_a_stable_code(door: Door, body: bytes, status: int, code: str) -> None:
-    assert door.send("POST", "/v1/jobs", body).is_problem(status, code)
+def test_a_bad_job_is_a_problem_with_a_stable_code(
+    raw_client: RawClient, body: bytes, status: int, code: str
+) -> None:
+    assert raw_client.send("POST", "/v1/jobs", body).is_problem(status, code)
 
 
-def test_a_refused_job_names_the_field_and_the_nearest_known_one(door: Door) -> None:
-    reply = door.send("POST", "/v1/jobs", json.dumps({"comand": "python", "priority": 500}).encode())
+def test_a_refused_job_names_the_field_and_the_nearest_known_one(raw_client: RawClient) -> None:
+    reply = raw_client.send("POST", "/v1/jobs", json.dumps({"comand": "python", "priority": 500}).encode())
     assert reply.is_problem(422, "invalid_spec")
-    told = {error["field"]: error["message"] for error in reply.json["errors"]}
-    assert "did you mean command?" in told["comand"]
-    assert "500" in told["priority"]
+    reported = {error["field"]: error["message"] for error in reply.json["errors"]}
+    assert "did you mean command?" in reported["comand"]
+    assert "500" in reported["priority"]
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_a_body_of_100_mb_is_refused_whether_or_not_it_says_its_length(door: Door, announced: bool) -> None:
-    assert door.send_pieces("POST", "/v1/jobs", 100, announced=announced).is_problem(413, "too_large")
+def test_a_body_of_100_mb_is_refused_whether_or_not_it_says_its_length(
+    raw_client: RawClient, announced: bool
+) -> None:
+    assert raw_client.send_chunks("POST", "/v1/jobs", 100, announced=announced).is_problem(413, "too_large")
 
 
-def test_bodies_that_are_no_json(door: Door) -> None:
-    assert door.send("POST", "/v1/jobs", b"a=b", content_type="text/plain").is_problem(
+def test_bodies_that_are_no_json(raw_client: RawClient) -> None:
+    assert raw_client.send("POST", "/v1/jobs", b"a=b", content_type="text/plain").is_problem(
         415, "unsupported_media_type"
     )
-    assert door.send("POST", "/v1/jobs", b"{}", idempotency_key="k" * 200).is_problem(
+    assert raw_client.send("POST", "/v1/jobs", b"{}", idempotency_key="k" * 200).is_problem(
         422, "invalid_idempotency_key"
     )
-    assert door.send("GET", "/v1/jobs", host="evil.example").is_problem(421, "unknown_host")
+    assert raw_client.send("GET", "/v1/jobs", host="evil.example").is_problem(421, "unknown_host")
 
 
-def test_bundles_are_checked_before_they_are_kept(door: Door, service: Embedded) -> None:
+def test_bundles_are_checked_before_they_are_kept(raw_client: RawClient, service: Embedded) -> None:
     text = b"this is no archive"
     digest = f"sha256:{hashlib.sha256(text).hexdigest()}"
     other = "sha256:" + "1" * 64
-    assert door.send("PUT", f"/v1/bundles/{digest}", text).is_problem(422, "bundle_invalid")
-    assert door.send("PUT", f"/v1/bundles/{other}", text).is_problem(422, "bundle_invalid")
+    assert raw_client.send("PUT", f"/v1/bundles/{digest}", text).is_problem(422, "bundle_invalid")
+    assert raw_client.send("PUT", f"/v1/bundles/{other}", text).is_problem(422, "bundle_invalid")
     for name in (digest, other):
-        assert door.send("HEAD", f"/v1/bundles/{name}").status == 404
+        assert raw_client.send("HEAD", f"/v1/bundles/{name}").status == 404
     assert list((service.home / "uploads").glob("*")) == []

@@ -15,7 +15,7 @@ from remora import Client
 from remora.views import Job
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S
-from tests.e2e.raw_http import Door
+from tests.e2e.raw_http import RawClient
 from tests.e2e.scripts import Steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -62,8 +62,8 @@ def test_unchanged_code_is_uploaded_once(service: Embedded, folder: Path) -> Non
 
 
 def uploads(service: Embedded) -> dict[tuple[str, str], float]:
-    """Requests for bundles so far by method and status, as Prometheus is told."""
-    text = Door(service.url).send("GET", "/metrics").body.decode()
+    """Requests for bundles so far by method and status, as Prometheus sees them."""
+    text = RawClient(service.url).send("GET", "/metrics").body.decode()
     pattern = (
         r'^remora_http_requests_total\{method="(\w+)",route="/v1/bundles/\{digest\}",status="(\d+)"\} (\S+)'
     )

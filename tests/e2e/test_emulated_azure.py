@@ -11,7 +11,7 @@ import pytest
 from remora.states import EndReason, JobState
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import kill, until
-from tests.e2e.raw_http import Door
+from tests.e2e.raw_http import RawClient
 from tests.integration.trainers.scripts import LOCKSTEP
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -60,7 +60,7 @@ def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     emulated: Embedded,
 ) -> None:
     url = emulator_url(emulated)
-    assert Door(url).send("GET", "/control/state").status == 200
+    assert RawClient(url).send("GET", "/control/state").status == 200
     until(lambda: is_connected(emulated, 1), "the controller uses the emulated cloud")
 
     shown = emulated.remora("policy", "show")
@@ -77,13 +77,13 @@ def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     assert emulator_url(emulated) == url
     until(lambda: is_connected(emulated, 2), "the controller uses it")
 
-    assert Door(url).send("GET", "/control/state").json["machines"] == {}
+    assert RawClient(url).send("GET", "/control/state").json["machines"] == {}
 
 
 def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_service(
     emulated: Embedded, tmp_path: Path
 ) -> None:
-    cloud = Door(emulator_url(emulated))
+    cloud = RawClient(emulator_url(emulated))
     assert cloud.send("POST", "/control/knobs", b'{"notice_s": 8.0, "announce_s": 9.0}').status == 204
     (emulated.home / "policies.yaml").write_text(SPOT)
     applied = emulated.remora("policy", "apply", "policies.yaml", "--yes")

@@ -67,8 +67,8 @@ def test_a_job_goes_on_from_a_checkpoint_that_the_service_never_heard_of(
         done = script.done(rank)
         assert [step for step in range(1, 121) if done.count(step) > 1] == list(range(saved + 1, 81))
         assert sorted(set(done)) == list(range(1, 121))
-    told = [one.data["step"] for one in client.events(job.id) if one.kind == "checkpoint.committed"]
-    assert told.count(saved) == 1
+    reported = [one.data["step"] for one in client.events(job.id) if one.kind == "checkpoint.committed"]
+    assert reported.count(saved) == 1
     with capsys.disabled():
         print(
             f"\nhead lost: {80 - saved} steps again, {pause_s:.1f} s to the first of them, {ended.lost_s:.1f} s lost"

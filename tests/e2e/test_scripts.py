@@ -28,7 +28,7 @@ def text(client: Client, job_id: str, stream: str | None = None) -> str:
 
 
 @pytest.mark.soak
-def test_an_exit_code_is_told(service: Embedded, client: Client, folder: Path) -> None:
+def test_an_exit_code_is_reported(service: Embedded, client: Client, folder: Path) -> None:
     (folder / "train.py").write_text("raise SystemExit(3)")
     followed = service.remora("submit", "-f", "--retries", "0", "--", "python", "train.py", folder=folder)
     assert followed.code == 10

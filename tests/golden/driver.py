@@ -94,8 +94,8 @@ class Driver:
     def start(self, count: int) -> None:
         """The first group."""
         port = free_port()
-        seats = [WorkerLocation(slot, "node", "127.0.0.1") for slot in range(count)]
-        for one in assign_ranks(seats):
+        locations = [WorkerLocation(slot, "node", "127.0.0.1") for slot in range(count)]
+        for one in assign_ranks(locations):
             self._spawn(self._environment(one, port))
         self.world_sizes.append(count)
 
@@ -170,12 +170,12 @@ class Driver:
 
     def regroup(self) -> None:
         """The next group, of everybody who lives and is parked."""
-        members = self.deal()
+        members = self.assign()
         for worker in members:
             assert self.hear(worker, "joined")["generation"] == self.generation
 
-    def deal(self) -> list[Worker]:
-        """Deal ranks anew to everybody who lives and is parked."""
+    def assign(self) -> list[Worker]:
+        """Assign ranks anew to everybody who lives and is parked."""
         members = sorted(self.living, key=lambda worker: worker.parked == -1)
         self.generation += 1
         port = free_port()

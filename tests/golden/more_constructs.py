@@ -583,7 +583,7 @@ def growing(folder: Path) -> nn.Module:
     return model
 
 
-def dealt_by_hand(folder: Path) -> nn.Module:
+def divided_by_hand(folder: Path) -> nn.Module:
     model = network("mlp")
     optimizer = adam(model)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -753,7 +753,7 @@ CONSTRUCTS = [
         "a dataset whose length changes", "refused", growing, "the dataset had 20 samples and has 30 now",
     ),
     Construct(
-        "a dataset that the script has dealt by rank", "refused", dealt_by_hand,
+        "a dataset that the script has divided by rank", "refused", divided_by_hand,
         "rank 1 reads another sample than rank 0 for number",
     ),
     Construct(

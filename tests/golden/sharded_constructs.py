@@ -295,7 +295,7 @@ def forgotten_scheduler(folder: Path) -> Weights:
     return whole(loop)
 
 
-def dealt_by_hand(folder: Path) -> Weights:
+def divided_by_hand(folder: Path) -> Weights:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return trained(loop_of(data=Subset(Samples(60), range(rank, 60, size))))
 
@@ -348,7 +348,7 @@ CONSTRUCTS = [
         "a scheduler that Loop was not given changes the learning rate",
     ),
     Construct(
-        "a dataset that the script has dealt by rank", "refused", dealt_by_hand,
+        "a dataset that the script has divided by rank", "refused", divided_by_hand,
         "rank 1 reads another sample than rank 0 for number",
     ),
     Construct(

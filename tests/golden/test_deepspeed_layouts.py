@@ -39,8 +39,8 @@ def losses(out: Path, mode: str, layout: str, workers: int) -> dict[int, float]:
     """By step."""
     code, said = run(out, mode, layout, workers)
     assert code == 0, said[-4000:]
-    told = json.loads((out / f"losses-{mode}-{workers}.json").read_text())
-    return {int(step): loss for step, loss in told.items()}
+    reported = json.loads((out / f"losses-{mode}-{workers}.json").read_text())
+    return {int(step): loss for step, loss in reported.items()}
 
 
 @pytest.mark.backend("deepspeed", "resumes other size")
@@ -100,6 +100,6 @@ def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence_on_all_w
     code, text = run(tmp_path, "resume", "short pipeline", 2)
     assert code != 0
     assert "Traceback" not in text
-    told = [line for line in text.splitlines() if line.startswith("remora: ")]
-    assert len(told) == 2, text[-4000:]
-    assert "DeepSpeed cannot reshard this checkpoint for another number of workers (Zero" in told[0]
+    reported = [line for line in text.splitlines() if line.startswith("remora: ")]
+    assert len(reported) == 2, text[-4000:]
+    assert "DeepSpeed cannot reshard this checkpoint for another number of workers (Zero" in reported[0]

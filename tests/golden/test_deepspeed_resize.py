@@ -40,10 +40,10 @@ def run(out: Path, mode: str, workers: int) -> dict[int, dict[int, float]]:
             )
     codes = [process.wait() for process in processes]
     assert codes == [0] * workers, "\n".join(log.read_text()[-2000:] for log in logs)
-    told = {
+    reported = {
         stage: json.loads((out / f"losses-{mode}-{workers}-{stage}.json").read_text()) for stage in STAGES
     }
-    return {stage: {int(step): loss for step, loss in losses.items()} for stage, losses in told.items()}
+    return {stage: {int(step): loss for step, loss in losses.items()} for stage, losses in reported.items()}
 
 
 @pytest.fixture(scope="module")

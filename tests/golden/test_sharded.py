@@ -125,7 +125,7 @@ def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
         driver.kill(1)
         driver.kill(2)
         driver.part()
-        left = driver.deal()
+        left = driver.assign()
         driver.wait(lambda: all(worker.parked is not None for worker in left), "they give up")
         assert [worker.parked for worker in left] == [-1, -1]
         assert "no worker holds the shards of rank 1" in driver.causes[-1]

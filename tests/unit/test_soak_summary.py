@@ -1,4 +1,4 @@
-"""The summary of `make soak` says what ran, and its age is told."""
+"""The summary of `make soak` says what ran, and its age is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_counts_are_those_of_all_suites() -> None:
     assert counts_of(report, 61.6) == Counts(tests=5, failed=2, skipped=1, seconds=62)
 
 
-def test_its_age_is_in_commits_and_its_failures_are_told(
+def test_its_age_is_in_commits_and_its_failures_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak, "SUMMARY", tmp_path / "soak.json")

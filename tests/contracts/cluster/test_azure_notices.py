@@ -25,7 +25,7 @@ NAME = machine_name(CLUSTER, "node_a")
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
     """With one spot machine that runs; the test moves the time."""
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         rig.create(node_request("node_a"))
         rig.list()
         yield rig

@@ -17,7 +17,7 @@ QUIET_S = 10.0
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         yield rig
 
 

@@ -29,7 +29,7 @@ SOLD_OUT = {"size": IB_SIZE, "zone": "1", "capacity": "spot"}
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         yield rig
 
 

@@ -108,7 +108,7 @@ class Storm:
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         rig.knobs(page_size=2)
         yield rig
 

@@ -200,12 +200,14 @@ def test_azures_own_refusal_of_a_quota_is_heard_when_others_used_it_up(rig: Azur
     assert rig.azure.quota_left() == {"lowprioritycores": 0}, "it is read again at once"
 
 
-@pytest.mark.parametrize("told", [None, 7.0])
-def test_throttling_is_waited_out_without_asking_again(rig: AzureRig, told: float | None) -> None:
-    rig.fault("create", status=429, code="OperationNotAllowed", message="too many requests", retry_after=told)
+@pytest.mark.parametrize("reported", [None, 7.0])
+def test_throttling_is_waited_out_without_asking_again(rig: AzureRig, reported: float | None) -> None:
+    rig.fault(
+        "create", status=429, code="OperationNotAllowed", message="too many requests", retry_after=reported
+    )
     error = refusal(rig)
     assert type(error) is Throttled
-    assert error.retry_after_s == (told or 60.0)
+    assert error.retry_after_s == (reported or 60.0)
     assert type(refusal(rig)) is Throttled, "the pause is kept without a request"
     rig.clock.passed_s = error.retry_after_s + 1
     rig.create(node_request())
@@ -226,11 +228,13 @@ def test_a_cloud_that_cannot_answer_is_given_the_pause_that_it_asks_for(
 
 
 @pytest.mark.parametrize(
-    ("told", "kept_s"), [(1e9, 3600.0), (math.inf, 60.0), (math.nan, 60.0), (-5.0, 60.0), (0.0, 0.0)]
+    ("reported", "kept_s"), [(1e9, 3600.0), (math.inf, 60.0), (math.nan, 60.0), (-5.0, 60.0), (0.0, 0.0)]
 )
-def test_a_pause_that_is_no_time_or_never_ends_is_not_kept(rig: AzureRig, told: float, kept_s: float) -> None:
+def test_a_pause_that_is_no_time_or_never_ends_is_not_kept(
+    rig: AzureRig, reported: float, kept_s: float
+) -> None:
     rig.cloud.faults.all.append(
-        EmulatorFault(at=FaultPoint.CREATE, status=429, code="TooManyRequests", retry_after=told)
+        EmulatorFault(at=FaultPoint.CREATE, status=429, code="TooManyRequests", retry_after=reported)
     )
     error = refusal(rig)
     assert isinstance(error, Throttled)
@@ -741,9 +745,9 @@ def test_another_clusters_machine_with_our_tags_is_left_alone_and_told_of_once(
     rig.replace_tags(theirs, **tags)
     for _ in range(2):
         assert rig.list() == []
-    told = [one for one in caplog.messages if theirs in one]
-    assert len(told) == 1
-    assert "delete it, or take the tag remora:cluster from it" in told[0]
+    reported = [one for one in caplog.messages if theirs in one]
+    assert len(reported) == 1
+    assert "delete it, or take the tag remora:cluster from it" in reported[0]
 
 
 # Rehearsals.
@@ -751,10 +755,10 @@ def test_another_clusters_machine_with_our_tags_is_left_alone_and_told_of_once(
 
 def test_a_simulated_eviction_takes_a_spot_machine_after_its_notice(rig: AzureRig) -> None:
     rig.create(node_request())
-    told: list[str] = []
-    rig.server.cloud.on_notice.append(lambda machine, _at: told.append(machine.name))
+    reported: list[str] = []
+    rig.server.cloud.on_notice.append(lambda machine, _at: reported.append(machine.name))
     rig.azure.simulate_eviction("node_a")
-    assert told == [machine_name(CLUSTER, "node_a")]
+    assert reported == [machine_name(CLUSTER, "node_a")]
     assert only(rig.list()).is_running, "the notice is not over"
     rig.knobs(skew_s=31.0)
     assert rig.list() == []
@@ -772,10 +776,10 @@ def test_a_rehearsed_notice_is_azures_own_and_may_be_asked_for_again(rig: AzureR
     rig.create(node_request())
     rehearsal: Rehearsal = AzureRehearsal(rig.azure)
     rehearsal.notify("node_a", rig.clock() + 3600)
-    (told,) = rig.state()["machines"].values()
-    assert told["evicts_at"] == pytest.approx(rig.clock() + 30, abs=20), "Azure sets the deadline"
+    (reported,) = rig.state()["machines"].values()
+    assert reported["evicts_at"] == pytest.approx(rig.clock() + 30, abs=20), "Azure sets the deadline"
     rehearsal.notify("node_a", rig.clock() + 3600)
-    assert list(rig.state()["machines"].values()) == [told]
+    assert list(rig.state()["machines"].values()) == [reported]
 
 
 def test_a_rehearsed_end_takes_the_machine_at_once(rig: AzureRig) -> None:

@@ -22,17 +22,17 @@ from trainers.node_folders import shared_folder
 FIRST = """
 import os, pathlib, signal, sys
 MARK = sys.argv[1]
-told, tell = os.pipe()
-os.set_inheritable(tell, True)
+reader, writer = os.pipe()
+os.set_inheritable(writer, True)
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         code = "import os, signal, sys; os.write(int(sys.argv[2]), b'up'); signal.pause()"
-        os.execve(sys.executable, [sys.executable, "-c", code, MARK, str(tell)], {})
+        os.execve(sys.executable, [sys.executable, "-c", code, MARK, str(writer)], {})
     os._exit(0)
 os.wait()
-os.close(tell)
-os.read(told, 2)
+os.close(writer)
+os.read(reader, 2)
 os.close(os.open(sys.argv[2], os.O_WRONLY))
 signal.pause()
 """

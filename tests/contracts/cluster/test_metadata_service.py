@@ -344,8 +344,8 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
         clock.now += after_s
         agent.listen()
         head._turn()
-        told: float = head.heartbeats.get(timeout=PATIENCE_S)["deaf_s"]
-        return told
+        reported: float = head.heartbeats.get(timeout=PATIENCE_S)["deaf_s"]
+        return reported
 
     server.faults.extend([(500, ""), (200, "{")])
     assert [deaf_s(200), deaf_s(200), deaf_s(200), deaf_s(1)] == [200.0, 400.0, 0.0, 0.0]
@@ -360,8 +360,8 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
     def said() -> str | None:
         look(agent, clock)
         head._turn()
-        told: str | None = head.heartbeats.get(timeout=PATIENCE_S)["says"]
-        return told
+        reported: str | None = head.heartbeats.get(timeout=PATIENCE_S)["says"]
+        return reported
 
     assert said() is None
     event_id = server.announce("w0", Announcement(type="Freeze", duration_s=2, notice_s=900))
@@ -493,9 +493,9 @@ def test_the_first_answer_may_take_the_two_minutes_in_which_the_service_is_switc
     server: MetadataServer, url: str, clock: Clock
 ) -> None:
     # Time is scaled: the minutes of Azure by 200, what the agent waits by 100, as this machine may be busy.
-    told = inspect.signature(MetadataService).parameters["first_timeout_s"].default
+    reported = inspect.signature(MetadataService).parameters["first_timeout_s"].default
     server.first_call_s = 120.0 / 200
-    metadata = MetadataService(url, first_timeout_s=told / 100, clock=clock)
+    metadata = MetadataService(url, first_timeout_s=reported / 100, clock=clock)
     assert metadata.listen().document.events == ()
     metadata.close()
 

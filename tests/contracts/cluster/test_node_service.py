@@ -130,9 +130,9 @@ def test_what_ray_would_refuse_makes_no_node(
         node_main.be_node(node, runtime, threading.Event())
 
 
-@pytest.mark.parametrize(("told", "gpus"), [("0", 0), ("8", 8), ("", None), ("many", None), ("-1", None)])
+@pytest.mark.parametrize(("reported", "gpus"), [("0", 0), ("8", 8), ("", None), ("many", None), ("-1", None)])
 def test_an_image_may_say_how_many_gpus_are_looked_for(
-    monkeypatch: pytest.MonkeyPatch, told: str, gpus: int | None
+    monkeypatch: pytest.MonkeyPatch, reported: str, gpus: int | None
 ) -> None:
-    monkeypatch.setenv("REMORA_GPUS", told)
+    monkeypatch.setenv("REMORA_GPUS", reported)
     assert node_main._runtime().gpus == gpus

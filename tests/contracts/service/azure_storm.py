@@ -31,7 +31,7 @@ from service.store.database import Database
 from tests.contracts.cluster.azure_rig import CPU_SIZE, AzureRig
 from tests.contracts.service.storm_books import TAKEN, Books
 from tests.contracts.service.storm_cloud import machines_of, node_of, settle_neighbour
-from tests.contracts.service.storm_jobs import WORKER, Crew
+from tests.contracts.service.storm_jobs import WORKER, JobDrivers
 from tests.contracts.service.storm_limits import PLENTY
 from tests.contracts.service.storm_lives import (
     Death,
@@ -82,7 +82,7 @@ class Storm:
         settle_neighbour(rig)
         self.launcher = FakeLauncher()
         self.ray = Ray(rig, self.random)
-        self.crew = Crew(self.launcher, self.ray, self.random)
+        self.job_drivers = JobDrivers(self.launcher, self.ray, self.random)
         self.witness = Witness()
         self.books: Books = Books(self)
         self.weather: Weather = Weather(self)
@@ -153,14 +153,14 @@ class Storm:
             max_workers=spec.max_workers,
             worker_resources=WORKER,
         )
-        self.crew.length[row.id] = steps
+        self.job_drivers.length[row.id] = steps
         self.database.transact(lambda connection: jobs.insert_job(connection, lifecycle.submit(row)))
         return row.id
 
     def turn(self, passes_s: float) -> None:
         """So many seconds pass: drivers work, then the controller has its turn, and all that must hold is looked at."""
         self.pass_by(passes_s)
-        self.crew.play(self.rig.clock(), passes_s)
+        self.job_drivers.play(self.rig.clock(), passes_s)
         if self.rig.clock() - self._looked_at >= 5.0:
             self._looked_at = self.rig.clock()
             self.supply.look()

@@ -103,11 +103,11 @@ budget:
 """
 
 
-def budget_told(world: World, job_id: str) -> list[tuple[object, str]]:
+def reported_budget(world: World, job_id: str) -> list[tuple[object, str]]:
     """What the job's owner was told of the cluster's budget: the step, and the last words."""
     events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
-    told = [event for event in events if event.kind == "job.budget"]
-    return [(event.data["step"], event.message.rpartition("; ")[2]) for event in told]
+    reported = [event for event in events if event.kind == "job.budget"]
+    return [(event.data["step"], event.message.rpartition("; ")[2]) for event in reported]
 
 
 def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
@@ -117,7 +117,7 @@ def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
     stayed: dict[str, list[str]] = {}
     for _ in world.ticks_until("there is no money left"):
         world.now += 40.0
-        for step, _ in budget_told(world, job_id)[len(stayed) :]:
+        for step, _ in reported_budget(world, job_id)[len(stayed) :]:
             stayed[str(step)] = sorted(one.offering for one in living(world) if one.leaving_since is None)
         if "pause" in stayed:
             break

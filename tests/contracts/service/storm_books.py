@@ -60,7 +60,7 @@ class Books:
         return row
 
     def all_jobs(self) -> list[JobRow]:
-        return [self.job(job_id) for job_id in self._storm.crew.length]
+        return [self.job(job_id) for job_id in self._storm.job_drivers.length]
 
     def workers(self) -> int:
         """Workers of all jobs, by their drivers' account."""
@@ -124,10 +124,10 @@ class Books:
             assert "its machine is gone" in said[0], f"{name}: {said[0]}"
         for name, at in self.noticed.items():
             events = self.node_events(name)
-            told = any("the cloud takes the machine back" in event.message for event in events)
+            reported = any("the cloud takes the machine back" in event.message for event in events)
             until = at + self._storm.rig.cloud.notice_s + 15.0
             went = any(e.kind == "node.terminating" and e.at <= until for e in events)
-            assert told or went
+            assert reported or went
         for name, refusal in self._storm.witness.refused.items():
             assert refusal in {event.message for event in self.node_events(name)}
         for row in self.rows():

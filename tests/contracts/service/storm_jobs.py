@@ -26,7 +26,7 @@ class Group:
     has_ended: bool = False
 
 
-class Crew:
+class JobDrivers:
     """Plays the drivers of all jobs: they take free CPUs, train, save, and react to losses and drains."""
 
     def __init__(self, launcher: FakeLauncher, ray: Ray, choose: random.Random) -> None:

@@ -212,18 +212,18 @@ class ProcessAccess:
 
 def watch_pauses(rig: AzureRig, living: Callable[[], Life], witness: Witness) -> None:
     """Look for a process that was told to wait and asks for a machine, or for the list, before its time."""
-    take, told = rig.cloud.faults.take, dict[FaultPoint, tuple[Life, float, float]]()
+    take, reported = rig.cloud.faults.take, dict[FaultPoint, tuple[Life, float, float]]()
 
     def watch(at: FaultPoint, **facts: Any) -> EmulatorFault | None:
         now = rig.clock()
-        if at in told:
-            life, since, until = told[at]
+        if at in reported:
+            life, since, until = reported[at]
             # Requests of one moment are on their way together.
             if life is living() and since < now < until:
                 witness.too_early.append(at)
         fault = take(at, **facts)
         if fault is not None and fault.status == 429 and at in (FaultPoint.CREATE, FaultPoint.LIST):
-            told[at] = (living(), now, now + (fault.retry_after or 60.0))
+            reported[at] = (living(), now, now + (fault.retry_after or 60.0))
         return fault
 
     rig.cloud.faults.take = watch  # type: ignore[method-assign]

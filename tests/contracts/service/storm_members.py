@@ -50,17 +50,17 @@ class Ray:
         """What Ray says of all nodes that it has not forgotten, in no order."""
         now, running = self._rig.clock(), self.running()
         self._seen_at |= dict.fromkeys(running, now)
-        told: list[MemberNode] = []
+        reported: list[MemberNode] = []
         for name, seen_at in self._seen_at.items():
             is_believed = now - seen_at < BELIEF_S
-            told.append(self._member(name, f"{name}-new", is_alive=is_believed))
+            reported.append(self._member(name, f"{name}-new", is_alive=is_believed))
             if name in self.joined_twice:
                 # What began first: it may be called alive for as long, and drains by its own account.
                 is_ghost = is_believed and self._random.random() < 0.7
-                told.append(self._member(name, f"{name}-old", is_alive=is_ghost))
-        self._random.shuffle(told)
-        began = {one.ray_node_id: float(one.ray_node_id.endswith("-new")) for one in told}
-        return chosen(told, began if doubtful(told) else {})
+                reported.append(self._member(name, f"{name}-old", is_alive=is_ghost))
+        self._random.shuffle(reported)
+        began = {one.ray_node_id: float(one.ray_node_id.endswith("-new")) for one in reported}
+        return chosen(reported, began if doubtful(reported) else {})
 
     def _member(self, name: str, ray_node_id: str, *, is_alive: bool) -> MemberNode:
         drains = is_alive and name in self.draining and ray_node_id.endswith("-new")

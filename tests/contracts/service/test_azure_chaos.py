@@ -56,7 +56,7 @@ SEEDS = tuple(map(Seed, range(len(LEADERS))))
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         rig.knobs(page_size=2)
         yield rig
 
@@ -84,7 +84,7 @@ STORMS = [pytest.param(seed, marks=pytest.mark.soak if seed.number % 8 else ()) 
 
 
 @pytest.mark.parametrize("seed", STORMS, ids=str)
-def test_after_any_weather_all_jobs_are_done_nothing_is_left_and_it_was_told(
+def test_after_any_weather_all_jobs_are_done_nothing_is_left_and_it_was_reported(
     rig: AzureRig, database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: Seed
 ) -> None:
     storm = Storm(rig, database, Settings(home=tmp_path, nodes=0), seed.number)

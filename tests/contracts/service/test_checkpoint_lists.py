@@ -158,7 +158,7 @@ def test_a_new_attempt_tells_the_whole_list(world: World) -> None:
         {"step": 30, "reason": "damaged"},
         {"step": 50, "reason": "missing"},
     ]
-    assert len(run.events("checkpoint.committed")) == 5, "what was listed already is told once"
+    assert len(run.events("checkpoint.committed")) == 5, "what was listed already is reported once"
 
 
 def test_a_storage_that_does_not_answer_keeps_nobody_waiting_and_is_asked_again(world: World) -> None:
@@ -182,7 +182,7 @@ def test_a_storage_that_does_not_answer_keeps_nobody_waiting_and_is_asked_again(
 
 
 def test_a_reading_that_a_newer_attempt_overtook_changes_nothing(world: World) -> None:
-    """It was read before that one began, and may not undo what that one's driver has told since."""
+    """It was read before that one began, and may not undo what that one's driver has reported since."""
     run = Run(world)
     before = read_list(run.job_id, world.settings.storage)
     world.controller.listing = Listing(lambda: world.now, lambda *_: before)

@@ -128,7 +128,7 @@ def test_a_file_of_another_name_may_be_yaml(
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         (None, "there is no file"),
         ("[1", "cannot be read"),
@@ -140,19 +140,19 @@ def test_a_file_of_another_name_may_be_yaml(
         ('{"vault": "http://vault.example"}', "vault: "),
     ],
 )
-def test_a_file_that_does_not_say_where_is_told_in_a_sentence(
-    opened: Callable[..., Cloud], tmp_path: Path, written: str | None, told: str
+def test_a_file_that_does_not_say_where_is_reported_in_a_sentence(
+    opened: Callable[..., Cloud], tmp_path: Path, written: str | None, message: str
 ) -> None:
     path = tmp_path / "azure.json"
     if written is not None:
         path.write_text(written)
-    with pytest.raises(CloudUnusable, match=told) as caught:
+    with pytest.raises(CloudUnusable, match=message) as caught:
         opened(cloud="azure")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_an_identity_that_azure_refuses_is_told_in_a_sentence(
+def test_an_identity_that_azure_refuses_is_reported_in_a_sentence(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
     write_azure_settings(tmp_path, rig.server.url)

@@ -160,7 +160,7 @@ def test_a_job_elsewhere_is_watched_for_a_while_and_left_out(world: World, clien
 
 def test_what_cannot_be_told_or_taken_is_refused_with_a_sentence(world: World, client: TestClient) -> None:
     node_id = world.nodes()[0].id
-    world.cluster.deaf[node_id] = RuntimeError("its head does not answer")
+    world.cluster.notice_errors[node_id] = RuntimeError("its head does not answer")
     drill = ask(client, f"nodes/{node_id}", notice_s=30)
     world.tick()
     assert (now(client, drill).state, now(client, drill).message) == (

@@ -27,7 +27,7 @@ NOTICE_S = 30.0
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         rig.knobs(announce_s=ANNOUNCED_AFTER_S, notice_s=NOTICE_S)
         yield rig
 
@@ -73,36 +73,36 @@ def ask(storm: Storm, notice_s: float = NOTICE_S) -> Callable[[], DrillRow]:
     return now
 
 
-def drains_when_told(storm: Storm) -> dict[str, float]:
+def reported_drains(storm: Storm) -> dict[str, float]:
     """The machines' agents drain their nodes for a notice; when each notice came."""
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
 
     def drain(machine: EmulatedMachine, at: float) -> None:
-        told[node_of(machine)] = storm.rig.clock()
+        reported[node_of(machine)] = storm.rig.clock()
         storm.ray.draining[node_of(machine)] = at
         storm.ray.leaves[node_of(machine)] = "the cloud takes the machine back (Preempt)"
         (driver,) = storm.launcher.drivers.values()
         driver.tell("event", at=storm.rig.clock(), kind="worker_group.drain", message="a node goes", data={})
 
     storm.rig.cloud.on_notice.append(drain)
-    return told
+    return reported
 
 
 def test_a_drill_waits_for_azures_own_notice_and_lets_azure_take_the_machine(storm: Storm) -> None:
-    told = drains_when_told(storm)
+    reported = reported_drains(storm)
     drill = ask(storm)
     asked_at = storm.rig.clock()
-    until(storm, lambda: bool(told))
+    until(storm, lambda: bool(reported))
     (node,) = drill().node_ids
-    assert told[node] == pytest.approx(asked_at + ANNOUNCED_AFTER_S, abs=4.0)
+    assert reported[node] == pytest.approx(asked_at + ANNOUNCED_AFTER_S, abs=4.0)
     assert node in storm.ray.running(), "nobody took it before it heard"
     assert drill().taken_at is None
     until(storm, lambda: drill().taken_at is not None)
     gone = drill()
     assert gone.message is None
-    assert gone.struck_at == pytest.approx(told[node], abs=4.0), "seconds count from the notice"
+    assert gone.struck_at == pytest.approx(reported[node], abs=4.0), "seconds count from the notice"
     assert gone.taken_at is not None
-    assert gone.taken_at - told[node] <= NOTICE_S + 10.0
+    assert gone.taken_at - reported[node] <= NOTICE_S + 10.0
     (cost,) = gone.jobs
     assert (cost.was_hit, cost.workers_before) == (True, 4)
     assert cost.workers_least < 4
@@ -140,11 +140,11 @@ def test_a_notice_of_another_length_is_azures_all_the_same_and_the_drill_says_so
 
 
 def test_a_controller_that_dies_while_it_waits_is_followed_by_one_that_waits_on(storm: Storm) -> None:
-    told = drains_when_told(storm)
+    reported = reported_drains(storm)
     drill = ask(storm)
     storm.turn(2.0)
     storm._begin()
     storm.pass_by(10.0)
     until(storm, lambda: drill().taken_at is not None, seconds=10.0)
-    assert list(told) == drill().node_ids
+    assert list(reported) == drill().node_ids
     assert drill().message is None

@@ -59,7 +59,7 @@ class Machines:
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         yield rig
 
 
@@ -104,8 +104,8 @@ def test_all_workers_are_instances_of_one_set_and_its_label_is_what_ray_is_told(
     ready = {node.id for node in world.nodes() if node.state is NodeState.READY}
     assert only["capacity"] == len(ready) == 2
     assert {one["node"] for one in rig.state()["machines"].values()} == ready
-    told = {(request.fabric, request.labels["remora-fabric"]) for request in world.cluster.requests}
-    assert told == {(attempt.fabric, attempt.fabric)}
+    reported = {(request.fabric, request.labels["remora-fabric"]) for request in world.cluster.requests}
+    assert reported == {(attempt.fabric, attempt.fabric)}
     assert world.launcher.driver_of(job_id).plan.labels == {"remora-fabric": (attempt.fabric,)}
 
 

@@ -67,7 +67,7 @@ class CloudOfRig(FakeCluster):
 
 @pytest.fixture
 def rig() -> Iterator[AzureRig]:
-    with AzureRig(own_time=True) as rig:
+    with AzureRig(manual_clock=True) as rig:
         yield rig
 
 

@@ -1,4 +1,4 @@
-"""A database without room, or that may only be read, says so; what it took stands, and it goes on by itself."""
+"""A database without space, or that may only be read, says so; what it took stands, and it goes on by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPEC = {"command": "python train.py", "name": "x" * 60}
 
 
 class FullService:
-    """An API and a controller on a database whose room is made to end."""
+    """An API and a controller on a database whose space is made to end."""
 
     def __init__(self, url: str, home: Path) -> None:
         self.database = Database(url)
@@ -76,8 +76,8 @@ class FullService:
         self.database.close()
 
 
-class Room:
-    """Where the room of a database ends, and how more is made."""
+class DatabaseDisk:
+    """The space that a database has: how it ends, and how more is made."""
 
     def __init__(self, url: str, ballast: Path | None) -> None:
         self.url = url
@@ -94,7 +94,7 @@ class Room:
             database.transact(lambda c: c.execute(sa.text(limit)))
 
     def make(self, service: FullService) -> None:
-        """There is room again."""
+        """There is space again."""
         if self._ballast is not None:
             os.truncate(self._ballast, 0)
             return
@@ -103,9 +103,9 @@ class Room:
 
 
 @pytest.fixture(params=["sqlite limit", "sqlite disk", "postgresql disk"])
-def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
+def database_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseDisk]:
     if request.param == "sqlite limit":
-        yield Room(f"sqlite:///{tmp_path / 'remora.db'}", None)
+        yield DatabaseDisk(f"sqlite:///{tmp_path / 'remora.db'}", None)
         return
     # Pytest's own folders are closed to the server's user.
     with (
@@ -114,11 +114,11 @@ def room(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Room]:
     ):
         Path(open_folder).chmod(0o755)
         if request.param == "sqlite disk":
-            yield Room(f"sqlite:///{disk / 'remora.db'}", fill_but(disk, 8 << 20))
+            yield DatabaseDisk(f"sqlite:///{disk / 'remora.db'}", fill_but(disk, 8 << 20))
             return
         server: PostgresServer = request.getfixturevalue("postgres")
         with tablespace(server, disk) as url:
-            yield Room(url, fill_but(disk, 4 << 20))
+            yield DatabaseDisk(url, fill_but(disk, 4 << 20))
 
 
 @contextmanager
@@ -142,21 +142,23 @@ def tablespace(server: PostgresServer, disk: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def service(room: Room, tmp_path: Path) -> Iterator[FullService]:
-    database = Database(room.url)
+def service(database_disk: DatabaseDisk, tmp_path: Path) -> Iterator[FullService]:
+    database = Database(database_disk.url)
     migrate(database)
     database.close()
-    opened = FullService(room.url, tmp_path / "home")
+    opened = FullService(database_disk.url, tmp_path / "home")
     opened.client.__enter__()
     yield opened
     opened.close()
 
 
-def test_a_full_disk_is_said_and_what_was_accepted_stands(room: Room, service: FullService) -> None:
+def test_a_full_disk_is_said_and_what_was_accepted_stands(
+    database_disk: DatabaseDisk, service: FullService
+) -> None:
     running = service.world.submit()
     service.world.tick(8)
     driver = service.world.launcher.driver_of(running)
-    room.end(service)
+    database_disk.end(service)
     accepted, problem = service.submit_until_refused()
     assert (problem.status, problem.code, problem.title) == (507, "database_full", "No room")
     assert "make room" in problem.detail
@@ -169,7 +171,7 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(room: Room, service: F
     assert failure_of(refused.value) is DatabaseFailure.FULL
     assert "make room" in why_failed(refused.value)
 
-    room.make(service)
+    database_disk.make(service)
     service.world.now += 60.0
     driver.tell("ended", end_reason="completed", message="done", exit_code=0)
     for _ in service.world.ticks_until("the job that ran has succeeded"):
@@ -180,9 +182,9 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(room: Room, service: F
     assert service.listed() == {running, *accepted, later.json()["id"]}
 
 
-@pytest.mark.parametrize("room", ["sqlite disk"], indirect=True)
+@pytest.mark.parametrize("database_disk", ["sqlite disk"], indirect=True)
 def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_room(
-    room: Room, service: FullService, caplog: pytest.LogCaptureFixture
+    database_disk: DatabaseDisk, service: FullService, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = service.world
     running = world.submit()
@@ -193,7 +195,7 @@ def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_
     held = process.lease
     assert held is not None
     process._go_on_with(world.connect())
-    room.end(service)
+    database_disk.end(service)
     service.submit_until_refused()
     world.launcher.driver_of(running).tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
     with caplog.at_level(logging.WARNING, "service.controller.controller"):
@@ -202,7 +204,7 @@ def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_
     (said,) = [one.getMessage() for one in caplog.records if one.name == "service.controller.controller"]
     assert "make room" in said
     assert "trying again" in said
-    room.make(service)
+    database_disk.make(service)
     assert process._work(process._controller) == ""
     process._keep()
     assert process.lease == held

@@ -1,4 +1,4 @@
-"""A budget that is spent pauses jobs: what is told of it, what ends it, and that it ends by itself."""
+"""A budget that is spent pauses jobs: what is reported of it, what ends it, and that it ends by itself."""
 
 from __future__ import annotations
 

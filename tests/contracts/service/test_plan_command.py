@@ -100,17 +100,17 @@ def test_the_table_says_how_often_a_project_spent_more_than_it_may(
 def test_the_clients_say_the_same(service: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--trace", TRACE, "--policy", SPOT, "--seed", "2", "--json") == ExitCode.OK
     printed = json.loads(capsys.readouterr().out)["reports"]
-    told: list[float] = []
+    reported: list[float] = []
     with remora.Client() as client:
         assert [one.model_dump() for one in client.what_if([TRACE], [SPOT], seed=2).reports] == printed
 
     async def ask() -> None:
         async with remora.AsyncClient() as other:
-            answer = await other.what_if([TRACE], [SPOT], seed=2, on_progress=told.append)
+            answer = await other.what_if([TRACE], [SPOT], seed=2, on_progress=reported.append)
             assert [one.model_dump() for one in answer.reports] == printed
 
     asyncio.run(ask())
-    assert told[-1] == 1.0
+    assert reported[-1] == 1.0
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Policies over HTTP, on SQLite and on PostgreSQL: versions, who wins, what is refused, and what is told of it."""
+"""Policies over HTTP, on SQLite and on PostgreSQL: versions, who wins, what is refused, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_rollback_is_a_new_version(client: TestClient) -> None:
     assert "REMORA_NODES" in get(client, 4).document
 
 
-def test_everything_that_is_wrong_is_told_with_its_lines(client: TestClient) -> None:
+def test_everything_that_is_wrong_is_reported_with_its_lines(client: TestClient) -> None:
     document = "pools:\n  local:\n    sizes: [loca]\n    max_nodes: 3\n  b: {sizes: [local], max_nodes: 65}\n"
     answer = post(client, document=document, based_on=0)
     found = problem(answer, 422, "invalid_policies")

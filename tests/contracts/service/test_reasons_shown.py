@@ -74,7 +74,7 @@ def pools(client: TestClient) -> list[Pool]:
     return Page[Pool].model_validate_json(answer.content).items
 
 
-def told(client: TestClient) -> list[tuple[str, float]]:
+def reported(client: TestClient) -> list[tuple[str, float]]:
     """What holds the one pool up, and since when."""
     (pool,) = pools(client)
     return [(wait.reason, wait.since) for wait in pool.waits]
@@ -138,7 +138,7 @@ def test_a_pool_tells_why_its_warm_node_is_not_bought_until_it_is(world: World, 
     world.tick(2)
     since = world.now
     world.tick(3)
-    ((reason, came_up),) = told(client)
+    ((reason, came_up),) = reported(client)
     assert reason.startswith(
         "1 node of its own cannot be had: spot Standard_D4s_v5 in zone 1 is refused until"
     )
@@ -147,7 +147,7 @@ def test_a_pool_tells_why_its_warm_node_is_not_bought_until_it_is(world: World, 
     assert (pool.name, pool.min_nodes, pool.max_nodes, pool.warm_nodes, pool.nodes) == ("cpu", 0, 3, 1, {})
     world.now = until
     world.tick(3)
-    assert told(client) == []
+    assert reported(client) == []
     assert pools(client)[0].nodes == {NodeState.READY: 1}
 
 
@@ -239,7 +239,7 @@ def test_a_running_job_tells_why_it_is_not_larger_until_nothing_is_in_its_way(
     assert job(client, job_id).why_short is None
 
 
-def test_a_rule_that_vetoes_is_told_at_its_pool(
+def test_a_rule_that_vetoes_is_shown_at_its_pool(
     world: World, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moods = ["the power is out"]
@@ -249,10 +249,10 @@ def test_a_rule_that_vetoes_is_told_at_its_pool(
     came_up = world.now
     world.tick(2)
     why = "the rule power lets no node of pool cpu be launched: the power is out"
-    assert told(client) == [(why, came_up)]
+    assert reported(client) == [(why, came_up)]
     moods.clear()
     world.tick(2)
-    assert told(client) == []
+    assert reported(client) == []
 
 
 def test_nothing_is_written_while_nothing_changes_though_money_is_spent(
@@ -264,17 +264,17 @@ def test_nothing_is_written_while_nothing_changes_though_money_is_spent(
     world.tick(2)
     job_id = train(world, 1, max_workers=2)
     world.tick()
-    (since,) = {at for _, at in told(client)}
-    assert "stop-growing" in told(client)[0][0]
+    (since,) = {at for _, at in reported(client)}
+    assert "stop-growing" in reported(client)[0][0]
     assert "stop-growing" in str(job(client, job_id).why_short)
     written.statements.clear()
     world.now += 600.0  # which are USD 6 more
     world.tick(20)
     assert written.statements == []
-    assert {at for _, at in told(client)} == {since}
+    assert {at for _, at in reported(client)} == {since}
 
 
-def test_another_controller_goes_on_with_what_was_told(
+def test_another_controller_goes_on_with_what_was_reported(
     world: World, client: TestClient, written: Written
 ) -> None:
     follow_policies(world, f"pools: {{cpu: {{{POOL}, max_nodes: 1, min_nodes: 1}}}}")
@@ -299,7 +299,7 @@ def test_a_removed_pool_is_shown_while_it_has_nodes(world: World, client: TestCl
     assert (cpu.max_nodes, cpu.nodes) == (0, {NodeState.DRAINING: 1})
 
 
-def test_on_this_machine_limits_are_told_as_they_are_followed(database: Database, tmp_path: Path) -> None:
+def test_on_this_machine_limits_are_shown_as_they_are_followed(database: Database, tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "local", database_url=database.url.render_as_string(False), nodes=2)
     world = World(database, settings)
     for _ in world.ticks_until("two nodes are ready"):

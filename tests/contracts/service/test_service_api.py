@@ -502,11 +502,11 @@ class TestReading:
     def test_few_points_stand_for_all_steps(self, client: TestClient, database: Database) -> None:
         job_id = submit(client).id
         values = [0.5, -3.0, 9.0, 1.0, float("nan"), 2.0, 7.0, 8.0, 6.0, 5.0]
-        told = [
+        reported = [
             ("metric", {"step": step, "world_size": 1, "values": {"loss": value}})
             for step, value in enumerate(values, start=10)
         ]
-        run_attempt(database, job_id, *told)
+        run_attempt(database, job_id, *reported)
         items = client.get(f"/v1/jobs/{job_id}/metrics?points=3").json()["items"]
         assert [
             (one["step"], one["least"]["loss"], one["greatest"]["loss"], one["values"]["loss"])
@@ -523,7 +523,7 @@ class TestReading:
     ) -> None:
         other, job_id = submit(client).id, submit(client).id
         run_attempt(database, other, ("metric", {"step": 3, "world_size": 1, "values": {"loss": -1.0}}))
-        told: list[tuple[int, int, dict[str, float]]] = [
+        reported: list[tuple[int, int, dict[str, float]]] = [
             (5, 3, {"loss": 4.0, "val": 0.5}),
             (6, 3, {"loss": 3.0}),
             (1000, 2, {"loss": 2.0, "val": 0.25}),
@@ -532,7 +532,10 @@ class TestReading:
         run_attempt(
             database,
             job_id,
-            *(("metric", {"step": step, "world_size": size, "values": found}) for step, size, found in told),
+            *(
+                ("metric", {"step": step, "world_size": size, "values": found})
+                for step, size, found in reported
+            ),
         )
         every = client.get(f"/v1/jobs/{job_id}/metrics").json()["items"]
         first, last = client.get(f"/v1/jobs/{job_id}/metrics?points=4").json()["items"]
@@ -570,12 +573,12 @@ class TestReading:
             old = submit(client).id
             run_attempt(database, old, ("ended", {"end_reason": "completed", "message": "", "exit_code": 0}))
             database.transact(lambda c: c.exec_driver_sql("UPDATE attempts SET released_at = 1002.0"))
-            told = problem(client.post("/v1/prune"), 422, "invalid_parameter")
-            assert [one.field for one in told.errors] == ["older_than_s"]
+            reported = problem(client.post("/v1/prune"), 422, "invalid_parameter")
+            assert [one.field for one in reported.errors] == ["older_than_s"]
             assert client.get(f"/v1/jobs/{old}").status_code == 200
             assert client.post("/v1/prune?older_than_s=60").json()["jobs"] == 1
 
-    def test_all_that_was_deleted_is_told_however_many_steps_it_took(
+    def test_all_that_was_deleted_is_reported_however_many_steps_it_took(
         self, client: TestClient, database: Database
     ) -> None:
         ended = ("ended", {"end_reason": "completed", "message": "", "exit_code": 0})
@@ -730,8 +733,8 @@ class TestLedger:
         database.transact(lambda connection: nodes.insert_node(connection, NodeDecision(node, ())))
         database.transact(lambda connection: ledger.write(connection, Entries(begun=(use,))))
         found = ClusterLedger.model_validate_json(client.get("/v1/ledger?since=0&until=5000").content)
-        told = {(one.payer, one.name, one.purpose): round(one.cost, 6) for one in found.lines}
-        assert told == {
+        reported = {(one.payer, one.name, one.purpose): round(one.cost, 6) for one in found.lines}
+        assert reported == {
             ("job", job.id, "work"): 0.45,
             ("project", job.project, "idle"): 0.45,
             ("job", job.id, "start_up"): 0.1,
@@ -872,8 +875,8 @@ class TestOutputs:
             (folder / stored).write_bytes(content)
             digest = hashlib.sha256(content).hexdigest()
             files[name] = {"size_bytes": len(content), "sha256": digest, "stored": stored}
-        told = ("output", {"location": str(folder), "committed_at": 1001.0, "files": files})
-        run_attempt(database, job_id, told, ("ended", {"end_reason": "completed", "exit_code": 0}))
+        reported = ("output", {"location": str(folder), "committed_at": 1001.0, "files": files})
+        run_attempt(database, job_id, reported, ("ended", {"end_reason": "completed", "exit_code": 0}))
 
     def test_files_are_listed_and_come_as_they_are(
         self, client: TestClient, database: Database, tmp_path: Path
@@ -940,9 +943,9 @@ class TestOutputs:
         answer = client.get("/v1/models/digits/versions/1/files/w.pt")
         assert answer.content == b"weights"
         events = client.get(f"/v1/jobs/{job.id}/events").json()["items"]
-        told = {event["kind"]: event["message"] for event in events}
-        assert told["job.model_registered"] == "the output final is version 3 of the model digits"
-        assert "the output other holds no file" in told["job.model_missing"]
+        reported = {event["kind"]: event["message"] for event in events}
+        assert reported["job.model_registered"] == "the output final is version 3 of the model digits"
+        assert "the output other holds no file" in reported["job.model_missing"]
 
     def test_a_list_of_outputs_that_is_not_the_newest_makes_no_model(
         self, client: TestClient, database: Database

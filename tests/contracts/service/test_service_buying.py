@@ -33,10 +33,10 @@ from tests.contracts.service.buying import (
     SPOT,
     STEPS,
     apply,
-    budget_told,
     buying_world,
     in_steps,
     living,
+    reported_budget,
     running_on,
     train,
 )
@@ -365,8 +365,8 @@ def test_a_job_is_told_which_rule_of_the_site_keeps_its_nodes_from_being_launche
     job_id = world.submit()
     world.tick(3)
     assert living(world) == []
-    told = "the rule friday lets no node of pool cpu be launched: not on Fridays"
-    assert str(world.job(job_id).message).endswith(told)
+    reported = "the rule friday lets no node of pool cpu be launched: not on Fridays"
+    assert str(world.job(job_id).message).endswith(reported)
 
 
 def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
@@ -404,10 +404,10 @@ def test_a_node_that_works_and_has_to_go_is_drained_with_a_deadline(world: World
 def test_a_drain_that_a_crash_kept_from_ray_is_told_again(world: World) -> None:
     running_on(world, 2)
     apply(world, DOCUMENT.format(max_nodes=1))
-    world.cluster.deaf_to_drains = ConnectionError("the head does not answer")
+    world.cluster.drain_error = ConnectionError("the head does not answer")
     world.tick()
     assert world.cluster.drains == {}
-    world.cluster.deaf_to_drains = None
+    world.cluster.drain_error = None
     world.controller.resign()
     world.controller = world.new_controller()
     world.tick()
@@ -431,9 +431,9 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
     world.now += 300.0
     world.tick(3)
     events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
-    told = [event for event in events if event.kind == "job.budget"]
-    assert [event.data for event in told] == [{"step": "stop-growing"}]
-    assert "no more nodes are bought" in told[0].message
+    reported = [event for event in events if event.kind == "job.budget"]
+    assert [event.data for event in reported] == [{"step": "stop-growing"}]
+    assert "no more nodes are bought" in reported[0].message
 
 
 def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: World) -> None:
@@ -444,11 +444,11 @@ def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: 
         "shrink": [SPOT],
         "pause": [],
     }
-    assert budget_told(world, job_id) == [(step.value, MEANING[step]) for step in BudgetStep]
+    assert reported_budget(world, job_id) == [(step.value, MEANING[step]) for step in BudgetStep]
     world.now += 600.0
     world.tick(3)
     assert living(world) == [], "it holds although nothing is spent any more"
-    assert len(budget_told(world, job_id)) == 4
+    assert len(reported_budget(world, job_id)) == 4
 
 
 def test_a_budget_that_is_used_up_by_nodes_without_jobs_stays_used_up(world: World) -> None:
@@ -478,7 +478,7 @@ def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World
     assert living(world) == []
     apply(world, MIXED + STEPS.format(usd=20))
     world.tick(3)
-    assert budget_told(world, job_id)[4:] == [(None, "the cluster's budget has room again")]
+    assert reported_budget(world, job_id)[4:] == [(None, "the cluster's budget has room again")]
     assert bought(world) != []
 
 
@@ -493,20 +493,20 @@ def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:
     assert world.job(job_id).state is JobState.ADMITTED
 
 
-def test_what_the_cloud_allows_is_told_once_and_again_when_it_changes(world: World) -> None:
-    def told() -> list[dict[str, int]]:
+def test_what_the_cloud_allows_is_reported_once_and_again_when_it_changes(world: World) -> None:
+    def reported() -> list[dict[str, int]]:
         events = world.database.query(lambda c: policies.page_of_cluster_events(c, after=0, limit=100))
         return [event.data["units"] for event in events if event.kind == "quotas.read"]
 
     world.tick()
-    assert told() == [], "nobody has said anything yet"
+    assert reported() == [], "nobody has said anything yet"
     world.supply.limits = {"lowprioritycores": 24, "standarddsv5family": 8, "cores": 100, "standardnd": 96}
     world.tick(3)
-    assert told() == [{"lowprioritycores": 24, "standarddsv5family": 8}]
+    assert reported() == [{"lowprioritycores": 24, "standarddsv5family": 8}]
     world.supply.limits["lowprioritycores"] = 48
     world.tick(3)
-    assert told()[1:] == [{"lowprioritycores": 48, "standarddsv5family": 8}]
-    assert world.database.query(lambda c: history_since(c, 0.0, world.now)).quotas == told()[-1]
+    assert reported()[1:] == [{"lowprioritycores": 48, "standarddsv5family": 8}]
+    assert world.database.query(lambda c: history_since(c, 0.0, world.now)).quotas == reported()[-1]
 
 
 def test_a_node_that_is_asked_for_again_counts_for_the_quota_and_its_event_says_why(world: World) -> None:

@@ -693,7 +693,7 @@ class TestNodes:
         ready.tick()
         assert drained not in ready.cluster.machines
 
-    def test_an_agent_that_is_silent_is_told_once_and_its_node_works_on(self, ready: World) -> None:
+    def test_an_agent_that_is_silent_is_reported_once_and_its_node_works_on(self, ready: World) -> None:
         before = ready.nodes()
         silent, beating = before[0], before[1]
         newest = AgentStatus(heartbeat=Heartbeat(at=ready.now))
@@ -719,7 +719,7 @@ class TestNodes:
         assert ready.nodes() == before
         assert len(ready.cluster.machines) == 3
 
-    def test_that_the_cluster_cannot_be_seen_is_told_once_whichever_controller_looks(
+    def test_that_the_cluster_cannot_be_seen_is_reported_once_whichever_controller_looks(
         self, ready: World
     ) -> None:
         ready.cluster.list_error = ProviderError("the provider does not answer")
@@ -907,11 +907,11 @@ class TestPolicies:
         assert ready.cluster.machines == {}
 
     def test_a_node_is_not_ended_before_ray_has_heard_that_it_goes(self, ready: World) -> None:
-        ready.cluster.deaf_to_drains = ConnectionError("the head does not answer")
+        ready.cluster.drain_error = ConnectionError("the head does not answer")
         self.apply(ready, "pools: {local: {sizes: [local], max_nodes: 0, drain_s: 40}}")
         ready.tick(4)
         assert len(ready.cluster.machines) == 3
-        ready.cluster.deaf_to_drains = None
+        ready.cluster.drain_error = None
         ready.tick(2)
         assert ready.cluster.machines == {}
 

@@ -220,7 +220,7 @@ def follow(url: str, last: int | None = None) -> Iterator[Frame]:
 
 
 class TestStreams:
-    def test_news_come_while_they_happen_and_the_end_is_told(
+    def test_news_come_while_they_happen_and_the_end_is_reported(
         self, api: Api, controller_side: Database
     ) -> None:
         job_id = submit(api)

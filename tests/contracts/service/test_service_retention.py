@@ -44,8 +44,8 @@ def world(database: Database, tmp_path: Path) -> World:
     return made
 
 
-def train(world: World, *told: tuple[str, dict[str, Any]], lines: int = 5, **fields: Any) -> str:
-    """A job that ran, told this, and has succeeded."""
+def train(world: World, *reported: tuple[str, dict[str, Any]], lines: int = 5, **fields: Any) -> str:
+    """A job that ran, reported this, and has succeeded."""
     job_id = world.submit(**fields)
     world.tick()
     driver = world.launcher.driver_of(job_id)
@@ -53,7 +53,7 @@ def train(world: World, *told: tuple[str, dict[str, Any]], lines: int = 5, **fie
     for number in range(lines):
         driver.tell("log", rank=0, stream="stdout", text=str(number))
         driver.tell("metric", step=number, world_size=1, values={"loss": 0.5})
-    for kind, body in told:
+    for kind, body in reported:
         driver.tell(kind, **(commit(world, job_id, **body) if kind == "checkpoint" else body))
     driver.tell("ended", end_reason="completed", message="", exit_code=0)
     world.tick(2)

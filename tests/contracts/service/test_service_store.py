@@ -263,7 +263,7 @@ class TestIngest:
         assert take_in(database, lease, attempt, new[1:]).last_record_seq == 4
         assert "records.lost" not in [kind for _, kind in events_of(database, job.id)]
 
-    def test_records_that_the_driver_lost_are_told(self, database: Database) -> None:
+    def test_records_that_the_driver_lost_are_reported(self, database: Database) -> None:
         job, lease = submit(database), take_lease(database)
         attempt = start(database, job.id)
         assert take_in(database, lease, attempt, records(RUNNING, LINE, first=3)).last_record_seq == 4
@@ -321,7 +321,7 @@ class TestIngest:
             ("surprise", {}),
         ],
     )
-    def test_an_unreadable_record_is_told_and_passed(
+    def test_an_unreadable_record_is_reported_and_passed(
         self, database: Database, kind: str, body: dict[str, Any]
     ) -> None:
         job, lease = submit(database), take_lease(database)

@@ -84,9 +84,9 @@ def test_a_checkpoint_of_the_same_step_in_another_place_takes_the_place_of_the_o
     settled.settle((settled.end(), listed("second", 20)))
     assert settled.locations == {20: "second-20"}
     page = settled.database.query(lambda c: telemetry.page_of_events(c, settled.job_id, 0, 1000))
-    told = [(one.kind, one.data["step"]) for one in page if one.kind.startswith("checkpoint.")]
+    reported = [(one.kind, one.data["step"]) for one in page if one.kind.startswith("checkpoint.")]
     committed, deleted = "checkpoint.committed", "checkpoint.deleted"
-    assert told == [(committed, 10), (committed, 20), (deleted, 10), (committed, 20)]
+    assert reported == [(committed, 10), (committed, 20), (deleted, 10), (committed, 20)]
 
 
 def test_a_driver_whose_clock_is_ahead_commits_nothing_in_the_future(settled: Settled) -> None:

@@ -291,10 +291,10 @@ def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> N
 @pytest.mark.timeout(600)
 def test_no_worker_is_waited_for_on_a_node_that_takes_no_work(lab: Lab) -> None:
     lab.nodes(2)
-    room = Reservations("att_starting", {"CPU": 1.0}, {})
-    assert room.are_there(room.ask(workers_nodes()), 30.0)
+    reservations = Reservations("att_starting", {"CPU": 1.0}, {})
+    assert reservations.are_there(reservations.ask(workers_nodes()), 30.0)
     actor_type = ray.remote(num_cpus=1)(RayTrainWorker)
-    stays, goes = room.held
+    stays, goes = reservations.held
     fine = StartingWorkers(actor_type, [stays], {"CPU": 1.0})
     until(fine.are_up, "a worker on a node that works is up")
     assert [worker.metadata.node_id for worker in fine.workers()] == [stays.ray_node_id]

@@ -102,8 +102,8 @@ def meet(rank, file):
     if rank == 0: print(x)
     dist.destroy_process_group()
 if __name__ == "__main__":
-    other = mp.get_context("spawn").Process(target=meet, args=(1, os.path.abspath("meeting")))
-    other.start(); meet(0, os.path.abspath("meeting")); other.join()
+    other = mp.get_context("spawn").Process(target=meet, args=(1, os.path.abspath("rendezvous")))
+    other.start(); meet(0, os.path.abspath("rendezvous")); other.join()
 """,
 }
 #: Scripts that end while a thread of gloo waits for Python's lock, which they keep for longer than it waits.

@@ -86,9 +86,9 @@ def test_ray_places_a_group_that_lost_a_bundle_again_without_pause(lab: Lab) -> 
 
 def test_room_on_a_node_that_is_lost_or_drained_is_not_looked_for_elsewhere(lab: Lab) -> None:
     lab.nodes(3)
-    room = Reservations("att_lost", CPU, {})
-    assert room.are_there(room.ask(ray_nodes()), 30.0)
-    killed, drained, stays = room.held
+    reservations = Reservations("att_lost", CPU, {})
+    assert reservations.are_there(reservations.ask(ray_nodes()), 30.0)
+    killed, drained, stays = reservations.held
     drain(drained.ray_node_id, "the cloud takes it", time.time() + 600.0)
     until(lambda: drained.ray_node_id in draining_nodes(), "the node drains")
     die(killed.ray_node_id, drained.ray_node_id, lab=lab)
@@ -98,9 +98,9 @@ def test_room_on_a_node_that_is_lost_or_drained_is_not_looked_for_elsewhere(lab:
     assert places(killed, drained, stays) == ["", "", stays.ray_node_id], (
         "a new machine is for whom it was bought"
     )
-    room.free([killed, drained])
-    room.free([killed])
-    (again,) = room.ask([stays.ray_node_id])
+    reservations.free([killed, drained])
+    reservations.free([killed])
+    (again,) = reservations.ask([stays.ray_node_id])
     assert again.number == 0, (
         "what looks for them after the death of a driver asks for as few names as possible"
     )
@@ -113,8 +113,8 @@ def test_what_a_driver_asked_for_while_it_was_killed_is_freed_a_moment_later(lab
     lab.nodes(1)
     (node,) = ray_nodes()
     late, living = Reservations("att_late", CPU, {}), Reservations("att_living", CPU, {})
-    for room in (late, living):
-        room.ask([node])
+    for reservations in (late, living):
+        reservations.ask([node])
     driver_actors.give("att_living", "driver-att_living")
     launcher = RayLauncher()
     launcher.prepare(1)
@@ -141,9 +141,9 @@ def test_of_two_that_have_what_the_other_one_waits_for_one_gets_everything(lab: 
     lab.nodes(2)
     one, two = ray_nodes()
     first, second = Reservations("att_first", CPU, {}), Reservations("att_second", CPU, {})
-    for room, node in ((first, one), (second, two), (first, two), (second, one)):
-        (asked,) = room.ask([node])
-        if (node, room) in ((one, first), (two, second)):
+    for reservations, node in ((first, one), (second, two), (first, two), (second, one)):
+        (asked,) = reservations.ask([node])
+        if (node, reservations) in ((one, first), (two, second)):
             ray.get(asked.group.ready(), timeout=30)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         waits = [
@@ -161,11 +161,11 @@ def test_of_two_that_have_what_the_other_one_waits_for_one_gets_everything(lab: 
 def test_room_on_a_node_that_takes_no_work_is_not_waited_for(lab: Lab) -> None:
     lab.nodes(1)
     (node,) = ray_nodes()
-    room = Reservations("att_waits", CPU, {})
-    assert room.are_there(room.ask([node]), 30.0)
+    reservations = Reservations("att_waits", CPU, {})
+    assert reservations.are_there(reservations.ask([node]), 30.0)
     began_at = time.monotonic()
-    assert not room.are_there(room.ask(["00" * 28]), 30.0)
+    assert not reservations.are_there(reservations.ask(["00" * 28]), 30.0)
     assert time.monotonic() - began_at < 15.0
     assert len(named("att_waits")) == 1
-    room.shutdown()
+    reservations.shutdown()
     assert named("att_waits") == []

@@ -143,7 +143,7 @@ class Joined:
         (agent,) = [one for one in self.processes() if "cluster.node.agent" in one.cmdline()]
         return agent
 
-    def told(self, what: str) -> dict[str, Any]:
+    def control(self, what: str) -> dict[str, Any]:
         """The cloud does this to the machine; its answer."""
         answer = control(self._emulator, f"machines/{self.machine}/{what}", {})
         found: dict[str, Any] = answer.json() if answer.content else {}
@@ -206,7 +206,7 @@ def test_a_machine_that_azure_takes_is_drained_until_it_goes_with_all_that_ran_o
     assert not blocks_sigterm(machine.agent().pid)
     _work = begin_work()
     control(emulator, "knobs", {"notice_s": NOTICE_S})
-    evicts_at = machine.told("notice")["evicts_at"]
+    evicts_at = machine.control("notice")["evicts_at"]
     assert machine.is_drained().deadline_at == pytest.approx(evicts_at, abs=1.0)
     machine.is_gone()
     assert time.time() >= evicts_at - 1.0, "not before its time"
@@ -233,5 +233,5 @@ def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
     agent.send_signal(signal.SIGTERM)
     until(lambda: not is_alive(agent), "its agent ends when it is asked to")
     assert "Traceback" not in (home / f"nodes/{machine.machine}.log").read_text()
-    machine.told("evict")
+    machine.control("evict")
     machine.is_gone()

@@ -1,6 +1,6 @@
 """The service over an emulated Azure whose machines stand in zones; a test takes its turns and looks on.
 
-The head, the API, the controller with all its hands, Azure's own clients and the machines are the real ones; only the
+The head, the API, the controller with all its loops, Azure's own clients and the machines are the real ones; only the
 pause between two turns is the test's.
 """
 
@@ -171,8 +171,8 @@ class ZonedService:
         assert not twice, "they are members twice"
 
     def _story(self) -> str:
-        told = [f"{row.id} {row.offering} {row.state}: {row.message}" for row in self.rows()]
-        return "\n".join([*told, *(f"{one.id} {one.state} {one.message}" for one in self.client.jobs())])
+        reported = [f"{row.id} {row.offering} {row.state}: {row.message}" for row in self.rows()]
+        return "\n".join([*reported, *(f"{one.id} {one.state} {one.message}" for one in self.client.jobs())])
 
 
 def _stays(row: NodeRow) -> bool:
@@ -189,12 +189,12 @@ class PlainMachines:
     def __init__(self, cloud: Cloud, home: Path) -> None:
         self._home = home
         self._nodes: dict[str, tuple[LocalProvider, str]] = {}
-        self._hands = ThreadPoolExecutor(1)
+        self._executor = ThreadPoolExecutor(1)
         cloud.on_start.append(lambda machine: self._do(self._start, machine))
         cloud.on_end.append(lambda machine: self._do(self._end, machine))
 
     def _do(self, work: Callable[[EmulatedMachine], None], machine: EmulatedMachine) -> None:
-        self._hands.submit(work, machine)
+        self._executor.submit(work, machine)
 
     def _start(self, machine: EmulatedMachine) -> None:
         (file,) = read(machine.custom_data).files
@@ -215,7 +215,7 @@ class PlainMachines:
 
     def close(self) -> None:
         """End every machine that still runs."""
-        self._hands.shutdown(wait=True)
+        self._executor.shutdown(wait=True)
         for name in list(self._nodes):
             self._forget(name)
 

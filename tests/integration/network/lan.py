@@ -93,10 +93,10 @@ class Lan:
 
     def start_inside(self, command: list[str], **named: Any) -> subprocess.Popen[bytes]:
         """Start a machine in the namespace of its address; stands in for `Popen`."""
-        address = _told(command, "--node-ip-address")
+        address = _option(command, "--node-ip-address")
         if address in self._plugged:
             space, cable = self._of(address)
-            labels = dict(one.split("=") for one in _told(command, "--labels").split(","))
+            labels = dict(one.split("=") for one in _option(command, "--labels").split(","))
             if ZONE_LABEL in labels:
                 self._plugged[address] = self._switch_of(labels[ZONE_LABEL])
                 _ip("link", "set", cable, "master", self._plugged[address])
@@ -136,7 +136,7 @@ class Lan:
         return f"{self._name}i{zone}", f"{self._name}o{zone}"
 
 
-def _told(command: list[str], flag: str) -> str:
+def _option(command: list[str], flag: str) -> str:
     """What a machine's command says after `flag=`."""
     return next(word.partition("=")[2] for word in command if word.startswith(f"{flag}="))
 

@@ -15,7 +15,7 @@ from remora.script import channel
 FINISH, PAUSE = pathlib.Path(sys.argv[1]), float(sys.argv[2])
 wire = socket.socket(fileno=int(os.environ[channel.FD_VARIABLE]))
 news = threading.Condition()
-told = {"hold": None, "target": None, "regroup": None, "part": -1, "taken": {}}
+orders = {"hold": None, "target": None, "regroup": None, "part": -1, "taken": {}}
 boundary = 0
 
 def say(**message):
@@ -28,18 +28,18 @@ def listen():
             with news:
                 match message["type"]:
                     case "hold":
-                        told["hold"] = message["token"]
+                        orders["hold"] = message["token"]
                         say(type="held", token=message["token"], boundary=boundary)
                     case "decide":
-                        told["hold"], told["target"] = None, (message["boundary"], message["action"])
+                        orders["hold"], orders["target"] = None, (message["boundary"], message["action"])
                     case "release":
-                        told["hold"], told["taken"] = None, dict.fromkeys(told["taken"], False)
+                        orders["hold"], orders["taken"] = None, dict.fromkeys(orders["taken"], False)
                     case "taken":
-                        told["taken"][message["step"]] = message["park"]
+                        orders["taken"][message["step"]] = message["park"]
                     case "part":
-                        told["part"] = message["generation"]
+                        orders["part"] = message["generation"]
                     case "regroup":
-                        told["hold"], told["target"], told["regroup"] = None, None, message
+                        orders["hold"], orders["target"], orders["regroup"] = None, None, message
                 news.notify_all()
     os._exit(9)
 
@@ -49,10 +49,10 @@ def agreed():
     with news:
         boundary = step
         while True:
-            if told["target"] is not None and boundary >= told["target"][0]:
-                action, told["target"] = told["target"][1], None
+            if orders["target"] is not None and boundary >= orders["target"][0]:
+                action, orders["target"] = orders["target"][1], None
                 return action
-            if told["hold"] is None or told["part"] >= generation:
+            if orders["hold"] is None or orders["part"] >= generation:
                 return None
             news.wait()
 
@@ -62,7 +62,7 @@ class PeerLost(Exception):
 def wait(work):
     try:
         while not work.is_completed():
-            if told["part"] >= generation:
+            if orders["part"] >= generation:
                 raise PeerLost("told to part")
             time.sleep(0.0005)
         work.wait()
@@ -82,7 +82,7 @@ def meet(rank, size, address, port):
 
     threading.Thread(target=connect, daemon=True).start()
     while not outcome:
-        if told["part"] >= generation:
+        if orders["part"] >= generation:
             raise PeerLost("told to part")
         time.sleep(0.001)
     if isinstance(outcome[0], PeerLost):
@@ -98,8 +98,8 @@ def regroup(why):
         abandoned.append((group, store))
         say(type="parted", generation=generation, step=step, why=why)
         with news:
-            news.wait_for(lambda: told["regroup"] is not None and told["regroup"]["generation"] > generation)
-            place = told["regroup"]
+            news.wait_for(lambda: orders["regroup"] is not None and orders["regroup"]["generation"] > generation)
+            place = orders["regroup"]
         generation, rank, size = place["generation"], place["rank"], place["world_size"]
         try:
             group, store = meet(rank, size, place["master_addr"], place["master_port"])
@@ -129,7 +129,7 @@ def checkpoint():
     say(type="checkpoint", step=step, folder=str(folder), asked=True)
     with news:
         # Where the end of this process was decided, a step done here would have to be done again.
-        news.wait_for(lambda: told["taken"].get(step) is False or told["part"] >= generation)
+        news.wait_for(lambda: orders["taken"].get(step) is False or orders["part"] >= generation)
 
 generation, rank, size = (int(os.environ[name]) for name in ("REMORA_GENERATION", "RANK", "WORLD_SIZE"))
 state, step, group, store = torch.zeros(1000, dtype=torch.double), 0, None, None

@@ -40,7 +40,7 @@ class Training:
         return metrics[-1]["world_size"] if metrics else 0
 
     def is_on(self, *nodes: str) -> None:
-        """Wait until the driver has told that the workers are on these nodes, one on each."""
+        """Wait until the driver has reported that the workers are on these nodes, one on each."""
         members = RayMembership().observe()
         wanted = {members[node].address: 1 for node in nodes}
         self.run.until(lambda: self.run.progress["workers"] == wanted, f"one worker each on {nodes}")
@@ -71,7 +71,7 @@ class Training:
 
     @property
     def leader(self) -> str:
-        """The node of rank 0, as the driver told last: it tells nodes in the order of ranks."""
+        """The node of rank 0, as the driver reported last: it lists nodes in the order of ranks."""
         address = next(iter(self.run.progress["workers"]))
         return next(node for node, seen in RayMembership().observe().items() if seen.address == address)
 
@@ -121,11 +121,11 @@ class Training:
         assert self.run.end()["end_reason"] == "completed"
         steps = [body["step"] for body in self.run.bodies("metric")]
         last = steps[-1]
-        untold = set(range(1, last + 1)) - set(steps)
+        missing = set(range(1, last + 1)) - set(steps)
         # What rank 0 was about to tell may be lost with it.
-        assert len(untold) <= (10 if self._lost_rank_0 else 0), f"no step is missing: {untold}"
+        assert len(missing) <= (10 if self._lost_rank_0 else 0), f"no step is missing: {missing}"
         assert self.run.bodies("metric")[-1]["values"] == {"total": last * (last + 1) / 2}
-        assert len(steps) >= last - len(untold) + self.run.progress["repeated_steps"]
+        assert len(steps) >= last - len(missing) + self.run.progress["repeated_steps"]
 
     def finish_without_repetition(self) -> None:
         """The same, in the processes that it began with and those that joined them: no step was done again."""

@@ -76,7 +76,7 @@ class Running:
         self.records.extend(new)
 
     def until(self, seen: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """Poll until it is so.  Fails with what was told so far."""
+        """Poll until it is so.  Fails with what was reported so far."""
 
         def look() -> Any:
             self.poll()
@@ -85,8 +85,8 @@ class Running:
         try:
             return until(look, what, timeout_s)
         except AssertionError as error:
-            told = "\n".join(f"{one.kind} {one.body}" for one in self.records if one.kind != "metric")
-            raise AssertionError(f"{error}\n{told[-6000:]}") from None
+            reported = "\n".join(f"{one.kind} {one.body}" for one in self.records if one.kind != "metric")
+            raise AssertionError(f"{error}\n{reported[-6000:]}") from None
 
     def keep(self, kept: dict[str, str], token: int = 1) -> None:
         """Tell the driver for which job nodes are kept, and wait until it has taken that."""

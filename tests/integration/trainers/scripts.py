@@ -72,7 +72,7 @@ for number in range(100_000):
 out.flush()
 """
 
-#: Leaves a daemon in a session of its own behind, once that one has told its pid.
+#: Leaves a daemon in a session of its own behind, once that one has printed its pid.
 DAEMON = """
 import pathlib, subprocess, sys, time
 pid = pathlib.Path(sys.argv[1])

@@ -49,7 +49,7 @@ def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:
     until(lambda: lab.work_folders() == [], "the supervisors cleaned up", 10.0)
 
 
-def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_cannot_take_its_attempt_is_reported(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.nodes(1)
     first, second = (
         lab.plan({"train.py": ENDLESS}, "python", "train.py", min_workers=1, max_workers=1) for _ in range(2)
@@ -64,7 +64,7 @@ def test_a_driver_that_cannot_take_its_attempt_is_told_of(lab: Lab, monkeypatch:
     def gone_drivers() -> list[DriverGone]:
         return [one for one in launcher.poll([second.attempt_id], {}).values() if isinstance(one, DriverGone)]
 
-    (gone,) = until(gone_drivers, "it is told")
+    (gone,) = until(gone_drivers, "it is reported")
     assert f"has {first.attempt_id} already" in gone.message
     assert launcher.kill(second.attempt_id)
     assert f"driver-{first.attempt_id}" in drivers(), "the one that has it keeps it"

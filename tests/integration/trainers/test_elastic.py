@@ -67,7 +67,7 @@ def test_a_lost_node_costs_seconds_and_a_new_one_costs_no_step(
     print(f"seconds from SIGKILL of a node to the first new step: {resumed_at - killed_at:.2f}")
     assert run.events("node.lost")[0]["data"]["ranks"] == [1]
     assert run.world_sizes == [2, 1]
-    run.until(lambda: run.progress["lost_s"], "the counters are told")
+    run.until(lambda: run.progress["lost_s"], "the counters are reported")
     repeated = run.progress["repeated_steps"]
     assert repeated >= 5, "the steps after the checkpoint are done again"
     assert run.progress["lost_s"] == pytest.approx(resumed["data"]["pause_s"], abs=0.01)
@@ -135,7 +135,7 @@ def test_files_that_would_come_too_late_leave_the_machine_through_the_driver(lab
 
 
 @pytest.mark.backend("command", "resumes same size")
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(lab: Lab) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(lab: Lab) -> None:
     lab.nodes(1)
     first = lockstep(lab, 250, min_workers=1, max_workers=1, checkpoint_interval_s=0.5, checkpoint_keep=4)
     first.until(lambda: len(first.checkpoints) >= 3, "there are checkpoints")

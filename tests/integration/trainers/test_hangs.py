@@ -1,4 +1,4 @@
-"""A step that never ends, on real nodes: what every rank was doing is told, and the attempt ends or goes on."""
+"""A step that never ends, on real nodes: what every rank was doing is reported, and the attempt ends or goes on."""
 
 from __future__ import annotations
 

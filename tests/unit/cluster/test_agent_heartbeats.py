@@ -68,8 +68,8 @@ def test_a_node_without_an_agent_is_not_heard_at_all() -> None:
 
 
 def test_what_an_agent_writes_is_read_again() -> None:
-    told = Heartbeat(at=12.5, leaves="it is sick", is_sick=True)
-    assert read(written(12.5, ["XID 79"], "it is sick").encode()) == told
+    reported = Heartbeat(at=12.5, leaves="it is sick", is_sick=True)
+    assert read(written(12.5, ["XID 79"], "it is sick").encode()) == reported
     assert read(written(12.5, [], "Preempt").encode()) == Heartbeat(at=12.5, leaves="Preempt")
     assert read(written(12.5, [], None).encode()) == Heartbeat(at=12.5)
     assert read(written(12.5, [], None, 301.5).encode()) == Heartbeat(at=12.5, deaf_s=301.5)
@@ -89,7 +89,7 @@ def test_an_agent_that_does_not_say_what_it_hears_is_not_deaf(deaf: str) -> None
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         b"",
         b"{",
@@ -101,8 +101,8 @@ def test_an_agent_that_does_not_say_what_it_hears_is_not_deaf(deaf: str) -> None
         b'{"at": 1%s}' % (b"0" * 400),
     ],
 )
-def test_what_cannot_be_read_is_no_sign(told: bytes) -> None:
-    assert read(told) is None
+def test_what_cannot_be_read_is_no_sign(reported: bytes) -> None:
+    assert read(reported) is None
 
 
 @pytest.mark.parametrize("text", ['""', "7", "null"])

@@ -37,12 +37,12 @@ class Watcher:
 
     def __init__(self) -> None:
         self.state = State()
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def look(self, *events: ScheduledEvent, after_s: float = 0.0, **fields: Any) -> list[Action]:
         document = fields.pop("document", Document(incarnation=1, events=events))
         self.state, actions = step(self.state, "w0", Look(now=NOW + after_s, document=document, **fields))
-        self.told += [action.message for action in actions if isinstance(action, Tell)]
+        self.reported += [action.message for action in actions if isinstance(action, Tell)]
         return [action for action in actions if not isinstance(action, Tell)]
 
     def accept(self, actions: Sequence[Action]) -> None:
@@ -60,7 +60,7 @@ def test_a_preemption_is_drained_and_acknowledged_once_nothing_is_left_on_the_no
     first = watcher.look(PREEMPT)
     assert first == [DRAIN]
     assert says(watcher.state) is None, "the drain says it"
-    assert watcher.told == [
+    assert watcher.reported == [
         f"Preempt by the cloud; its work has to leave this machine within 20 s, by {clock(NOW + 20.0)}"
     ]
     watcher.accept(first)
@@ -197,14 +197,14 @@ def test_events_of_other_machines_and_pauses_and_unknown_words_move_nobody() -> 
     unknown = ScheduledEvent(id="e5", type="Teleport", resources=("w0",))
     assert watcher.look(other, freeze, unknown) == []
     assert watcher.look(other, freeze, unknown, after_s=1) == []
-    assert watcher.told == [
+    assert watcher.reported == [
         "Freeze by the cloud; this machine pauses for 2 s, and its work stays",
         "the cloud announces 'Teleport', which is not known here",
     ]
-    assert says(watcher.state) == "; ".join(watcher.told), "for operators, as long as it is announced"
+    assert says(watcher.state) == "; ".join(watcher.reported), "for operators, as long as it is announced"
     watcher.look(after_s=2)
     assert says(watcher.state) is None
-    assert watcher.told[2:] == [f"the cloud's event {one} is done or cancelled" for one in ("e4", "e5")]
+    assert watcher.reported[2:] == [f"the cloud's event {one} is done or cancelled" for one in ("e4", "e5")]
 
 
 def test_a_machine_that_stands_still_for_too_long_is_left_and_is_answered_for_when_it_is_empty() -> None:
@@ -213,7 +213,7 @@ def test_a_machine_that_stands_still_for_too_long_is_left_and_is_answered_for_wh
     first = watcher.look(freeze)
     reason = "Freeze for an unknown time by the cloud"
     assert first == [DrainNode(deadline_at=NOW + 900.0, reason=reason)]
-    assert watcher.told == [
+    assert watcher.reported == [
         f"{reason}; its work has to leave this machine within 900 s, by {clock(NOW + 900.0)}"
     ]
     watcher.accept(first)
@@ -236,4 +236,4 @@ def test_a_sick_machine_lets_its_work_leave_with_time() -> None:
     watcher.accept(first)
     assert watcher.look(after_s=1, problems=["something else"]) == []
     assert watcher.look(PREEMPT, after_s=2) == [DRAIN], "and a notice still counts"
-    assert watcher.told[0] == reason
+    assert watcher.reported[0] == reason

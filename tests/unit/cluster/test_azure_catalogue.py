@@ -72,12 +72,12 @@ def test_what_azure_says_decides_zones_quota_and_disk() -> None:
     assert ids[f"{A100}/any/on-demand"].quota == "StandardNCADSA100v4Family"
 
 
-def disk(told: dict[str, str] | None, disk_gb: int) -> str | None:
-    """Where the disk of an A100 node lies; `told` changes what the SKU says, None: the table alone is known."""
+def disk(reported: dict[str, str] | None, disk_gb: int) -> str | None:
+    """Where the disk of an A100 node lies; `reported` changes what the SKU says, None: the table alone is known."""
     skus = None
-    if told is not None:
+    if reported is not None:
         record = sku()
-        said = {one["name"]: one["value"] for one in record["capabilities"]} | told
+        said = {one["name"]: one["value"] for one in record["capabilities"]} | reported
         record["capabilities"] = [{"name": key, "value": value} for key, value in said.items()]
         skus = read_skus([record], "southcentralus")
     placed = {
@@ -89,19 +89,19 @@ def disk(told: dict[str, str] | None, disk_gb: int) -> str | None:
     return only
 
 
-@pytest.mark.parametrize("told", [None, {}], ids=["the table", "the SKU"])
+@pytest.mark.parametrize("reported", [None, {}], ids=["the table", "the SKU"])
 @pytest.mark.parametrize(
     ("disk_gb", "lies_on"),
     [(64, "ResourceDisk"), (65, "CacheDisk"), (128, "CacheDisk"), (256, "CacheDisk"), (257, None)],
 )
 def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_network(
-    told: dict[str, str] | None, disk_gb: int, lies_on: str | None
+    reported: dict[str, str] | None, disk_gb: int, lies_on: str | None
 ) -> None:
-    assert disk(told, disk_gb) == lies_on
+    assert disk(reported, disk_gb) == lies_on
 
 
 @pytest.mark.parametrize(
-    ("told", "lies_on"),
+    ("reported", "lies_on"),
     [
         ({"SupportedEphemeralOSDiskPlacements": "NvmeDisk,CacheDisk"}, "NvmeDisk"),
         (
@@ -116,9 +116,9 @@ def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_n
     ],
 )
 def test_a_placement_counts_only_with_the_room_that_azure_says_it_has(
-    told: dict[str, str], lies_on: str | None
+    reported: dict[str, str], lies_on: str | None
 ) -> None:
-    assert disk(told, 128) == lies_on
+    assert disk(reported, 128) == lies_on
 
 
 def test_the_table_claims_an_ephemeral_disk_only_for_sizes_whose_room_is_known() -> None:
@@ -144,8 +144,8 @@ def test_sizes_that_the_table_does_not_know_and_things_that_are_no_machines_are_
 
 
 def test_prices_and_evictions_that_azure_tells_replace_the_tables() -> None:
-    told = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100.lower(): 0.01})
-    by_id = {one.id: one for one in told}
+    reported = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100.lower(): 0.01})
+    by_id = {one.id: one for one in reported}
     assert by_id[f"{A100}/1/spot"].price_per_hour == 0.5
     assert by_id[f"{A100}/1/spot"].evictions_per_hour == 0.01
     assert by_id[f"{A100}/1/on-demand"].price_per_hour == BY_NAME[A100].on_demand_usd

@@ -187,11 +187,11 @@ def test_throttling_and_a_used_up_quota_share_a_code_and_are_told_apart() -> Non
     assert judge(failure("OperationNotAllowed", SPOT_QUOTA, 409)).reason is Reason.QUOTA
 
 
-@pytest.mark.parametrize(("told", "waits"), [(None, 60.0), (7.0, 7.0), (1200.0, 1200.0)])
+@pytest.mark.parametrize(("reported", "waits"), [(None, 60.0), (7.0, 7.0), (1200.0, 1200.0)])
 def test_throttling_lasts_as_long_as_azure_says_and_a_minute_when_it_says_nothing(
-    told: float | None, waits: float
+    reported: float | None, waits: float
 ) -> None:
-    error = to_error(failure("TooManyRequests", status=429, wait=told), NOW)
+    error = to_error(failure("TooManyRequests", status=429, wait=reported), NOW)
     assert type(error) is Throttled
     assert error.retry_after_s == waits
 
@@ -201,12 +201,12 @@ def test_a_wait_that_azure_names_does_not_shorten_what_is_sold_out() -> None:
     assert error.until == NOW + 3600
 
 
-@pytest.mark.parametrize(("told", "waits"), [(None, 10.0), (2.5, 2.5), (120.0, 120.0)])
+@pytest.mark.parametrize(("reported", "waits"), [(None, 10.0), (2.5, 2.5), (120.0, 120.0)])
 @pytest.mark.parametrize("status", [408, 500, 503])
 def test_what_was_not_answered_is_asked_again_when_azure_says(
-    told: float | None, waits: float, status: int
+    reported: float | None, waits: float, status: int
 ) -> None:
-    error = to_error(failure("ServiceUnavailable", status=status, wait=told), NOW)
+    error = to_error(failure("ServiceUnavailable", status=status, wait=reported), NOW)
     assert type(error) is Unanswered
     assert error.retry_after_s == waits
 

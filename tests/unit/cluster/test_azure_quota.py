@@ -62,5 +62,5 @@ def test_what_there_is_in_all_does_not_depend_on_what_is_used() -> None:
 
 
 def test_of_no_family_is_more_left_than_of_the_whole_region() -> None:
-    told = reading(**{FAMILY: (0, 96), "cores": (72, 96), "lowprioritycores": (0, 96)})
-    assert told.left() == {FAMILY: 24, "cores": 24, "lowprioritycores": 96}
+    reported = reading(**{FAMILY: (0, 96), "cores": (72, 96), "lowprioritycores": (0, 96)})
+    assert reported.left() == {FAMILY: 24, "cores": 24, "lowprioritycores": 96}

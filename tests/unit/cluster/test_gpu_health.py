@@ -251,7 +251,7 @@ def test_what_a_driver_does_not_know_is_not_asked_again_and_the_rest_is_watched(
     ]  # fmt: skip
 
 
-def test_a_tool_that_refuses_the_question_is_told_of_and_makes_nobody_sick(
+def test_a_tool_that_refuses_the_question_is_reported_and_makes_nobody_sick(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpus = Gpus(

@@ -1,4 +1,4 @@
-"""Site rules as entry points: they are found by name, and one that cannot be followed is told of."""
+"""Site rules as entry points: they are found by name, and one that cannot be followed is reported."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_rules_are_found_without_being_imported() -> None:
 
 
 def test_rules_answer_in_the_order_of_their_names() -> None:
-    told: list[tuple[str, str]] = []
-    rules = load_rules(["content", "quiet"], lambda name, why: told.append((name, why)))
+    reported: list[tuple[str, str]] = []
+    rules = load_rules(["content", "quiet"], lambda name, why: reported.append((name, why)))
     assert [(name, rule(ClusterView(), LAUNCH)) for name, rule in rules] == [
         ("content", None),
         ("quiet", "nothing for a at night"),
     ]
-    assert told == []
+    assert reported == []
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_rules_answer_in_the_order_of_their_names() -> None:
         ("gone", "no rule 'gone' is installed in the group remora.rules"),
     ],
 )
-def test_a_rule_that_cannot_be_followed_is_told_of_and_raises(name: str, why: str) -> None:
-    told: list[tuple[str, str]] = []
-    ((_, rule),) = load_rules([name], lambda *what: told.append(what))
+def test_a_rule_that_cannot_be_followed_is_reported_and_raises(name: str, why: str) -> None:
+    reported: list[tuple[str, str]] = []
+    ((_, rule),) = load_rules([name], lambda *what: reported.append(what))
     with pytest.raises(Exception):  # noqa: B017, PT011 - whatever a site's own code raises
         rule(ClusterView(), LAUNCH)
-    assert told == [(name, why)]
+    assert reported == [(name, why)]

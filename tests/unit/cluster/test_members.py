@@ -72,7 +72,7 @@ def test_nodes_do_not_stand_for_each_other() -> None:
     assert chosen([OLD, other], BEGAN_AT) == {"node_a": OLD, "node_b": other}
 
 
-def test_the_agent_s_reason_is_told_while_its_node_drains() -> None:
+def test_the_agent_s_reason_is_reported_while_its_node_drains() -> None:
     agent = AgentStatus(heartbeat=Heartbeat(at=1.0, leaves="Preempt by the cloud"))
     assert replace(draining(OLD), agent=agent).leaves == "Preempt by the cloud"
     assert replace(OLD, agent=agent).leaves is None

@@ -155,9 +155,9 @@ def answered(status: int, **headers: str) -> HttpResponseError:
     return kind(message="THE BODY", response=response)
 
 
-@pytest.mark.parametrize(("told", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-3", 0.0)])
-def test_only_seconds_are_a_pause_that_is_asked_for(told: str, seconds: float) -> None:
-    assert asked_s(answered(429, **{"Retry-After": told})) == seconds
+@pytest.mark.parametrize(("reported", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-3", 0.0)])
+def test_only_seconds_are_a_pause_that_is_asked_for(reported: str, seconds: float) -> None:
+    assert asked_s(answered(429, **{"Retry-After": reported})) == seconds
     assert asked_s(ServiceRequestError("away")) == 0.0
 
 

@@ -95,7 +95,7 @@ def test_what_is_stopped_ends_both_and_has_no_status(node: Node) -> None:
     assert not node.pid_file.exists()
 
 
-def test_when_ray_ends_the_agent_ends_and_its_status_is_told(node: Node) -> None:
+def test_when_ray_ends_the_agent_ends_and_its_status_is_reported(node: Node) -> None:
     ended = node.run()
     node.runs()
     os.kill(node.starts("ray")[0], signal.SIGKILL)

@@ -16,7 +16,7 @@ from cluster.scheduling.view import ClusterView, JobDemand, NodeView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import NOW, job, node, offering
 
-#: It was given work that nobody has told of yet.
+#: It was given work that nobody has reported yet.
 STARTED_ON = {"is_in_use": True, "idle_since": None}
 
 
@@ -88,9 +88,9 @@ def test_a_group_that_starts_is_packed_where_it_starts() -> None:
 def test_a_budget_that_shrinks_leaves_the_nodes_on_which_a_smallest_group_starts() -> None:
     starting = [node(f"s{at}", **STARTED_ON) for at in range(2)]
     group = job(workers=2, is_running=True)
-    told = replace(group, told="shrink")
-    assert done(starting, [told], spent=9.5) == []
-    (drain,) = done([*starting, node("idle")], [told], spent=9.5)
+    reported = replace(group, told="shrink")
+    assert done(starting, [reported], spent=9.5) == []
+    (drain,) = done([*starting, node("idle")], [reported], spent=9.5)
     assert drain.node_id == "idle"
 
 

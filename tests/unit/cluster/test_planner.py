@@ -514,10 +514,10 @@ def test_a_budget_degrades_in_steps_and_owners_are_told(
     assert [notice.step for notice in notices] == ([] if step is None else [step])
     if step is not None:
         assert f"{spent:.2f} of 10.00 USD of the day are spent" in notices[0].message
-        told = replace(running, told=step)
+        reported = replace(running, told=step)
         assert not any(
             isinstance(action, Notice)
-            for action in plan(view([told], nodes, spent=Spending(today=spent)), policies, NOW)
+            for action in plan(view([reported], nodes, spent=Spending(today=spent)), policies, NOW)
         )
 
 
@@ -563,8 +563,8 @@ def test_in_maintenance_what_is_too_much_or_unused_stays_and_what_a_budget_step_
 
 def said_of(actions: Plan) -> list[tuple[str | None, str]]:
     """What is said of pools and nodes."""
-    told = [one for one in actions if isinstance(one, Wait) and one.job_id is None]
-    return [(one.pool or one.node_id, one.reason) for one in told]
+    reported = [one for one in actions if isinstance(one, Wait) and one.job_id is None]
+    return [(one.pool or one.node_id, one.reason) for one in reported]
 
 
 def test_a_pool_says_why_it_has_not_all_its_nodes_of_its_own() -> None:
@@ -609,9 +609,9 @@ def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
 
     def said(refusals: Iterable[Refusal] = (), **demand: Any) -> str:
         running = job(is_running=True, **demand)
-        (told,) = said_of(plan(view([running], there, refusals=refusals), policies, NOW))
-        assert told[0] == "n"
-        return told[1].removeprefix("it stands in for spot, and ")
+        (reported,) = said_of(plan(view([running], there, refusals=refusals), policies, NOW))
+        assert reported[0] == "n"
+        return reported[1].removeprefix("it stands in for spot, and ")
 
     assert said(since) == "is exchanged from 1970-01-12 13:51:40 UTC on if spot is to be had"
     assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"

@@ -75,8 +75,8 @@ def stands_in(wait: Wait) -> bool:
 def test_a_plan_that_does_not_tell_jobs_why_they_wait_is_the_same_otherwise(
     view: ClusterView, rules: Policies
 ) -> None:
-    told = plan(view, rules, NOW)
-    untold = tuple(one for one in told if not isinstance(one, Wait) or not (one.job_id or stands_in(one)))
+    reported = plan(view, rules, NOW)
+    untold = tuple(one for one in reported if not isinstance(one, Wait) or not (one.job_id or stands_in(one)))
     assert plan(view, rules, NOW, tells_jobs=False) == untold
 
 
@@ -352,19 +352,19 @@ def test_everything_has_a_reason(view: ClusterView, rules: Policies) -> None:
     for action in actions:
         said = getattr(action, "reason", None) or getattr(action, "message", "")
         assert len(said) > 10
-    told = {action.job_id for action in of(actions, Wait)}
+    reported = {action.job_id for action in of(actions, Wait)}
     bought = {launch.job_id for launch in of(actions, Launch)}
     running = {one.id for one in view.jobs if one.is_running}
-    assert {one.id for one in view.jobs} <= told | bought | running
+    assert {one.id for one in view.jobs} <= reported | bought | running
     starting = sum(one.is_usable and not one.is_member for one in view.nodes)
     for wait in of(actions, Wait):
         if (said := re.match(r"(\d+) nodes? for it (is|are) starting", wait.reason)) is not None:
             assert int(said[1]) <= len(of(actions, Launch)) + starting, (
                 "nobody is told of nodes that do not start"
             )
-    nodes_told = {action.node_id for action in actions if hasattr(action, "node_id")}
+    reported_nodes = {action.node_id for action in actions if hasattr(action, "node_id")}
     wanted = [one for one in view.nodes if one.is_usable and not one.jobs and one.idle_since is not None]
-    assert all(one.id in nodes_told or view.jobs for one in wanted)
+    assert all(one.id in reported_nodes or view.jobs for one in wanted)
 
 
 @always

@@ -56,7 +56,7 @@ def test_yaml_and_json_mean_the_same() -> None:
     assert read_document("pools: {}", NOTHING_KNOWN) == Policies()
 
 
-def test_every_problem_is_told_in_one_answer() -> None:
+def test_every_problem_is_in_one_answer() -> None:
     assert refusals("""\
         pools:
           a:
@@ -335,7 +335,7 @@ class TestAgainstWhatThereIs:
         )
         assert read_document(f"{text}{usd}", self.known).pools["a"].min_nodes == 0
 
-    def test_a_day_and_a_month_that_are_too_short_of_money_are_both_told(self) -> None:
+    def test_a_day_and_a_month_that_are_too_short_of_money_are_both_reported(self) -> None:
         said = refusals(
             f"""\
             pools:

@@ -109,7 +109,7 @@ def test_what_ends_the_machine_drains_it_until_its_true_deadline(kind: str) -> N
     )
 
 
-def test_a_user_s_event_and_its_description_are_told() -> None:
+def test_a_user_s_event_and_its_description_are_reported() -> None:
     said = meaning(event(EventType="Redeploy", EventSource="User", Description="az vm redeploy"), NOW)
     assert said == DrainNotice(
         deadline_at=NOT_BEFORE, reason="Redeploy of its owner's by the cloud: az vm redeploy"
@@ -124,7 +124,7 @@ def test_a_short_pause_is_borne_and_none_at_all_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "how_long"),
+    ("reported", "how_long"),
     [
         (7, "7 s"),
         (30, "30 s"),
@@ -135,9 +135,9 @@ def test_a_short_pause_is_borne_and_none_at_all_is_nothing() -> None:
     ids=["above the limit", "long", "as Azure says that it is unknown", "missing", "enormous"],
 )
 def test_a_pause_that_is_long_or_of_unknown_length_is_left_as_a_reboot_is(
-    told: object, how_long: str
+    reported: object, how_long: str
 ) -> None:
-    said = meaning(event(EventType="Freeze", DurationInSeconds=told, Description="host repair"), NOW)
+    said = meaning(event(EventType="Freeze", DurationInSeconds=reported, Description="host repair"), NOW)
     reason = f"Freeze for {how_long} by the cloud: host repair"
     assert said == DrainNotice(deadline_at=NOT_BEFORE, reason=reason, ends_processes=False)
 
@@ -154,15 +154,15 @@ def test_a_pause_that_is_borne_is_shorter_than_the_head_waits_for_a_silent_node(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [10**400, -(10**400), 1e300, math.inf, math.nan, -1, True, "9", None, [9]],
     ids=lambda one: repr(one)[:9],
 )
-def test_a_duration_that_cannot_be_meant_is_unknown(told: object) -> None:
-    assert event(DurationInSeconds=told).duration_s is None
+def test_a_duration_that_cannot_be_meant_is_unknown(reported: object) -> None:
+    assert event(DurationInSeconds=reported).duration_s is None
 
 
-def test_words_that_are_not_known_are_told_and_nothing_is_done() -> None:
+def test_words_that_are_not_known_are_reported_and_nothing_is_done() -> None:
     advice = meaning(event(EventType="SpotRebalanceRecommendation"), NOW)
     assert isinstance(advice, Advice)
     assert "recommends to leave" in advice.reason
@@ -196,7 +196,7 @@ class TestTheDeadline:
             {"NotBefore": 7},
         ],
     )
-    def test_that_is_not_told_is_near(self, fields: dict[str, Any]) -> None:
+    def test_that_is_not_announced_is_near(self, fields: dict[str, Any]) -> None:
         assert self.of(NOW, **fields) == LEAST_WINDOW_S
 
     def test_that_has_passed_leaves_a_window(self) -> None:

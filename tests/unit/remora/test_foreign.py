@@ -21,7 +21,7 @@ JOBS = Path(__file__).with_name("foreign_jobs")
 FOLDER = Path("/jobs/here")
 
 
-def told(translation: Translation) -> str:
+def reported(translation: Translation) -> str:
     """A translation as text, one line for everything that it says."""
     return "".join(
         (
@@ -37,7 +37,7 @@ def told(translation: Translation) -> str:
 def test_published_forms_of_jobs_become_what_stands_beside_them(job: str) -> None:
     translation = translate(yaml.safe_load((JOBS / job).read_text()), FOLDER)
     assert translation is not None
-    assert told(translation) == (JOBS / job).with_suffix(".expected").read_text()
+    assert reported(translation) == (JOBS / job).with_suffix(".expected").read_text()
 
 
 def test_a_specification_of_our_own_is_left_alone() -> None:
@@ -224,13 +224,13 @@ def test_a_value_stands_in_a_place_without_quotes_only_when_it_needs_none(comman
         },
     ],
 )
-def test_the_value_of_a_variable_is_not_told(raw: dict[str, Any]) -> None:
+def test_the_value_of_a_variable_is_not_shown(raw: dict[str, Any]) -> None:
     translation = translate(raw, FOLDER)
     assert translation is not None
     assert translation.spec["environment"]["variables"]["HF_TOKEN"] == "hf_secret"
-    told_remarks = [remark.text for remark in translation.mapped]
-    assert "environment.variables.HF_TOKEN: ..." in told_remarks
-    assert not any("secret" in text for text in told_remarks)
+    reported_remarks = [remark.text for remark in translation.mapped]
+    assert "environment.variables.HF_TOKEN: ..." in reported_remarks
+    assert not any("secret" in text for text in reported_remarks)
 
 
 def test_every_output_is_a_folder() -> None:
@@ -265,7 +265,7 @@ BIG = 10**5000
 def test_odd_names_and_numbers_are_no_reason_to_break_off(body: dict[Any, Any]) -> None:
     translation = translate({"type": "command", "command": "a", **body}, FOLDER)
     assert translation is not None
-    assert told(translation)
+    assert reported(translation)
 
 
 def test_what_an_expression_names_must_be_there() -> None:

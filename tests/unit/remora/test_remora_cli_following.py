@@ -28,8 +28,8 @@ def test_follow_in_a_pipe_tells_events_and_steps(
     monkeypatch.setattr("remora.cli.progress.REPORT_S", 0)
     _play(service)
     assert cli("submit", "--no-code", "-f", "--", "true") == ExitCode.JOB_FAILED
-    told = [line.split("  ", 1)[-1].strip() for line in cli.out.splitlines()]
-    assert told[1:] == [
+    reported = [line.split("  ", 1)[-1].strip() for line in cli.out.splitlines()]
+    assert reported[1:] == [
         "attempt.started           It happened.",
         "step 1/4, loss 0.5, 2 workers",
         "step 2/4, loss not finite, 1 worker",

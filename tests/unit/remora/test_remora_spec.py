@@ -120,7 +120,7 @@ def test_a_job_is_named_after_its_script(command: str | list[str], name: str) ->
     assert JobSpec(command=command).name == name
 
 
-def test_all_problems_are_told_at_once_each_with_field_value_and_expectation() -> None:
+def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() -> None:
     said = refusal(
         worker=3,
         gpus=1,

@@ -28,13 +28,13 @@ def use(job_id: str, began_at: float, ended_at: float | None, part: float, node_
     )  # fmt: skip
 
 
-def told(found: list[Charge]) -> dict[tuple[str, str, str], float]:
+def reported(found: list[Charge]) -> dict[tuple[str, str, str], float]:
     return {(one.payer.value, one.name, one.purpose.value): round(one.cost, 6) for one in found}
 
 
 def test_start_up_work_and_idle_time_go_to_the_job_to_other_jobs_and_to_the_project() -> None:
     uses = [use("job_1", 200.0, 700.0, 0.5), use("job_2", 300.0, 600.0, 0.25)]
-    assert told(charges([NODE], uses, PROJECTS, 0.0, 2000.0)) == {
+    assert reported(charges([NODE], uses, PROJECTS, 0.0, 2000.0)) == {
         ("job", "job_1", "start_up"): 0.1,
         ("job", "job_1", "work"): 0.25,
         ("job", "job_2", "work"): 0.075,
@@ -56,13 +56,13 @@ def test_start_up_work_and_idle_time_go_to_the_job_to_other_jobs_and_to_the_proj
 def test_what_no_worker_held_has_a_payer_too(
     node: NodeRow, expected: dict[tuple[str, str, str], float]
 ) -> None:
-    assert told(charges([node], [], PROJECTS, 0.0, 2000.0)) == expected
+    assert reported(charges([node], [], PROJECTS, 0.0, 2000.0)) == expected
 
 
 def test_only_what_lies_between_the_two_times_is_paid() -> None:
     uses = [use("job_1", 200.0, None, 1.0)]
     running = replace(NODE, ended_at=None)
-    assert told(charges([running], uses, PROJECTS, 150.0, 250.0)) == {
+    assert reported(charges([running], uses, PROJECTS, 150.0, 250.0)) == {
         ("job", "job_1", "start_up"): 0.05,
         ("job", "job_1", "work"): 0.05,
     }

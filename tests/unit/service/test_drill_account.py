@@ -48,9 +48,9 @@ def event(seq: int, kind: str, after_s: float, **data: Any) -> Event:
     return Event(seq=seq, job_id=JOB.id, at=STRUCK_AT + after_s, kind=kind, message="It happened.", data=data)
 
 
-def account(*told: MetricPoint | Event, job: JobRow = JOB, known: DrilledJob = BEFORE) -> DrilledJob:
-    points = [one for one in told if isinstance(one, MetricPoint)]
-    events = [one for one in told if isinstance(one, Event)]
+def account(*reported: MetricPoint | Event, job: JobRow = JOB, known: DrilledJob = BEFORE) -> DrilledJob:
+    points = [one for one in reported if isinstance(one, MetricPoint)]
+    events = [one for one in reported if isinstance(one, Event)]
     return measure(SILENT, known, JobUpdate(job=job, points=points, events=events))
 
 
@@ -70,7 +70,7 @@ def test_a_lost_node_costs_the_time_to_the_next_step_and_the_steps_done_again() 
     assert cost.full_after_s == 20.0
 
 
-def test_steps_done_before_the_strike_and_told_after_it_are_no_next_step() -> None:
+def test_steps_done_before_the_strike_and_reported_after_it_are_no_next_step() -> None:
     cost = account(step(11, -0.1), step(12, 3.0))
     assert (cost.step, cost.next_step_s, cost.pause_s) == (12, 3.0, 3.0)
 
@@ -84,7 +84,7 @@ def test_a_last_step_with_all_workers_is_not_their_return() -> None:
 
 
 def test_it_does_not_matter_in_how_many_looks_it_is_read() -> None:
-    told = [
+    reported = [
         event(6, "worker_group.drain", 0.2, deadline_at=STRUCK_AT + 30),
         step(11, 0.5),
         event(7, "worker_group.regrouped", 2.0, world_size=2),
@@ -92,8 +92,8 @@ def test_it_does_not_matter_in_how_many_looks_it_is_read() -> None:
         event(8, "worker_group.regrouped", 9.0, world_size=3),
         step(13, 9.5),
     ]
-    once, bit_by_bit = account(*told), BEFORE
-    for one in told:
+    once, bit_by_bit = account(*reported), BEFORE
+    for one in reported:
         bit_by_bit = account(one, known=bit_by_bit)
     assert bit_by_bit == once
     assert (once.workers_least, once.full_after_s, once.repeated_steps) == (2, 9.5, 0)
@@ -142,14 +142,16 @@ class TestACloudThatGivesItsOwnNotice:
         heard = replace(self.DEAF, has_heard=True)
         assert follow_cloud(later, [heard], [JOB], STRUCK_AT + 1) == later
 
-    def test_what_happened_right_before_the_last_look_and_was_told_after_it_is_of_the_notice(self) -> None:
+    def test_what_happened_right_before_the_last_look_and_was_reported_after_it_is_of_the_notice(
+        self,
+    ) -> None:
         waiting = follow_cloud(self.WAITING, [self.DEAF], [JOB], STRUCK_AT)
-        told = JobUpdate(job=JOB, events=[event(6, "worker_group.drain", -0.2)])
-        hit = measure(waiting, waiting.jobs[0], told)
+        reported = JobUpdate(job=JOB, events=[event(6, "worker_group.drain", -0.2)])
+        hit = measure(waiting, waiting.jobs[0], reported)
         assert hit.was_hit
         after = replace(waiting, jobs=[hit])
         assert follow_cloud(after, [self.DEAF], [JOB], STRUCK_AT + 1) == after
-        assert not measure(SILENT, BEFORE, told).was_hit, "one without a notice has nothing before it"
+        assert not measure(SILENT, BEFORE, reported).was_hit, "one without a notice has nothing before it"
 
     def test_nodes_that_went_without_a_notice_are_named(self) -> None:
         gone = [
@@ -212,8 +214,12 @@ class TestActing:
 
     def test_nodes_that_cannot_be_told_are_left_alone(self) -> None:
         two = replace(NOTICED, node_ids=["node_a", "node_b"])
-        told = notified(two, {"node_a": "it is not alive"}, STRUCK_AT)
-        assert (told.node_ids, told.message, told.noticed_at) == (["node_b"], "it is not alive", STRUCK_AT)
+        reported = notified(two, {"node_a": "it is not alive"}, STRUCK_AT)
+        assert (reported.node_ids, reported.message, reported.noticed_at) == (
+            ["node_b"],
+            "it is not alive",
+            STRUCK_AT,
+        )
         none = notified(two, {"node_a": "it is not alive", "node_b": "nor is it"}, STRUCK_AT)
         assert (none.state, none.message) == (DrillState.REFUSED, "it is not alive; nor is it")
         assert none.ended_at == STRUCK_AT

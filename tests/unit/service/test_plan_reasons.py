@@ -41,9 +41,9 @@ def test_a_reason_has_held_since_it_came_up_whatever_its_numbers_and_its_place()
 
 
 def test_amounts_of_money_alone_are_no_news() -> None:
-    told = "8.01 of 10.00 USD of the day are spent"
-    assert renewed([row(told)], [pool(told.replace("8.01", "8.02"))], 9.0) == [row(told)]
-    assert not is_news(told, told.replace("8.01", "8.02"))
+    reported = "8.01 of 10.00 USD of the day are spent"
+    assert renewed([row(reported)], [pool(reported.replace("8.01", "8.02"))], 9.0) == [row(reported)]
+    assert not is_news(reported, reported.replace("8.01", "8.02"))
     assert is_news("1 of 2 nodes", "2 of 2 nodes")
     assert (is_news(None, "x"), is_news("x", None), is_news(None, None)) == (True, True, False)
 

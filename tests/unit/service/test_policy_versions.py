@@ -18,7 +18,7 @@ def policy_request(**fields: Any) -> PolicyRequest:
     return PolicyRequest(**{"document": "B", "digest": "b", "based_on": 7, **fields})
 
 
-def test_a_change_becomes_the_next_version_and_is_told() -> None:
+def test_a_change_becomes_the_next_version_and_is_recorded() -> None:
     decision = next_version(NEWEST, policy_request(author="ada", comment="for the night"), 9.0)
     row = decision.row
     assert (row.version, row.based_on, row.created_at, row.document, row.digest) == (8, 7, 9.0, "B", "b")
@@ -29,7 +29,7 @@ def test_a_change_becomes_the_next_version_and_is_told() -> None:
     assert decision.event.data == {"version": 8, "based_on": 7, "digest": "b"}
 
 
-def test_a_version_that_is_restored_is_told_as_such() -> None:
+def test_a_version_that_is_restored_is_recorded_as_such() -> None:
     decision = next_version(NEWEST, policy_request(restores=3), 9.0)
     assert decision.row.restores == 3
     assert decision.event is not None

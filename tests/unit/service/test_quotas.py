@@ -34,7 +34,7 @@ def decided(queue: list[JobRow], counting: Counting | None, nodes: int = 9) -> D
     return decide(queue, [], there, [POOL], counting=counting)
 
 
-def told(decision: Decided, row: JobRow) -> tuple[str | None, str]:
+def reported(decision: Decided, row: JobRow) -> tuple[str | None, str]:
     return next((wait.waits_for, wait.reason) for wait in decision.waits if wait.job_id == row.id)
 
 
@@ -43,9 +43,9 @@ def test_a_project_at_its_quota_holds_up_itself_and_nobody_else() -> None:
     decision = decided([next_one, small, other], used(policies(v={"gpus": 4}), [(running, 3)]))
     assert decision.starts == (other.id,)
     said = "waits for the quota of its project: project 'v' may use 4 GPUs at a time"
-    assert told(decision, next_one) == ("waiting_for_quota", said)
+    assert reported(decision, next_one) == ("waiting_for_quota", said)
     behind = "waits for its turn behind another job of its project"
-    assert told(decision, small) == ("waiting_for_quota", behind), "nobody overtakes within a project"
+    assert reported(decision, small) == ("waiting_for_quota", behind), "nobody overtakes within a project"
 
 
 def test_what_starts_together_counts_together() -> None:
@@ -71,7 +71,7 @@ def test_a_project_without_money_waits_until_there_is_some() -> None:
     spent = {"v": Spending(today=9.5, this_month=20.0), "s": Spending(today=99.0, this_month=99.0)}
     decision = decided([row, other], used(rule, spent=spent))
     assert decision.starts == (other.id,)
-    assert "project 'v' has spent 9.50 of 9.00 USD of the day" in told(decision, row)[1]
+    assert "project 'v' has spent 9.50 of 9.00 USD of the day" in reported(decision, row)[1]
     tomorrow = {"v": Spending(today=0.0, this_month=20.0)}
     assert decided([row, other], used(rule, spent=tomorrow)).starts == (row.id, other.id)
 
@@ -84,7 +84,7 @@ def test_what_was_bought_for_a_job_is_its_own_also_when_the_money_was_spent_mean
     assert whole.starts == (row.id,)
     half = decide([row, other], [], there[:1], [POOL], counting=used(rule, spent=spent))
     assert half.starts == (other.id,), "no second node is bought, so that nobody waits for it"
-    assert told(half, row)[0] == "waiting_for_quota"
+    assert reported(half, row)[0] == "waiting_for_quota"
 
 
 def test_an_attempt_counts_with_all_that_it_may_use_until_it_has_said_what_it_has() -> None:

@@ -55,7 +55,7 @@ def ended(**fields: Any) -> JobRow:
 def trace_of(
     *jobs: tuple[JobRow, list[Happening]], nodes: tuple[NodeRow, ...] = (), now: float = 9000.0
 ) -> tuple[Trace, int]:
-    happenings = {job.id: told for job, told in jobs}
+    happenings = {job.id: reported for job, reported in jobs}
     return recorded(History([job for job, _ in jobs], happenings, nodes, now), (SPOT, GPU))
 
 
@@ -72,14 +72,14 @@ def node(number: int, at: float, ready: float | None, ended_at: float | None = N
 
 
 def test_work_is_what_all_workers_of_all_groups_did() -> None:
-    told = [
+    reported = [
         trains(1010.0, 3),
         goes_on_with(1110.0, 2),
         Happening(1160.0, "attempt.regrouping"),
         trains(1200.0, 1),
         ends(1210.0),
     ]
-    trace, left_out = trace_of((ended(max_workers=3, priority=70, project="vision"), told))
+    trace, left_out = trace_of((ended(max_workers=3, priority=70, project="vision"), reported))
     (job,) = trace.jobs
     assert left_out == 0
     assert (job.at_s, job.work_s) == (0.0, 3 * 100 + 2 * 50 + 1 * 10)
@@ -125,8 +125,8 @@ def test_a_refusal_that_nothing_followed_lasts_an_hour_and_a_failed_start_is_non
 
 
 def test_what_is_written_is_read_as_the_same() -> None:
-    told = [trains(1010.0, 3), ends(1020.0)]
-    trace, _ = trace_of((ended(max_workers=3), told), nodes=(node(1, 1005.0, ready=1009.0),))
+    reported = [trains(1010.0, 3), ends(1020.0)]
+    trace, _ = trace_of((ended(max_workers=3), reported), nodes=(node(1, 1005.0, ready=1009.0),))
     assert read_lines("\n".join(write_lines(trace))) == trace
 
 
@@ -136,11 +136,11 @@ def test_of_nothing_comes_an_empty_trace() -> None:
 
 
 def test_the_quotas_of_what_is_sold_are_written_and_others_are_not() -> None:
-    told = [trains(1010.0, 1), ends(1110.0)]
+    reported = [trains(1010.0, 1), ends(1110.0)]
     job = ended()
     sold = (replace(SPOT, quota="lowPriorityCores", quota_units=4), GPU)
     known = {"lowprioritycores": 24, "standardnd": 96, "cores": 100}
-    trace, _ = recorded(History([job], {job.id: told}, (), 9000.0, known), sold)
+    trace, _ = recorded(History([job], {job.id: reported}, (), 9000.0, known), sold)
     assert trace.quotas == {"lowprioritycores": 24}
     assert read_lines("\n".join(write_lines(trace))) == trace
 
@@ -148,11 +148,11 @@ def test_the_quotas_of_what_is_sold_are_written_and_others_are_not() -> None:
 def test_a_placement_is_written_as_the_job_asked_for_it_and_read_again() -> None:
     asked = {"pools": ["a", "b"], "zones": ["2"], "capacity": "spot", "fabric": "infiniband"}
     nothing = {"pools": [], "zones": [], "capacity": None, "fabric": "any"}
-    told = [trains(1010.0, 1), ends(1110.0)]
+    reported = [trains(1010.0, 1), ends(1110.0)]
     trace, _ = trace_of(
-        (ended(spec={"placement": asked}), told),
-        (ended(created_at=1001.0, spec={"placement": nothing}), told),
-        (ended(created_at=1002.0, spec={}), told),
+        (ended(spec={"placement": asked}), reported),
+        (ended(created_at=1001.0, spec={"placement": nothing}), reported),
+        (ended(created_at=1002.0, spec={}), reported),
     )
     assert [job.placement for job in trace.jobs] == [
         Placement(pools=("a", "b"), zones=("2",), capacity=CapacityRule.SPOT, needs_fabric=True),
@@ -165,33 +165,33 @@ def test_a_placement_is_written_as_the_job_asked_for_it_and_read_again() -> None
 
 
 def test_budgets_and_whole_copies_are_written_and_read_again() -> None:
-    told = [trains(1010.0, 2), ends(1110.0)]
+    reported = [trains(1010.0, 2), ends(1110.0)]
     copies = {"workers": {"min": 2, "max": 4, "multiple_of": 2}, "limits": {"budget": 7.5}}
     trace, _ = trace_of(
-        (ended(created_at=1000.0, min_workers=2, max_workers=4, spec=copies), told),
-        (ended(created_at=1001.0, spec={"workers": 3, "limits": {"budget": None}}), told),
+        (ended(created_at=1000.0, min_workers=2, max_workers=4, spec=copies), reported),
+        (ended(created_at=1001.0, spec={"workers": 3, "limits": {"budget": None}}), reported),
     )
     assert [(job.sizes.multiple_of, job.budget) for job in trace.jobs] == [(2, 7.5), (1, None)]
     assert read_lines("\n".join(write_lines(trace))) == trace
 
 
 def test_a_deadline_is_written_as_seconds_of_the_trace_and_read_again() -> None:
-    told = [trains(1010.0, 1), ends(1110.0)]
+    reported = [trains(1010.0, 1), ends(1110.0)]
     trace, _ = trace_of(
-        (ended(created_at=1000.0, spec={"limits": {"deadline": 1600.5}}), told),
-        (ended(created_at=1001.0, spec={"limits": {"deadline": 900.0}}), told),
-        (ended(created_at=1002.0, spec={"limits": {"deadline": None}}), told),
-        (ended(created_at=1003.0, spec={}), told),
+        (ended(created_at=1000.0, spec={"limits": {"deadline": 1600.5}}), reported),
+        (ended(created_at=1001.0, spec={"limits": {"deadline": 900.0}}), reported),
+        (ended(created_at=1002.0, spec={"limits": {"deadline": None}}), reported),
+        (ended(created_at=1003.0, spec={}), reported),
     )
     assert [job.deadline_s for job in trace.jobs] == [600.5, 0.0, None, None]
     assert read_lines("\n".join(write_lines(trace))) == trace
 
 
 def test_a_replay_of_what_happened_counts_the_deadlines_that_it_misses() -> None:
-    told = [trains(1010.0, 1), ends(1110.0)]
+    reported = [trains(1010.0, 1), ends(1110.0)]
     trace, _ = trace_of(
-        (ended(created_at=1000.0, spec={"limits": {"deadline": 1200.0}}), told),
-        (ended(created_at=1001.0, spec={"limits": {"deadline": 9000.0}}), told),
+        (ended(created_at=1000.0, spec={"limits": {"deadline": 1200.0}}), reported),
+        (ended(created_at=1001.0, spec={"limits": {"deadline": 9000.0}}), reported),
     )
     pool = PoolPolicy(sizes=(GPU.size,), capacity=CapacityRule.ON_DEMAND)
     replay = replayed(trace, Policies(pools={"gpu": pool}), Assumptions())

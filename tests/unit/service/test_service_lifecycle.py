@@ -188,16 +188,16 @@ class TestObservations:
 
     def test_what_no_new_step_follows_is_lost_until_the_same_step_is_done_again(self) -> None:
         job, attempt = lost_and_started_again(at_step=100, lost_at=NOW + 2)
-        told = lifecycle.observe(job, attempt, ProgressRecord(step=100), NOW + 5).job
-        assert told.step_at == NOW + 2, (
+        reported = lifecycle.observe(job, attempt, ProgressRecord(step=100), NOW + 5).job
+        assert reported.step_at == NOW + 2, (
             "the driver knows the step of the attempt before it, and has not done it"
         )
         for step in range(84, 101):
-            decision = lifecycle.observe_step(told, attempt, step, NOW + step)
-            told = decision.job
-        assert told.lost_s == 0.0
+            decision = lifecycle.observe_step(reported, attempt, step, NOW + step)
+            reported = decision.job
+        assert reported.lost_s == 0.0
         done = lifecycle.end_attempt(
-            told, attempt, EndReason.COMPLETED, "done", NOW + 900, 0, open_lost_s=50.0
+            reported, attempt, EndReason.COMPLETED, "done", NOW + 900, 0, open_lost_s=50.0
         )
         assert done.attempt is not None
         assert (done.job.lost_s, done.job.lost_since) == (98.0, None), "what lies inside is not counted twice"
@@ -226,7 +226,7 @@ class TestObservations:
         new = lifecycle.observe_step(third.job, third.attempt, 11, NOW + 30).job
         assert (new.lost_s, new.lost_since) == (28.0, None)
 
-    def test_a_job_that_is_cancelled_again_is_told_of_once(self) -> None:
+    def test_a_job_that_is_cancelled_again_has_one_event(self) -> None:
         job, attempt = running()
         asked = lifecycle.request_cancel(job, NOW + 2)
         assert [event.kind for event in asked.events] == ["job.cancel_requested"]
@@ -302,23 +302,25 @@ class TestNodes:
             == f"2 are allowed; {until}"
         )
 
-    def test_why_a_node_leaves_is_told_where_its_agent_says_so(self) -> None:
+    def test_why_a_node_leaves_is_recorded_where_its_agent_says_so(self) -> None:
         ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)
         seen = NodeObservation(is_provided=True, is_alive=True, is_draining=True)
-        told = lifecycle.observe_node(ready, replace(seen, leaves="this machine is sick: XID 79"), NOW)
-        assert told.node.state is NodeState.DRAINING
-        assert told.node.message == "this machine is sick: XID 79: it is being drained and takes no new work"
+        reported = lifecycle.observe_node(ready, replace(seen, leaves="this machine is sick: XID 79"), NOW)
+        assert reported.node.state is NodeState.DRAINING
+        assert (
+            reported.node.message == "this machine is sick: XID 79: it is being drained and takes no new work"
+        )
         assert (
             lifecycle.observe_node(ready, seen, NOW).node.message
             == "it is being drained and takes no new work"
         )
 
-    def test_a_drain_that_was_over_before_anybody_looked_is_told_with_its_reason(self) -> None:
+    def test_a_drain_that_was_over_before_anybody_looked_is_recorded_with_its_reason(self) -> None:
         gone = NodeObservation(is_provided=True, leaves="Preempt by the cloud")
-        told = lifecycle.observe_node(READY, gone, NOW)
-        assert [event.kind for event in told.events] == ["node.draining"]
-        assert told.node.message == "Preempt by the cloud: it was drained and has left the Ray cluster"
-        assert lifecycle.observe_node(told.node, gone, NOW + 1) == lifecycle.NodeDecision(told.node)
+        reported = lifecycle.observe_node(READY, gone, NOW)
+        assert [event.kind for event in reported.events] == ["node.draining"]
+        assert reported.node.message == "Preempt by the cloud: it was drained and has left the Ray cluster"
+        assert lifecycle.observe_node(reported.node, gone, NOW + 1) == lifecycle.NodeDecision(reported.node)
         silent = lifecycle.observe_node(READY, replace(gone, leaves=None), NOW)
         assert silent.node == READY, "what that means, the planner decides"
 
@@ -344,7 +346,7 @@ class TestNodes:
         assert ended.leaving_since == NOW
         assert lifecycle.terminate_node(READY, "it died", True, NOW + 5).node.leaving_since == NOW + 5
 
-    def test_an_agent_that_falls_silent_is_told_once_and_ends_nothing(self) -> None:
+    def test_an_agent_that_falls_silent_is_recorded_once_and_ends_nothing(self) -> None:
         node = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S).node
         assert node == READY, "not yet"
         silent = hear(node, heartbeat_at=5.0, unchanged_s=SILENT_S + 1)
@@ -356,7 +358,7 @@ class TestNodes:
             silent.node
         )
 
-    def test_an_agent_that_speaks_again_is_told_once(self) -> None:
+    def test_an_agent_that_speaks_again_is_recorded_once(self) -> None:
         silent = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1).node
         again = hear(silent, heartbeat_at=905.0, unchanged_s=0.0)
         assert [event.kind for event in again.events] == ["node.agent_heard"]
@@ -369,7 +371,7 @@ class TestNodes:
         # It had spoken while nobody listened, and was found silent again.
         assert hear(silent, heartbeat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
 
-    def test_an_agent_that_hears_nothing_of_its_cloud_is_told_of_as_a_silent_one(self) -> None:
+    def test_an_agent_that_hears_nothing_of_its_cloud_is_recorded_like_a_silent_one(self) -> None:
         def look(node: NodeRow, heartbeat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
             agent = AgentStatus(heartbeat=Heartbeat(at=heartbeat_at, deaf_s=deaf_s))
             return lifecycle.observe_node(
@@ -388,7 +390,9 @@ class TestNodes:
         again = look(deaf.node, 20.0, 1.0)
         assert ([event.kind for event in again.events], again.node) == (["node.agent_heard"], READY)
 
-    def test_what_an_agent_says_is_told_once_and_stands_beside_the_node_as_long_as_it_says_so(self) -> None:
+    def test_what_an_agent_says_is_recorded_once_and_stands_beside_the_node_as_long_as_it_says_so(
+        self,
+    ) -> None:
         def look(node: NodeRow, says: str | None) -> lifecycle.NodeDecision:
             agent = AgentStatus(heartbeat=Heartbeat(at=5.0, says=says))
             return lifecycle.observe_node(
@@ -402,7 +406,7 @@ class TestNodes:
         assert [event.message for event in look(first.node, "another one").events] == ["another one"]
         assert look(first.node, None) == lifecycle.NodeDecision(READY)
 
-    def test_what_a_silent_agent_said_last_is_not_told_instead_of_its_silence(self) -> None:
+    def test_what_a_silent_agent_said_last_is_not_recorded_instead_of_its_silence(self) -> None:
         node = hear(replace(READY, message="a pause"), heartbeat_at=5.0, unchanged_s=SILENT_S + 1).node
         agent = AgentStatus(heartbeat=Heartbeat(at=5.0, says="a pause"), unchanged_s=SILENT_S + 2)
         seen = NodeObservation(is_provided=True, is_alive=True, agent=agent)
@@ -418,8 +422,8 @@ class TestNodes:
         assert hear(going, heartbeat_at=5.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(going)
 
     def test_a_machine_that_is_dead_is_the_news_and_not_its_silent_agent(self) -> None:
-        told = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1, is_alive=False)
-        assert told == lifecycle.NodeDecision(READY)
+        reported = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1, is_alive=False)
+        assert reported == lifecycle.NodeDecision(READY)
 
     @pytest.mark.parametrize(("is_failure", "end"), [(True, NodeState.FAILED), (False, NodeState.GONE)])
     def test_the_reason_of_an_end_is_kept(self, is_failure: bool, end: NodeState) -> None:
@@ -533,13 +537,13 @@ class LifeOfAJob(RuleBasedStateMachine):
         assert self.job.state.is_terminal or self.job.user_failures == self.user_ends
 
     @invariant()
-    def what_is_asked_once_is_told_once(self) -> None:
-        told = Counter(
+    def what_is_asked_once_is_recorded_once(self) -> None:
+        reported = Counter(
             (event.kind, event.attempt)
             for event in self.events
             if event.kind in ("job.cancel_requested", "attempt.draining", "attempt.ended")
         )
-        assert all(count == 1 for count in told.values())
+        assert all(count == 1 for count in reported.values())
 
     @invariant()
     def ends_are_complete(self) -> None:
@@ -572,11 +576,11 @@ TestLifeOfAJob = LifeOfAJob.TestCase
 
 @settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(string.ascii_lowercase, min_size=1), st.integers(0, 5))
-def test_a_new_reason_to_wait_is_told_once(reason: str, times: int) -> None:
+def test_a_new_reason_to_wait_is_recorded_once(reason: str, times: int) -> None:
     job = lifecycle.submit(job_row()).job
-    told = 0
+    reported = 0
     for _ in range(times):
         decision = lifecycle.wait(job, reason, "waits", NOW)
-        told += len(decision.events)
+        reported += len(decision.events)
         job = decision.job
-    assert told == min(times, 1)
+    assert reported == min(times, 1)

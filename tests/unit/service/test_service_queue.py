@@ -275,8 +275,8 @@ class TestAdmission:
             for number, (low, _, worker) in enumerate(held)
         ]
         decision = decide(jobs, others, nodes, [PoolSize("local", 5, {"CPU": 2.0})])
-        told = [wait.job_id or "" for wait in decision.waits]
-        assert sorted([*decision.starts, *told]) == sorted(job.id for job in jobs)
+        reported = [wait.job_id or "" for wait in decision.waits]
+        assert sorted([*decision.starts, *reported]) == sorted(job.id for job in jobs)
         assert all(wait.reason for wait in decision.waits)
         # What starts finds room together, beside what is held.
         free = [dict(node.resources) for node in nodes]

@@ -77,8 +77,8 @@ def test_a_deadline_leaves_a_node_the_same_time_on_both_sides(by_s: float) -> No
     rehearsal.notify("node_b", machine.clock() + 30.0)
     assert cluster.drains["node_a"] - machine.wall == pytest.approx(30.0, abs=0.5)
     assert cluster.notices["node_b"] - machine.wall == pytest.approx(30.0, abs=0.5)
-    told: Any = SimpleNamespace(observe=lambda: {"node_a": member(deadline_at=machine.wall + 30.0)})
-    seen = TimedMembership(told, machine.clock).observe()["node_a"]
+    reported: Any = SimpleNamespace(observe=lambda: {"node_a": member(deadline_at=machine.wall + 30.0)})
+    seen = TimedMembership(reported, machine.clock).observe()["node_a"]
     assert seen.deadline_at == pytest.approx(machine.clock() + 30.0, abs=0.5)
 
 

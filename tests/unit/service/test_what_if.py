@@ -276,9 +276,9 @@ def question(**changes: Any) -> dict[str, Any]:
 def test_the_example_is_answered_and_equal_questions_have_equal_answers() -> None:
     on_demand = {"name": "on-demand.yaml", "text": (EXAMPLES / "on-demand.yaml").read_text()}
     asked = question(policies=[*question()["policies"], on_demand])
-    told: list[float] = []
-    first = answer(read_question(asked), told.append, load_rules)
-    assert first == answer(read_question(asked), told.append, load_rules)
+    reported: list[float] = []
+    first = answer(read_question(asked), reported.append, load_rules)
+    assert first == answer(read_question(asked), reported.append, load_rules)
     spot, without = first["reports"]
     assert spot["succeeded"] == without["succeeded"] == 60
     assert spot["cost_usd"] < without["cost_usd"]
@@ -287,7 +287,7 @@ def test_the_example_is_answered_and_equal_questions_have_equal_answers() -> Non
     json.dumps(first)
 
 
-def test_jobs_that_never_ran_under_a_policy_are_told_in_a_sentence() -> None:
+def test_jobs_that_never_ran_under_a_policy_are_named_in_a_sentence() -> None:
     asked = question()
     lines = [json.loads(line) for line in asked["traces"][0]["text"].splitlines()]
     jobs = [line for line in lines if line["kind"] == "job"]

@@ -137,7 +137,7 @@ def test_the_files_are_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 5, 12, 100, -1])
-def test_a_torn_file_is_told(left: int, tmp_path: Path) -> None:
+def test_a_torn_file_is_reported(left: int, tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_tensors({"w": torch.ones(30)}, path)
     path.write_bytes(path.read_bytes()[:left])
@@ -145,7 +145,7 @@ def test_a_torn_file_is_told(left: int, tmp_path: Path) -> None:
         read_tensors(path)
 
 
-def test_a_missing_part_is_told_by_the_tensor_that_it_held(tmp_path: Path) -> None:
+def test_a_missing_part_is_named_by_the_tensor_that_it_held(tmp_path: Path) -> None:
     written(state(), 2, tmp_path)
     (tmp_path / Writer(1, 2).file).unlink()
     with pytest.raises(TensorFileDamaged, match="is in none of the files"):

@@ -76,8 +76,8 @@ def test_a_regroup_tells_the_new_place_and_the_environment(
     link: Link, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor.say("regroup", generation=2, **PLACE)
-    told = link.await_regroup(1)
-    assert told == Rendezvous(generation=2, **PLACE)  # type: ignore[arg-type]
+    reported = link.await_regroup(1)
+    assert reported == Rendezvous(generation=2, **PLACE)  # type: ignore[arg-type]
     assert os.environ["RANK"] == "1"
     assert os.environ["WORLD_SIZE"] == "3"
     assert os.environ["MASTER_PORT"] == "4321"
@@ -91,11 +91,11 @@ def test_a_regroup_of_an_old_generation_is_not_taken(link: Link, supervisor: Sup
 
 
 def test_part_wakes_the_listener_and_names_the_generation(link: Link, supervisor: Supervisor) -> None:
-    told = threading.Event()
+    reported = threading.Event()
     heard: list[int] = []
-    link.on_leave = lambda generation: (heard.append(generation), told.set())[0]
+    link.on_leave = lambda generation: (heard.append(generation), reported.set())[0]
     supervisor.say("part", generation=4)
-    assert told.wait(10)
+    assert reported.wait(10)
     assert heard == [4]
     assert link.must_leave(4)
     assert not link.must_leave(5)

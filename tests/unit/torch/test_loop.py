@@ -324,7 +324,7 @@ def test_a_stream_that_makes_no_step_is_refused_and_not_read_for_ever(size: int)
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"exactness": "nearly"}, "exactness is 'sample-exact' or 'bitwise'"),
         ({"epochs": None}, "say when training ends"),
@@ -335,8 +335,8 @@ def test_a_stream_that_makes_no_step_is_refused_and_not_read_for_ever(size: int)
         ({"state": {"ema": object()}}, "needs the methods state_dict"),
     ],
 )
-def test_arguments_that_cannot_work_are_refused_by_name(changed: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_arguments_that_cannot_work_are_refused_by_name(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         loop_of(*make(), **changed)
 
 
@@ -362,7 +362,7 @@ def test_more_workers_than_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("compute", "told"),
+    ("compute", "message"),
     [
         (lambda model, batch: 3.0, "returns the mean loss"),
         (lambda model, batch: model(batch[0]), "returns the mean loss"),
@@ -370,8 +370,8 @@ def test_more_workers_than_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -
         (lambda model, batch: (error(model, batch), [1]), "returns the mean loss"),
     ],
 )
-def test_a_function_that_returns_something_else_is_refused(compute: Any, told: str) -> None:
-    with pytest.raises(TypeError, match=told):
+def test_a_function_that_returns_something_else_is_refused(compute: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         next(iter(loop_of(*make()))).backward(compute)
 
 
@@ -382,7 +382,7 @@ def test_too_many_metrics_are_refused() -> None:
         )
 
 
-def test_a_step_without_backward_and_one_with_two_are_told() -> None:
+def test_a_step_without_backward_and_one_with_two_are_refused_by_name() -> None:
     with pytest.raises(RuntimeError, match="once in every step"):
         for _ in loop_of(*make()):
             pass
@@ -418,7 +418,7 @@ def test_a_script_may_repeat_what_the_job_says(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         ({"exactness": "bitwise"}, "exactness='sample-exact' and the job's elastic.exactness is 'bitwise'"),
         ({"global_batch": 16}, "global_batch=8 and the job's elastic.global_batch is 16"),
@@ -426,10 +426,10 @@ def test_a_script_may_repeat_what_the_job_says(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_script_that_contradicts_its_job_is_refused(
-    said: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+    said: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(monkeypatch, **said)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         loop_of(*make(), exactness="sample-exact")
 
 
@@ -439,7 +439,7 @@ def test_a_loop_that_nobody_tells_its_batch_says_how() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"global_batch": 6}, "written with global_batch=8"),
         ({"seed": 5}, "written with seed=4"),
@@ -447,10 +447,10 @@ def test_a_loop_that_nobody_tells_its_batch_says_how() -> None:
     ],
 )
 def test_a_checkpoint_of_another_order_is_refused_by_name(
-    changed: dict[str, Any], told: str, tmp_path: Path
+    changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     loop_of(*make()).save(tmp_path)
-    with pytest.raises(CheckpointUnusable, match=told):
+    with pytest.raises(CheckpointUnusable, match=message):
         loop_of(*make(), **changed).load(tmp_path)
 
 

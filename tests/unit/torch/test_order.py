@@ -91,15 +91,15 @@ def test_a_dataset_smaller_than_a_batch_makes_one_small_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "drop_last", "told"), [(0, False, "0 samples make no step"), (7, True, "drop_last=False")]
+    ("samples", "drop_last", "message"), [(0, False, "0 samples make no step"), (7, True, "drop_last=False")]
 )
-def test_data_that_makes_no_step_is_refused(samples: int, drop_last: bool, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_data_that_makes_no_step_is_refused(samples: int, drop_last: bool, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Order(samples=samples, global_batch=8, shards=4, seed=0, drop_last=drop_last)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "message"),
     [
         ((0, 1, None), "global_batch"),
         ((8, 0, None), "shards is a number from 1 to global_batch"),
@@ -107,8 +107,10 @@ def test_data_that_makes_no_step_is_refused(samples: int, drop_last: bool, told:
         ((8, 4, 0), "micro_batch"),
     ],
 )
-def test_sizes_that_make_no_sense_are_refused_by_name(sizes: tuple[int, int, int | None], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_sizes_that_make_no_sense_are_refused_by_name(
+    sizes: tuple[int, int, int | None], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         check_sizes(*sizes)
 
 

@@ -63,11 +63,11 @@ pieces = st.lists(st.tuples(labels, st.sets(st.integers(0, 2))), max_size=4)
 
 @given(st.lists(pieces, min_size=1, max_size=4))
 def test_the_newest_whole_snapshot_is_taken_and_groups_are_not_mixed(
-    told: list[list[tuple[SnapshotId, set[int]]]],
+    reported: list[list[tuple[SnapshotId, set[int]]]],
 ) -> None:
-    held = [[HeldShards(label, 3, tuple(sorted(here))) for label, here in all_] for all_ in told]
+    held = [[HeldShards(label, 3, tuple(sorted(here))) for label, here in all_] for all_ in reported]
     there: dict[SnapshotId, set[int]] = {}
-    for label, here in (one for all_ in told for one in all_):
+    for label, here in (one for all_ in reported for one in all_):
         there.setdefault(label, set()).update(here)
     whole = [label for label, here in there.items() if here == {0, 1, 2}]
     source = newest_complete(held)

@@ -28,16 +28,16 @@ def test_the_most_advanced_worker_gives_to_those_who_lack(given: list[WorkerStat
     assert plan_sync(given) == plan
 
 
-def test_nobody_with_a_state_is_told() -> None:
+def test_nobody_with_a_state_is_reported() -> None:
     with pytest.raises(WorkersDiffer, match="resume from a checkpoint"):
         plan_sync(states(-1, -1))
 
 
-def test_more_than_a_step_apart_is_told() -> None:
+def test_more_than_a_step_apart_is_reported() -> None:
     with pytest.raises(WorkersDiffer, match="more than one step apart"):
         plan_sync(states(3, 5))
 
 
-def test_different_scripts_are_told_by_rank() -> None:
+def test_different_scripts_are_reported_by_rank() -> None:
     with pytest.raises(WorkersDiffer, match="rank 1 runs another model or other settings"):
         plan_sync([WorkerState(0, True, 1), WorkerState(0, True, 2)])

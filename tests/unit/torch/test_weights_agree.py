@@ -158,11 +158,11 @@ class Listener:
     stops = False
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []
+        self.reported: list[dict[str, Any]] = []
         self.on_leave: Any = None
 
     def send(self, message: dict[str, Any]) -> None:
-        self.told.append(message)
+        self.reported.append(message)
 
     def must_leave(self, generation: int) -> bool:
         return False
@@ -204,7 +204,7 @@ def test_the_supervisor_is_told_before_the_script_ends(listener: Listener) -> No
 
     with pytest.raises(Diverged, match=r"bias was changed inside step\.backward"):
         train()
-    (said,) = [one for one in listener.told if one["type"] == "diverged"]
+    (said,) = [one for one in listener.reported if one["type"] == "diverged"]
     assert said["text"].startswith("bias was changed inside step.backward")
 
 

@@ -35,7 +35,7 @@ class Stage:
         self.unheard: set[tuple[int, str]] = set()
         #: Step of the state of each script.
         self.steps: dict[int, int] = {}
-        self.told: list[tuple[int, dict[str, Any]]] = []
+        self.sent: list[tuple[int, dict[str, Any]]] = []
         #: Called with every message that a worker takes.
         self.watch: Callable[[int, dict[str, Any]], None] = lambda slot, message: None
         #: Called when all workers of a group have joined it.
@@ -132,8 +132,8 @@ class Stage:
         return sorted(self.group_members.ranks, key=lambda slot: self.group_members.ranks[slot])
 
     def messages(self, kind: str) -> list[int]:
-        """Slots that were told that, in order."""
-        return [slot for slot, message in self.told if message["type"] == kind]
+        """Slots that were sent that, in order."""
+        return [slot for slot, message in self.sent if message["type"] == kind]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         bodies = [one.body for one in self.account.records(0, 10_000) if one.kind == "event"]
@@ -146,7 +146,7 @@ class Stage:
 
     @property
     def workers(self) -> list[dict[str, int]]:
-        """Workers by the address of their node, every time that they were told."""
+        """Workers by the address of their node, every time that they were sent."""
         bodies = [one.body for one in self.account.records(0, 10_000) if one.kind == "progress"]
         return [body["workers"] for body in bodies if "world_size" in body]
 
@@ -159,7 +159,7 @@ class Stage:
     async def instruct(self, member: Member, message: dict[str, Any]) -> bool:
         if not await self._answers(member.slot):
             return False
-        self.told.append((member.slot, message))
+        self.sent.append((member.slot, message))
         self.watch(member.slot, message)
         self.loop.call_later(self.slow.get(member.slot, 0.0), self._react, member.slot, message)
         return True

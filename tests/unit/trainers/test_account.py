@@ -61,7 +61,7 @@ def test_bytes_count_and_not_characters_and_halves_of_pairs_do_no_harm() -> None
 
 def test_counters_are_reported_when_they_change() -> None:
     account = Account(1000)
-    told = []
+    reported = []
     for progress in (
         Progress(),
         Progress(step=3, total_steps=10),
@@ -69,8 +69,8 @@ def test_counters_are_reported_when_they_change() -> None:
         Progress(step=3, total_steps=10, repeated_steps=1, lost_s=1.23456),
     ):
         account.totals(progress)
-        told.append([record.body for record in account.records(sum(map(len, told)), 10)])
-    assert told == [
+        reported.append([record.body for record in account.records(sum(map(len, reported)), 10)])
+    assert reported == [
         [{"repeated_steps": 0, "lost_s": 0.0}],
         [{"step": 3, "total_steps": 10}],
         [],
@@ -223,7 +223,7 @@ def measured(reports: int, names: int = 1) -> Account:
     return account
 
 
-def steps_told(account: Account) -> list[int]:
+def reported_steps(account: Account) -> list[int]:
     steps: list[int] = []
     after = 0
     while records := account.records(after, 10_000):
@@ -238,7 +238,7 @@ def test_metrics_that_are_not_fetched_are_stored_within_a_bound_from_the_first_t
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 3 * MOST_METRIC_BYTES
-    steps = steps_told(account)
+    steps = reported_steps(account)
     assert steps == sorted(steps)
     assert steps[0] < 1000
     assert steps[-1] == 100_000
@@ -297,9 +297,9 @@ def test_what_was_left_out_is_reported_in_its_place_and_at_the_time_of_the_next_
     for number in range(most + 40):
         waiting.add(float(number), 0, "stdout", f"{number}" + "x" * kib, kib + 9)
     assert waiting.counted_bytes <= MOST_LINE_BYTES
-    told = [text for _ in range(most + 2) for text in waiting.take()]
-    numbers = [int(at) for at, *_ in told[1:]]
+    reported = [text for _ in range(most + 2) for text in waiting.take()]
+    numbers = [int(at) for at, *_ in reported[1:]]
     assert numbers == list(range(numbers[0], most + 40)), "the newest ones are all there"
     left_out = f"{numbers[0]} lines were left out here: they were not fetched in time"
-    assert told[0] == (told[1][0], 0, "remora", left_out)
+    assert reported[0] == (reported[1][0], 0, "remora", left_out)
     assert (waiting.take(), waiting.counted_bytes) == ([], 0)

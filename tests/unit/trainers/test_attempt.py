@@ -121,9 +121,9 @@ def test_repeated_steps_are_recorded_before_the_new_step_after_them() -> None:
         group.progress = replace(group.progress, step=20, high_water=20, group_step=None)
         for step in (18, 19, 20, 21, 22):
             stage.attempt.receive(0, {"type": "report", "step": step, "metrics": {"loss": 1.0}})
-        told = [one.body for one in stage.account.records(0, 100) if "step" in one.body]
-        assert [one["step"] for one in told if "values" in one] == [18, 19, 20, 21, 22]
-        assert told[0]["repeated_steps"] == 3
+        reported = [one.body for one in stage.account.records(0, 100) if "step" in one.body]
+        assert [one["step"] for one in reported if "values" in one] == [18, 19, 20, 21, 22]
+        assert reported[0]["repeated_steps"] == 3
 
     play(scene())
 
@@ -135,8 +135,8 @@ def test_the_interval_follows_what_checkpoints_cost() -> None:
             stage.attempt.receive(slot, {"type": "stalled", "step": 20, "stall_s": stall_s})
         assert stage.attempt.group is not None
         assert stage.attempt.group.checkpoint_interval_s == pytest.approx(198.0, abs=0.1)
-        told = [round(data["interval_s"]) for data in stage.events("checkpoint.interval")]
-        assert told == [45, 198], "a change that matters is told"
+        reported = [round(data["interval_s"]) for data in stage.events("checkpoint.interval")]
+        assert reported == [45, 198], "a change that matters is reported"
         stage.kill(1)
         await stage.settled()
         stage.attempt.receive(0, {"type": "stalled", "step": 30, "stall_s": "long"})
@@ -286,7 +286,7 @@ def test_a_notice_has_all_workers_look_into_their_outputs() -> None:
         stage.attempt.request_stop("drain", "A node goes.", stage.now() + 30.0)
         await stage.after(0.1)
         assert sorted(stage.messages("look")) == [0, 1]
-        assert [message["round"] for _, message in stage.told if message["type"] == "look"] == [1, 1]
+        assert [message["round"] for _, message in stage.sent if message["type"] == "look"] == [1, 1]
 
     play(scene())
 
@@ -304,8 +304,8 @@ def test_a_loss_that_no_new_step_followed_is_reported_with_the_end() -> None:
         won_back_after_s = stage.now() - BEGIN
         await stage.after(50.0)
         await stage.attempt.end(None)
-        told = [one for one in stage.account.records(0, 10_000) if one.kind in ("progress", "ended")]
-        assert max(one.body.get("repeated_steps", 0) for one in told) == 2
-        assert told[-1].body["open_lost_s"] == pytest.approx(won_back_after_s, abs=0.01)
+        reported = [one for one in stage.account.records(0, 10_000) if one.kind in ("progress", "ended")]
+        assert max(one.body.get("repeated_steps", 0) for one in reported) == 2
+        assert reported[-1].body["open_lost_s"] == pytest.approx(won_back_after_s, abs=0.01)
 
     play(scene())

@@ -25,8 +25,8 @@ async def test_the_others_go_on_when_a_worker_is_lost() -> None:
     assert stage.attempt.generation == 2
     assert stage.regrouped == [("loss", 2)]
     assert stage.events("node.lost") == [{"ranks": [1]}]
-    told = {slot: message for slot, message in stage.told if message["type"] == "regroup"}
-    assert told[2] == {
+    reported = {slot: message for slot, message in stage.sent if message["type"] == "regroup"}
+    assert reported[2] == {
         "type": "regroup", "generation": 2, "rank": 1, "world_size": 2, "local_rank": 0, "local_world_size": 1,
         "node_rank": 1, "num_nodes": 2, "master_addr": "10.0.0.0", "master_port": 20_000,
     }  # fmt: skip
@@ -68,7 +68,7 @@ async def test_the_next_one_becomes_rank_0_when_it_is_lost() -> None:
     stage.kill(0)
     await stage.settled()
     assert stage.order == [1, 2]
-    addresses = {message["master_addr"] for _, message in stage.told if message["type"] == "regroup"}
+    addresses = {message["master_addr"] for _, message in stage.sent if message["type"] == "regroup"}
     assert addresses == {"10.0.0.1"}
 
 
@@ -489,7 +489,7 @@ async def test_a_drain_that_leaves_too_few_asks_for_a_checkpoint() -> None:
     stage = Stage(2, min_workers=2)
     stage.in_place.drain({"node-1"}, BEGIN + 30.0)
     await stage.after(0.1)
-    decisions = [message for _, message in stage.told if message["type"] == "decide"]
+    decisions = [message for _, message in stage.sent if message["type"] == "decide"]
     assert {(message["action"], message["stop"]) for message in decisions} == {("checkpoint", True)}
     assert not stage.in_place.is_changing
 
@@ -638,7 +638,7 @@ async def test_workers_that_cannot_regroup_are_for_the_judge() -> None:
     assert not stage.in_place.may_grow()
     stage.in_place.drain({"node-1"}, None)
     await stage.after(0.1)
-    assert {message["action"] for _, message in stage.told if message["type"] == "decide"} == {"checkpoint"}
+    assert {message["action"] for _, message in stage.sent if message["type"] == "decide"} == {"checkpoint"}
 
 
 @scene

@@ -1,4 +1,4 @@
-"""Real processes: however a command ends or tries to stay, its end is told truly and nothing of it is left."""
+"""Real processes: however a command ends or tries to stay, its end is reported truly and nothing of it is left."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def wait_until_gone(pid: int, timeout_s: float = 10.0) -> None:
         ("import os; os.abort()", {"signal": 6}),
     ],
 )
-def test_ends_are_told_as_they_were(harness: ChildHarness, code: str, status: dict[str, object]) -> None:
+def test_ends_are_reported_as_they_were(harness: ChildHarness, code: str, status: dict[str, object]) -> None:
     assert harness.python(code).wait() == status
 
 

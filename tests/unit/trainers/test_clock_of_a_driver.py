@@ -67,7 +67,7 @@ def test_a_node_that_goes_is_given_the_time_that_it_has(by_s: float) -> None:
         deadline_at = stage.clock() + 30.0
         stage.attempt.request_stop("drain", "A node goes.", deadline_at)
         stage.set_by_s = by_s
-        # It is told over and over, and measured at the first time only.
+        # It is reported over and over, and measured at the first time only.
         stage.attempt.request_stop("drain", "A node goes.", deadline_at)
         await pass_by(stage, 30.0 - DEADLINE_MARGIN_S - 1.0)
         assert not group.is_stopping

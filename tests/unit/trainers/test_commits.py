@@ -1,4 +1,4 @@
-"""A committed checkpoint is told as one, whatever becomes of the older ones; what cannot be deleted is tried again."""
+"""A committed checkpoint is reported as one, whatever becomes of older ones; what cannot be deleted is tried again."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class Job:
         await self.commits.finish()
 
     @property
-    def told(self) -> list[tuple[int, bool]]:
-        """Steps of checkpoints that were told, and whether as deleted ones."""
+    def reported(self) -> list[tuple[int, bool]]:
+        """Steps of checkpoints that were reported, and whether as deleted ones."""
         records = [one for one in self.stage.account.records(0, 10_000) if one.kind == "checkpoint"]
         return [(one.body["step"], one.body.get("deleted", False)) for one in records]
 
     @property
     def reasons(self) -> list[str]:
-        """Why checkpoints were told as deleted."""
+        """Why checkpoints were reported as deleted."""
         bodies = [one.body for one in self.stage.account.records(0, 10_000) if one.kind == "checkpoint"]
         return [body["reason"] for body in bodies if body.get("deleted")]
 
@@ -89,17 +89,17 @@ def test_a_retention_that_fails_refuses_no_commit_and_is_tried_again(tmp_path: P
             await job.save(step)
         job.refuses = True
         await job.save(13)
-        assert job.told == [(11, False), (12, False), (13, False)]
+        assert job.reported == [(11, False), (12, False), (13, False)]
         assert job.stage.events("checkpoint.refused") == []
         assert job.stage.events("checkpoint.not_deleted") == [{}]
         await job.stage.after(30.0)
-        assert job.stage.events("checkpoint.not_deleted") == [{}], "it is told once"
+        assert job.stage.events("checkpoint.not_deleted") == [{}], "it is reported once"
         assert job.steps == [13, 12, 11]
         job.refuses = False
         await job.stage.after(60.0)
         await job.commits.finish()
         assert job.steps == [13, 12]
-        assert job.told[3:] == [(11, True)]
+        assert job.reported[3:] == [(11, True)]
 
     play(scene())
 
@@ -120,9 +120,9 @@ def test_a_storage_that_cannot_be_listed_is_tried_again_too(
 
         monkeypatch.setattr(job.catalog, "manifests", listed)
         await job.save(12)
-        assert job.told == [(11, False), (12, False)]
+        assert job.reported == [(11, False), (12, False)]
         await job.stage.after(60.0)
-        assert job.told == [(11, False), (12, False), (11, True)]
+        assert job.reported == [(11, False), (12, False), (11, True)]
 
     play(scene())
 
@@ -166,7 +166,7 @@ def test_a_step_that_was_committed_again_is_not_reported_as_deleted(tmp_path: Pa
         await job.save(11)
         await job.save(11, generation=2)
         assert [one.generation for one in job.catalog.manifests()] == [2]
-        assert job.told == [(11, False), (11, False)]
+        assert job.reported == [(11, False), (11, False)]
 
     play(scene())
 
@@ -192,11 +192,11 @@ def test_a_step_that_is_stored_while_its_older_checkpoint_is_deleted_is_not_repo
         assert job.steps == [12], "it is deleted, and nobody was told yet"
         job.begin(11, generation=2)
         await job.stage.after(1.0)
-        assert job.told == [(11, False), (12, False), (11, False)]
+        assert job.reported == [(11, False), (12, False), (11, False)]
         is_over.set()
         await job.commits.finish()
         assert [(one.step, one.generation) for one in job.catalog.manifests()] == [(11, 2)]
-        assert job.told == [(11, False), (12, False), (11, False), (12, True)]
+        assert job.reported == [(11, False), (12, False), (11, False), (12, True)]
 
     play(scene())
 
@@ -231,7 +231,7 @@ def test_an_attempt_tells_what_the_one_before_it_left(tmp_path: Path) -> None:
         assert {one["attempt"] for one in later.records[0].body["checkpoints"]} == {1}
         assert later.records[0].body["checkpoints"][0] == next(
             one.body for one in job.stage.account.records(0, 10_000) if one.body.get("step") == 14
-        ), "it is told as it was when it was committed"
+        ), "it is reported as it was when it was committed"
 
     play(scene())
 
@@ -251,7 +251,7 @@ def test_a_checkpoint_that_cannot_be_read_any_more_leaves_the_list_when_it_is_sw
         job.storage.write_bytes(f"{folder}/{MANIFEST_NAME}", b"torn")
         await job.save(12, generation=2)
         assert not job.storage.exists(folder), "it was swept"
-        assert job.told == [(11, False), (12, False), (11, True)]
+        assert job.reported == [(11, False), (12, False), (11, True)]
         assert job.reasons == ["damaged"]
 
     play(scene())
@@ -263,7 +263,7 @@ def test_a_checkpoint_without_all_of_its_files_leaves_the_list(tmp_path: Path) -
         await job.save(11)
         job.storage.delete(f"jobs/{job.plan.job_id}/checkpoints/000000000011-1-1/part")
         await job.save(12)
-        assert job.told == [(11, False), (12, False), (11, True)]
+        assert job.reported == [(11, False), (12, False), (11, True)]
 
     play(scene())
 
@@ -275,7 +275,7 @@ def test_when_one_of_two_of_a_step_goes_the_other_one_is_listed(tmp_path: Path) 
         later = Next(job, job.stage)
         later.commits._reported[11] = "000000000011-2-1"
         await later.commits._retain()
-        assert job.told[-1] == (11, False)
+        assert job.reported[-1] == (11, False)
         last = [one.body for one in job.stage.account.records(0, 10_000) if one.kind == "checkpoint"][-1]
         assert last["location"].endswith("000000000011-1-1")
 

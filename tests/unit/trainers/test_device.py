@@ -22,7 +22,7 @@ NVIDIA = Devices(frozenset({"nvidia"}), has_bf16=False)
 INTEL = Devices(frozenset({"intel"}), has_bf16=False)
 
 
-def told(device: Device, precision: Precision, gpus: float, seen: Devices) -> dict[str, str]:
+def variables_for(device: Device, precision: Precision, gpus: float, seen: Devices) -> dict[str, str]:
     return device_variables(device, precision, gpus, seen, IDENTITY, "eth0")
 
 
@@ -38,11 +38,11 @@ def told(device: Device, precision: Precision, gpus: float, seen: Devices) -> di
     ],
 )
 def test_collectives_follow_the_device(device: Device, gpus: float, seen: Devices, collectives: str) -> None:
-    assert told(device, "full", gpus, seen)["REMORA_COLLECTIVES"] == collectives
+    assert variables_for(device, "full", gpus, seen)["REMORA_COLLECTIVES"] == collectives
 
 
 def test_on_intel_gpus_oneccl_knows_each_place_without_mpirun() -> None:
-    assert told("xpu", "full", 1, INTEL) == {
+    assert variables_for("xpu", "full", 1, INTEL) == {
         "REMORA_COLLECTIVES": "xccl",
         "CCL_PROCESS_LAUNCHER": "none",
         "CCL_LOCAL_RANK": "1",
@@ -53,8 +53,8 @@ def test_on_intel_gpus_oneccl_knows_each_place_without_mpirun() -> None:
 
 
 def test_bf16_is_asked_of_onednn_only_when_the_job_says_so() -> None:
-    assert told("auto", "bf16", 0, MODERN)["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
-    assert told("auto", "full", 0, MODERN) == {"REMORA_COLLECTIVES": "gloo"}
+    assert variables_for("auto", "bf16", 0, MODERN)["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
+    assert variables_for("auto", "full", 0, MODERN) == {"REMORA_COLLECTIVES": "gloo"}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_is_not_there_is_refused_in_one_sentence(
     device: Device, precision: Precision, seen: Devices, said: str
 ) -> None:
     with pytest.raises(BackendUnusable, match=said):
-        told(device, precision, 1, seen)
+        variables_for(device, precision, 1, seen)
 
 
 @pytest.mark.parametrize(

@@ -32,16 +32,16 @@ DAEMON = """
 import os, signal, sys
 MARK = sys.argv[1]
 SLEEPER = "import os, signal, sys; os.write(int(sys.argv[2]), b'up'); signal.pause()"
-told, tell = os.pipe()
-os.set_inheritable(tell, True)
+reader, writer = os.pipe()
+os.set_inheritable(writer, True)
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execve(sys.executable, [sys.executable, "-c", SLEEPER, MARK, str(tell)], {})
+        os.execve(sys.executable, [sys.executable, "-c", SLEEPER, MARK, str(writer)], {})
     os._exit(0)
 os.wait()
-os.close(tell)
-os.read(told, 2)
+os.close(writer)
+os.read(reader, 2)
 print("up", flush=True)
 """
 KILLS_ITS_SHIM = DAEMON + "os.kill(os.getppid(), signal.SIGKILL)\nsignal.pause()\n"

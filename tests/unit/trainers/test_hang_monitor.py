@@ -33,8 +33,8 @@ class Scene:
 
     def _react(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "dump" and slot not in self.mute:
-            told = {"type": "stack", "text": f"stack of {slot}"}
-            self.stage.loop.call_later(0.1, self.stacks_asked.receive, slot, told)
+            reported = {"type": "stack", "text": f"stack of {slot}"}
+            self.stage.loop.call_later(0.1, self.stacks_asked.receive, slot, reported)
 
     async def after(self, seconds: float) -> None:
         end = self.stage.loop.time() + seconds
@@ -84,7 +84,7 @@ async def test_a_script_that_cannot_go_on_ends_with_the_stacks_of_all_ranks() ->
     assert at.stage.attempt.verdict.message.startswith("No step ended for 60")
     assert await at.stage.attempt.judge(set(), set()) is False, "no worker group follows"
     await at.after(LIMIT_S * 3)
-    assert len(at.stage.events("worker.stack")) == 2, "it is told once"
+    assert len(at.stage.events("worker.stack")) == 2, "it is reported once"
 
 
 @scene

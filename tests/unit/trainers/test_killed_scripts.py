@@ -35,7 +35,7 @@ def test_a_script_that_died_with_its_node_was_not_killed_alone() -> None:
     kills = Kills()
     for slot in range(MOST_KILLS):
         kills.tolerate(slot, 5 + slot, 10, 0.0)
-    assert kills.discount({1, 7}) == [6], "whose loss is to be told"
+    assert kills.discount({1, 7}) == [6], "whose loss is to be reported"
     assert kills.tolerate(8, 0, 10, 0.0)
     assert not kills.tolerate(9, 0, 10, 0.0)
 

@@ -40,7 +40,7 @@ WRITTEN = threading.Condition()
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
+def reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(record: Path, names: Mapping[int, str]) -> None:
         write_record(record, names)
         with WRITTEN:
@@ -86,13 +86,13 @@ class Watched:
     def __init__(self, record: Path, most_bytes: int, *scripts: Script, memory: Path = MEMORY) -> None:
         self.record, self.memory = record, memory
         self.excess: list[int] = []
-        self.is_told = threading.Event()
+        self.is_reported = threading.Event()
         self.watch = MemoryWatch(memory, f"remora-{os.getuid()}", record, most_bytes, self._hear)
         self.watch.start(lambda: [one.process.pid for one in scripts])
 
     def _hear(self, size_bytes: int) -> None:
         self.excess.append(size_bytes)
-        self.is_told.set()
+        self.is_reported.set()
 
     def until(self, *names: str) -> None:
         """Wait until these are known, and no others."""
@@ -219,7 +219,7 @@ def test_a_file_that_another_process_uses_stays_until_it_does_not(
 
 
 @pytest.mark.parametrize("how", ["open", "closed", "without a name", "mapped without a name"])
-def test_bytes_are_counted_and_an_excess_is_told_once(
+def test_bytes_are_counted_and_an_excess_is_reported_once(
     script: Script, tmp_path: Path, own: str, how: str
 ) -> None:
     watched = Watched(tmp_path / "files", 64 * PAGE, script)
@@ -237,7 +237,7 @@ def test_bytes_are_counted_and_an_excess_is_told_once(
         if how == "mapped without a name":
             maps = f"r = open('/proc/self/fd/%d' % f.fileno(), 'r+b'); m = mmap.mmap(r.fileno(), {74 * PAGE})"
             script.do(f"{maps}; r.close(); f.close(); sum(m[::4096])")
-        assert watched.is_told.wait(20.0)
+        assert watched.is_reported.wait(20.0)
         made(script, MEMORY / f"{own}-c", 10 * PAGE)
         assert how == "mapped without a name" or watched.excess == [74 * PAGE]
         assert len(watched.excess) == 1
@@ -344,14 +344,14 @@ def small(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(memory)], check=True)
 
 
-def test_a_memory_that_is_full_is_told_and_what_filled_it_is_removed(script: Script, small: Path) -> None:
+def test_a_memory_that_is_full_is_reported_and_what_filled_it_is_removed(script: Script, small: Path) -> None:
     (small / "own").mkdir()
     watched = Watched(small / "own" / "files", 1 << 20, script, memory=small)
     script.do(
         f"f = open('{small}/a', 'wb'); os.posix_fallocate(f.fileno(), 0, os.statvfs('{small}').f_bavail * {PAGE})"
     )
     assert os.statvfs(small).f_bfree == 0
-    assert watched.is_told.wait(20.0)
+    assert watched.is_reported.wait(20.0)
     script.end()
     watched.watch.close()
     assert watched.known() == ["a"]
@@ -393,7 +393,7 @@ def test_what_could_not_be_put_down_is_put_down_at_the_end(
     watched = Watched(tmp_path / "files", 0, script)
     made(script, MEMORY / f"{own}-a")
     assert failed.wait(10.0)
-    assert watched.is_told.wait(10.0), "the excess is told before"
+    assert watched.is_reported.wait(10.0), "the excess is reported before"
     monkeypatch.setattr(memory_watch, "write_record", write)
     script.end()
     assert watched.remove()

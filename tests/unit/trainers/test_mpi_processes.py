@@ -141,15 +141,15 @@ def test_a_trial_of_mpirun_that_does_not_end_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mpi, "_TRY_S", 1.0)
-    told = tmp_path / "pids"
+    reported = tmp_path / "pids"
     program = tmp_path / "mpirun"
     program.write_text(
-        f"#!/bin/sh\nsetsid sleep 600 & echo $! >> {told}; echo $$ >> {told}; exec sleep 600\n"
+        f"#!/bin/sh\nsetsid sleep 600 & echo $! >> {reported}; echo $$ >> {reported}; exec sleep 600\n"
     )
     program.chmod(0o755)
     began = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert not _runs(began)
-    for pid in told.read_text().split():
+    for pid in reported.read_text().split():
         assert is_gone(int(pid))
     program.write_text("#!/bin/sh\nexit 0\n")
     assert _runs(began)

@@ -103,7 +103,7 @@ def test_the_first_report_of_every_rank_and_all_of_rank_0() -> None:
 
 @pytest.mark.parametrize("workers", [1, 8, PACES_PER_S, 1024, 8192])
 def test_paces_of_all_workers_are_no_more_than_so_many_in_a_second(workers: int) -> None:
-    """They told once a second each: 8,192 messages a second."""
+    """They report once a second each: 8,192 messages a second."""
     identity = replace(IDENTITY, world_size=workers, rank=workers - 1)
     seconds = 1000.0
     each = passed("pace", identity, each_s=1.0, seconds=seconds, report_filter=ReportFilter())

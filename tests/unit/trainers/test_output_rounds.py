@@ -216,7 +216,7 @@ class World:
         self.number = 0
         self.files: dict[str, OutputFile] = {}
         self.disks: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
-        self.told: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
+        self.reported: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
         self.looked: dict[int, dict[str, str]] = {rank: {} for rank in self.ranks}
         self.change_counts = dict.fromkeys(self.ranks, 0)
         self.knows = dict.fromkeys(self.ranks, 0)
@@ -246,20 +246,20 @@ class World:
     def look(self, rank: int) -> None:
         if rank in self.dead:
             return
-        disk, told = self.disks[rank], self.told[rank]
+        disk, reported = self.disks[rank], self.reported[rank]
         self.change_counts[rank] += disk != self.looked[rank]
         self.looked[rank] = dict(disk)
         is_busy = bool(self.parts[rank] % 3)
         written, removed, folders = [], (), ()
         if not is_busy:
-            for name in disk.keys() - {name for name in told if told[name] == disk.get(name)}:
+            for name in disk.keys() - {name for name in reported if reported[name] == disk.get(name)}:
                 stored = f"{len(self.content)}/{name}"
                 self.content[stored] = disk[name]
                 written.append(file(name, rank, stored=stored, sha256=disk[name]))
-            removed = tuple(told.keys() - disk.keys())
+            removed = tuple(reported.keys() - disk.keys())
             there = {folder for name in disk for folder in folders_of(name)}
             folders = tuple({folder for name in removed for folder in folders_of(name)} - there)
-            self.told[rank] = dict(disk)
+            self.reported[rank] = dict(disk)
         self.under_way[rank].append(
             Changes(
                 rank=rank,

@@ -134,7 +134,7 @@ class Worker:
         paths: dict[str, str] | None = None,
         most_bytes: int | None = None,
     ) -> None:
-        self.all_told: list[Changes] = []
+        self.all_reported: list[Changes] = []
         self.complaints: list[str] = []
         self.catalog = OutputsCatalog(Storage(tmp_path / "storage"), "job_1")
         self.folder = tmp_path / f"outputs-{rank}-{len(files or {})}"
@@ -143,7 +143,7 @@ class Worker:
             self.folder,
             self.catalog,
             lambda: identity,
-            self.all_told.append,
+            self.all_reported.append,
             self.complaints.append,
             outputs=("model", *(paths or {}).values()),
             paths=paths,
@@ -159,13 +159,13 @@ class Worker:
         os.utime(path, (at, at))
 
     @property
-    def told(self) -> list[Changes]:
-        """What it told, but for words that nothing has changed."""
-        return [one for one in self.all_told if one.written or one.removed or one.unstored]
+    def reported(self) -> list[Changes]:
+        """What it reported, but for words that nothing has changed."""
+        return [one for one in self.all_reported if one.written or one.removed or one.unstored]
 
     @property
     def written(self) -> list[str]:
-        return [file.name for changes in self.told for file in changes.written]
+        return [file.name for changes in self.reported for file in changes.written]
 
 
 def test_a_script_that_ends_by_itself_leaves_everything(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_script_that_ends_by_itself_leaves_everything(tmp_path: Path) -> None:
     (worker.folder / "link").symlink_to("/etc/passwd")
     worker.collector.finish(end="clean")
     assert worker.written == ["log", "model/weights"]
-    worker.catalog.fetch(worker.told[0].written, tmp_path / "again")
+    worker.catalog.fetch(worker.reported[0].written, tmp_path / "again")
     assert (tmp_path / "again/model/weights").read_text() == "abc"
 
 
@@ -187,7 +187,7 @@ def test_of_a_killed_script_only_what_it_had_finished_writing_is_taken(tmp_path:
     worker.write("whole", "b")
     worker.collector.finish(end="killed")
     assert worker.written == ["whole"], "nothing of an output in which something was being written"
-    assert worker.all_told[-1].busy == {"model"}
+    assert worker.all_reported[-1].busy == {"model"}
 
 
 def test_what_the_job_has_is_there_and_is_not_reported_again(tmp_path: Path) -> None:
@@ -195,15 +195,15 @@ def test_what_the_job_has_is_there_and_is_not_reported_again(tmp_path: Path) -> 
     first.write("snapshot", "1")
     first.write("old", "1")
     first.collector.finish(end="clean")
-    files = merge({}, first.told[0])
+    files = merge({}, first.reported[0])
     second = Worker(tmp_path, files, rank=1)
     assert (second.folder / "snapshot").read_text() == "1"
     second.collector.finish(end="clean")
-    assert second.told == []
+    assert second.reported == []
     second.write("snapshot", "2")
     (second.folder / "old").unlink()
     second.collector.finish(end="clean")
-    assert (second.written, second.told[0].removed) == (["snapshot"], ("old",))
+    assert (second.written, second.reported[0].removed) == (["snapshot"], ("old",))
 
 
 def test_how_long_storing_takes_a_file_that_the_end_of_a_script_has_torn_is_not_taken(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def look(worker: Worker, number: int = 1) -> Changes:
     """What a worker says of a round while its script runs."""
     worker.collector.scan(number)
     worker.collector._scan(2.0)
-    return worker.all_told[-1]
+    return worker.all_reported[-1]
 
 
 def test_an_output_is_at_rest_when_nothing_in_it_has_changed_for_two_seconds(
@@ -278,7 +278,7 @@ def test_a_log_is_known_by_what_it_held_before(tmp_path: Path) -> None:
     for text in ("one\n", "one\ntwo\n", "three\nfour\nfive\n"):
         worker.write("log", text, age_s=20.0 - len(text))
         look(worker)
-    assert [file.is_grown for changes in worker.told for file in changes.written] == [False, True, False]
+    assert [file.is_grown for changes in worker.reported for file in changes.written] == [False, True, False]
 
 
 @pytest.mark.parametrize("by_rename", [False, True])
@@ -298,13 +298,13 @@ def test_a_file_of_the_working_folder_is_kept_and_put_there_again(tmp_path: Path
     assert first.written == ["snapshot/snapshot.pt"]
     assert not (first.folder / "snapshot/snapshot.pt").exists()
 
-    second = Worker(tmp_path, merge({}, first.told[0]), rank=1, paths={"saved/snapshot.pt": "snapshot"})
+    second = Worker(tmp_path, merge({}, first.reported[0]), rank=1, paths={"saved/snapshot.pt": "snapshot"})
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     second.collector.place_files(fresh, is_first=True, collects=True)
     assert (fresh / "saved/snapshot.pt").read_text() == "state"
     second.collector.finish(end="clean")
-    assert second.told == []
+    assert second.reported == []
 
 
 def test_a_file_of_the_working_folder_is_not_put_through_a_link(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_file_of_the_working_folder_is_not_put_through_a_link(tmp_path: Path) 
     first.collector.place_files(code, is_first=True, collects=True)
     (code / "saved/snapshot.pt").write_text("state")
     first.collector.finish(end="clean")
-    second = Worker(tmp_path, merge({}, first.told[0]), rank=1, paths={"saved/snapshot.pt": "snapshot"})
+    second = Worker(tmp_path, merge({}, first.reported[0]), rank=1, paths={"saved/snapshot.pt": "snapshot"})
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     (fresh / "saved").symlink_to(canary)
@@ -337,7 +337,7 @@ def test_a_file_that_is_written_to_while_it_is_stored_is_not_taken(
 
     monkeypatch.setattr(Storage, "write_open", slow)
     worker.collector.finish(end="clean")
-    assert worker.told == []
+    assert worker.reported == []
     assert Storage(tmp_path / "storage").names("jobs/job_1/outputs") == []
 
 
@@ -353,7 +353,7 @@ def test_too_many_files_are_said_once(tmp_path: Path) -> None:
     worker.collector.finish(end="clean")
     (complaint,) = worker.complaints
     assert complaint == f"more than {MAX_FILES} files are in the outputs folder; put them into an archive"
-    (changes,) = worker.told
+    (changes,) = worker.reported
     assert (changes.written, changes.removed) == ((), ("000000",)), "what is behind the cut is not gone"
 
 
@@ -406,7 +406,7 @@ def test_a_named_output_that_a_script_made_a_file_breaks_no_start(tmp_path: Path
     (first.folder / "model").rmdir()
     first.write("model", "weights")
     first.collector.finish(end="clean")
-    second = Worker(tmp_path, merge({}, first.told[0]), rank=1)
+    second = Worker(tmp_path, merge({}, first.reported[0]), rank=1)
     assert (second.folder / "model").read_text() == "weights"
     assert second.complaints == ["the output model is a file: a script put it where its folder was"]
 
@@ -416,11 +416,11 @@ def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_ve
     first.write("snapshot", "1")
     first.write("log", "1")
     first.collector.finish(end="clean")
-    listed = merge({}, first.told[0])
+    listed = merge({}, first.reported[0])
     first.write("snapshot", "22")
     (first.folder / "log").unlink()
     first.collector.finish(end="clean")
-    newest = merge(listed, first.told[1])
+    newest = merge(listed, first.reported[1])
     first.catalog.commit(OutputHistory(newest=Version(number=2, files=newest)), 1, 0.0)
     for old in listed.values():
         Storage(tmp_path / "storage").delete(f"jobs/job_1/outputs/{old.stored}")
@@ -428,10 +428,10 @@ def test_a_file_that_was_replaced_since_the_list_was_made_comes_in_its_newest_ve
     assert (second.folder / "snapshot").read_text() == "22"
     assert not (second.folder / "log").exists()
     second.collector.finish(end="clean")
-    assert second.told == []
+    assert second.reported == []
 
 
-def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_told(
+def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainers.supervisor.outputs_collector._PAUSES_S", (0.0, 0.0))
@@ -447,12 +447,12 @@ def test_a_file_that_cannot_be_stored_at_the_end_is_tried_again_and_told(
     with monkeypatch.context() as broken:
         broken.setattr(Storage, "write_open", _refuse)
         worker.collector.finish(end="clean")
-    assert [(one.unstored, one.busy, one.end) for one in worker.told] == [(("a",), {""}, "clean")]
+    assert [(one.unstored, one.busy, one.end) for one in worker.reported] == [(("a",), {""}, "clean")]
     assert worker.complaints == ["the output a could not be stored: the disk is full"]
     assert stored(tmp_path) == []
     monkeypatch.setattr(Storage, "write_open", fails_twice)
     worker.collector.finish(end="clean")
-    assert (worker.written, worker.told[-1].unstored) == (["a"], ())
+    assert (worker.written, worker.reported[-1].unstored) == (["a"], ())
 
 
 def _refuse(*_: Any, **__: Any) -> None:
@@ -530,12 +530,12 @@ def stored(tmp_path: Path) -> list[str]:
     return Storage(tmp_path / "storage").names("jobs/job_1/outputs")
 
 
-def test_what_is_committed_is_told_and_what_it_replaces_is_removed(tmp_path: Path) -> None:
+def test_what_is_committed_is_reported_and_what_it_replaces_is_removed(tmp_path: Path) -> None:
     head, worker = Head(tmp_path), Worker(tmp_path)
     for text in ("1", "2", "3", "4", "5"):
         worker.write("snapshot", text * 3, age_s=10.0 - int(text))
         worker.collector.finish(end="clean")
-        head.hear(worker.told[-1])
+        head.hear(worker.reported[-1])
     head.acknowledge(0)
     assert len(stored(tmp_path)) == 6, (
         "all versions, and the manifest: the service may still name any of them"
@@ -554,7 +554,7 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     Head(tmp_path, attempt=2)
     worker.write("snapshot", "1")
     worker.collector.finish(end="clean")
-    old.hear(worker.told[0])
+    old.hear(worker.reported[0])
     assert old.bodies("output") == []
     assert Head(tmp_path, attempt=3).outputs.files == {}
     next_one = Head(tmp_path, attempt=4)
@@ -570,15 +570,15 @@ def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_p
     for text in ("a", "b", "cc"):
         worker.write("snapshot", text)
         worker.collector.finish(end="clean")
-        first.hear(worker.told[-1])
+        first.hear(worker.reported[-1])
     worker.write("snapshot", "dd")
     worker.collector.finish(end="clean")
-    first.finish(worker.told[-1])
+    first.finish(worker.reported[-1])
     first.acknowledge()
     assert len(stored(tmp_path)) == 5, "an attempt that ends removes nothing"
     second = Head(tmp_path, attempt=2)
-    (told,) = second.bodies("output")
-    assert told["files"]["snapshot"]["size_bytes"] == 2
+    (reported,) = second.bodies("output")
+    assert reported["files"]["snapshot"]["size_bytes"] == 2
     assert len(stored(tmp_path)) == 5
     second.acknowledge()
     assert len(stored(tmp_path)) == 4
@@ -588,7 +588,7 @@ def test_what_an_older_attempt_still_commits_does_not_count(tmp_path: Path) -> N
     first, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
     worker.collector.finish(end="clean")
-    first.hear(worker.told[0])
+    first.hear(worker.reported[0])
     second = Head(tmp_path, attempt=2)
     # It had asked whether it may, before the second one began.
     first.catalog.commit(OutputHistory(), 1, 1000.0)
@@ -603,7 +603,7 @@ def test_a_list_from_before_they_had_numbers_is_the_oldest(tmp_path: Path) -> No
     first, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
     worker.collector.finish(end="clean")
-    first.hear(worker.told[0])
+    first.hear(worker.reported[0])
     folder = tmp_path / "storage/jobs/job_1/outputs"
     (folder / "remora-outputs-1.json").rename(folder / "remora-outputs.json")
     assert set(Head(tmp_path, attempt=2).outputs.files) == {"snapshot"}
@@ -614,7 +614,7 @@ def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> 
     head, worker = Head(tmp_path), Worker(tmp_path)
     worker.write("snapshot", "1")
     worker.collector.finish(end="clean")
-    head.hear(worker.told[0])
+    head.hear(worker.reported[0])
     manifest = "remora-outputs-1.json"
     before = set(stored(tmp_path)) - {manifest}
     Storage(tmp_path / "storage").write_bytes(f"jobs/job_1/outputs/{manifest}", b"torn")
@@ -624,7 +624,7 @@ def test_outputs_that_cannot_be_read_are_left_where_they_are(tmp_path: Path) -> 
     assert after.damage.startswith("not a manifest of outputs")
     worker.write("other", "2")
     worker.collector.finish(end="clean")
-    after.hear(worker.told[1])
+    after.hear(worker.reported[1])
     after.acknowledge()
     later = Head(tmp_path, attempt=2)
     later.acknowledge()
@@ -643,7 +643,7 @@ def test_a_folder_in_the_place_of_the_list_is_set_aside_too(tmp_path: Path) -> N
     assert (folder / "remora-outputs.json.damaged-1" / "inside").is_dir()
     worker.write("snapshot", "1")
     worker.collector.finish(end="clean")
-    head.hear(worker.told[0])
+    head.hear(worker.reported[0])
     assert set(Head(tmp_path, attempt=2).outputs.files) == {"snapshot"}
 
 
@@ -719,7 +719,7 @@ def saved(tmp_path: Path, attempt: int, *texts: str) -> Head:
     for text in texts:
         worker.write("snapshot", text)
         worker.collector.finish(end="clean")
-        head.hear(replace(worker.told[-1], group=(attempt, 1)))
+        head.hear(replace(worker.reported[-1], group=(attempt, 1)))
     return head
 
 
@@ -749,9 +749,9 @@ def test_a_start_that_fails_falls_back_to_the_version_before_and_loses_nothing(t
     assert third.outputs.fallen_back is not None
     fourth = Head(tmp_path, attempt=4)
     assert content(fourth) == "one"
-    told = fourth.bodies("output")[-1]["files"]["snapshot"]
+    reported = fourth.bodies("output")[-1]["files"]["snapshot"]
     fourth.acknowledge()
-    assert Path(fourth.catalog.location, told["stored"]).read_text() == "three", (
+    assert Path(fourth.catalog.location, reported["stored"]).read_text() == "three", (
         "the newest one is still there"
     )
     failed(tmp_path, 5)
@@ -783,7 +783,7 @@ class Pair:
         self.head = Head(tmp_path, ranks=2, outputs=("model",), **plan)
         most_bytes = plan.get("max_output_bytes")
         self.workers = [Worker(tmp_path, rank=rank, most_bytes=most_bytes) for rank in (0, 1)]
-        self.told = [0, 0]
+        self.reported = [0, 0]
 
     def write(self, rank: int, name: str, text: str) -> None:
         path = self.workers[rank].folder / "model" / name
@@ -791,10 +791,10 @@ class Pair:
         self.workers[rank].write(f"model/{name}", text)
 
     def hear(self, rank: int) -> None:
-        told = self.workers[rank].all_told
-        for changes in told[self.told[rank] :]:
+        reported = self.workers[rank].all_reported
+        for changes in reported[self.reported[rank] :]:
             self.head.outputs.receive(rank, changes)
-        self.told[rank] = len(told)
+        self.reported[rank] = len(reported)
 
     def rounds(self) -> None:
         """Everybody is asked until nothing is left to confirm."""
@@ -961,7 +961,7 @@ def test_files_of_several_ranks_are_counted_together(tmp_path: Path) -> None:
     for rank in (0, 1):
         pair.write(rank, f"checkpoint-20/random-{rank}", "x" * 600)
     pair.rounds()
-    assert len(too_large(pair.head)) == 1, "it is told again when it happens again"
+    assert len(too_large(pair.head)) == 1, "it is reported again when it happens again"
 
 
 def test_a_start_whose_outputs_became_too_large_has_not_failed(tmp_path: Path) -> None:
@@ -972,7 +972,7 @@ def test_a_start_whose_outputs_became_too_large_has_not_failed(tmp_path: Path) -
     worker.collector.finish(end="failed")
 
     async def play() -> None:
-        head.outputs.receive(0, replace(worker.all_told[-1], group=(2, 1)))
+        head.outputs.receive(0, replace(worker.all_reported[-1], group=(2, 1)))
         await head.outputs.finish(has_failed=True)
 
     asyncio.run(play())
@@ -1025,7 +1025,7 @@ def test_what_lies_too_deep_is_left_out_and_holds_nothing_up(tmp_path: Path) -> 
         (worker.folder / name).write_text("x")
     worker.collector.finish(end="clean")
     assert worker.written == [f"{deepest}/kept"]
-    assert worker.all_told[-1].busy == frozenset()
+    assert worker.all_reported[-1].busy == frozenset()
     (complaint,) = worker.complaints
     assert complaint.endswith(f"is not kept: it lies in {MAX_DEPTH} folders or more")
 

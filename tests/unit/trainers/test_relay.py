@@ -28,18 +28,18 @@ SHARD = CheckpointShard(rank=1, step=7, attempt=1, generation=2, size_bytes=11, 
 
 
 class Stage:
-    """A relay, what it told, and where it stores."""
+    """A relay, what it sent, and where it stores."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: list[dict[str, Any]] = []
-        self.relay = Relay(lambda shard, message: self.told.append({"rank": shard.rank, **message}))
+        self.reported: list[dict[str, Any]] = []
+        self.relay = Relay(lambda shard, message: self.reported.append({"rank": shard.rank, **message}))
         self.storage = folder / "storage"
         self.relay.catalog = Catalog(Storage(self.storage), "job_1")
         self.work = folder / "work"
 
     @property
     def kinds(self) -> list[str]:
-        return [message["type"] for message in self.told]
+        return [message["type"] for message in self.reported]
 
     def stored(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in self.storage.rglob("*") if path.is_file()}
@@ -54,7 +54,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     return Stage(tmp_path)
 
 
-def test_what_came_whole_is_stored_and_told_like_the_workers_own(stage: Stage) -> None:
+def test_what_came_whole_is_stored_and_reported_like_the_workers_own(stage: Stage) -> None:
     async def scene() -> None:
         relay = stage.relay
         assert relay.offer(SHARD)
@@ -64,9 +64,13 @@ def test_what_came_whole_is_stored_and_told_like_the_workers_own(stage: Stage) -
         assert stage.kinds == ["relayed"], "the machine may go before the storage has it"
         await relay.finish()
         assert stage.kinds == ["relayed", "shard"]
-        (file,) = stage.told[1]["files"]
+        (file,) = stage.reported[1]["files"]
         assert (file.name, file.size_bytes, file.rank) == ("part/b.bin", 11, 1)
-        assert (stage.told[1]["step"], stage.told[1]["generation"], stage.told[1]["asked"]) == (7, 2, True)
+        assert (stage.reported[1]["step"], stage.reported[1]["generation"], stage.reported[1]["asked"]) == (
+            7,
+            2,
+            True,
+        )
         relay.close()
 
     asyncio.run(scene())
@@ -87,7 +91,7 @@ def test_what_never_became_whole_is_not_stored(stage: Stage) -> None:
             await relay.take(SHARD, "a", 4, b"too late")
 
     asyncio.run(scene())
-    assert stage.told == []
+    assert stage.reported == []
     assert stage.stored() == {}
     assert stage.kept() == []
 
@@ -199,7 +203,7 @@ def test_a_disk_without_room_refuses(stage: Stage, monkeypatch: pytest.MonkeyPat
     assert not stage.relay.offer(other), "what was promised to the first is not there for the second"
 
 
-def test_a_storage_that_fails_is_told_as_an_abandoned_checkpoint(
+def test_a_storage_that_fails_is_reported_as_an_abandoned_checkpoint(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -214,7 +218,7 @@ def test_a_storage_that_fails_is_told_as_an_abandoned_checkpoint(
 
     asyncio.run(scene())
     assert stage.kinds == ["relayed", "log", "abandoned"]
-    assert "the bucket is gone" in stage.told[1]["text"]
+    assert "the bucket is gone" in stage.reported[1]["text"]
     assert stage.kept() == []
 
 

@@ -57,8 +57,8 @@ class Scene:
 
     def _react(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "dump":
-            told = {"type": "stack", "text": self.does[slot]}
-            self.stage.loop.call_later(0.1, self.stacks.receive, slot, told)
+            reported = {"type": "stack", "text": self.does[slot]}
+            self.stage.loop.call_later(0.1, self.stacks.receive, slot, reported)
 
     async def after(self, seconds: float) -> None:
         end = self.stage.loop.time() + seconds

@@ -1,4 +1,4 @@
-"""A worker that the others wait for is told, and no other one."""
+"""A worker that the others wait for is reported, and no other one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trainers.driver.progress import Progress
 from trainers.driver.stragglers import AGAIN_S, LOOKS, Straggler, Stragglers
 
 
-def told(
+def stragglers(
     own_s: list[float], *, shards: list[int] | None = None, looks: int = LOOKS, begin: float = 0.0
 ) -> list[Straggler]:
     """Who straggles when every rank tells the same again and again, once a second."""
@@ -42,12 +42,12 @@ def heard(
     ],
 )
 def test_who_straggles(own_s: list[float], shards: list[int] | None, ranks: list[int], why: str) -> None:
-    assert [one.rank for one in told(own_s, shards=shards)] == ranks, why
+    assert [one.rank for one in stragglers(own_s, shards=shards)] == ranks, why
 
 
 def test_it_has_to_be_slow_for_a_while() -> None:
-    assert told([1.0, 1.0, 5.0], looks=LOOKS - 1) == []
-    assert told([1.0, 1.0, 5.0], looks=LOOKS) == [Straggler(2, 5.0, 1.0)]
+    assert stragglers([1.0, 1.0, 5.0], looks=LOOKS - 1) == []
+    assert stragglers([1.0, 1.0, 5.0], looks=LOOKS) == [Straggler(2, 5.0, 1.0)]
 
 
 def test_one_slow_step_in_a_while_is_nothing() -> None:
@@ -86,7 +86,7 @@ def test_a_worker_group_tells_it_once_and_passes_over_words_of_an_older_group() 
 
 
 def test_slow_looks_count_only_in_a_row() -> None:
-    """The first one behind an even look is not slow yet, as half of what the rank has told is not."""
+    """The first one behind an even look is not slow yet, as half of what the rank has reported is not."""
     seen, slow = Stragglers(2), [1.0, 2.5]
     assert heard(seen, [1.0, 1.0], None, 1, 0.0) == []
     assert heard(seen, slow, None, LOOKS, 1.0) == []

@@ -162,19 +162,19 @@ def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(stage:
     assert list(stage.memory.iterdir()) == [], "nothing of it is left there"
 
 
-def test_a_killed_script_is_told_before_its_files_are_stored(
+def test_a_killed_script_is_reported_before_its_files_are_stored(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_told, put = [], Catalog.put
+    seen_by_driver, put = [], Catalog.put
 
     def put_late(*arguments: Any) -> Any:
-        is_told.append(stage.driver.wait_for("killed"))
+        seen_by_driver.append(stage.driver.wait_for("killed"))
         return put(*arguments)
 
     monkeypatch.setattr(Catalog, "put", put_late)
     stage.start(KILLED)
     assert stage.end() == {"type": "exit", "stopped": False, "signal": 9}
-    assert is_told == [{"type": "killed"}]
+    assert seen_by_driver == [{"type": "killed"}]
     assert stage.driver.all("shard")[0]["step"] == 7
 
 
@@ -494,7 +494,7 @@ WAITING = "from remora import training\ntraining.report(1)\nimport signal; signa
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_planned_stop_is_told_as_one(stage: Stage, at_once: bool) -> None:
+def test_a_planned_stop_is_reported_as_one(stage: Stage, at_once: bool) -> None:
     running = stage.start(WAITING)
     stage.driver.wait_for("report")
     running.instruct({"type": "stop", "at_once": at_once})
@@ -615,7 +615,7 @@ def test_a_link_in_the_place_of_a_lock_empties_nothing(tmp_path: Path, lock: str
     assert canary.read_text() == "precious"
 
 
-def test_outputs_are_stored_before_the_end_is_told(stage: Stage) -> None:
+def test_outputs_are_stored_before_the_end_is_reported(stage: Stage) -> None:
     command = [sys.executable, "train.py", "${{outputs.final}}"]
     stage.start(WRITES, command=command, outputs=("final",))
     assert stage.end()["exit_code"] == 3
@@ -908,7 +908,7 @@ def test_lines_beyond_the_limit_are_counted(driver: Driver) -> None:
     assert driver.messages[-1] == {"type": "dropped", "lines": 2}
 
 
-def test_a_dead_driver_is_told_once_and_blocks_nobody(driver: Driver) -> None:
+def test_a_dead_driver_is_noticed_once_and_blocks_nobody(driver: Driver) -> None:
     gone = threading.Event()
     box = outbox(driver, gone.set)
     driver.is_dead = True

@@ -20,7 +20,7 @@ RAY = "ray/session_2026-11-24_03-13-00_123456_4194304/sockets/plasma_store"
 
 
 @pytest.fixture
-def told() -> list[str]:
+def reported() -> list[str]:
     return []
 
 
@@ -37,13 +37,13 @@ def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, 
 
 
 def test_a_socket_with_a_long_name_fits_below_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: list[str]
 ) -> None:
     """Also where the system's own folder has a path of any length; the files lie there."""
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    with temporary_folder("att_1", told.append) as folder, socket.socket(socket.AF_UNIX) as one:
+    with temporary_folder("att_1", reported.append) as folder, socket.socket(socket.AF_UNIX) as one:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert folder.resolve().is_relative_to(long.resolve())
         path = folder / RAY
@@ -51,14 +51,16 @@ def test_a_socket_with_a_long_name_fits_below_it(
         one.bind(str(path))
     assert not folder.is_symlink()
     assert list((long / f"remora-tmp-{os.getuid()}").iterdir()) == []
-    assert told == []
+    assert reported == []
 
 
-def test_workers_of_one_attempt_share_a_folder_on_a_node(roots: tuple[Path, ...], told: list[str]) -> None:
-    with temporary_folder("att_1", told.append) as first:
+def test_workers_of_one_attempt_share_a_folder_on_a_node(
+    roots: tuple[Path, ...], reported: list[str]
+) -> None:
+    with temporary_folder("att_1", reported.append) as first:
         with (
-            temporary_folder("att_1", told.append) as second,
-            temporary_folder("att_2", told.append) as other,
+            temporary_folder("att_1", reported.append) as second,
+            temporary_folder("att_2", reported.append) as other,
         ):
             assert first == second != other
         assert first.is_dir(), "one of them lives"
@@ -68,7 +70,7 @@ def test_workers_of_one_attempt_share_a_folder_on_a_node(roots: tuple[Path, ...]
 
 @pytest.mark.parametrize("why", ["is another's", "is a file"])
 def test_where_no_short_link_can_be_made_the_long_path_is_used(
-    roots: tuple[Path, ...], told: list[str], why: str
+    roots: tuple[Path, ...], reported: list[str], why: str
 ) -> None:
     system, short, _ = roots
     taken = short / f"remora-tmp-{os.getuid()}"
@@ -77,23 +79,23 @@ def test_where_no_short_link_can_be_made_the_long_path_is_used(
     else:
         taken.mkdir()
         taken.chmod(0o777)
-    with temporary_folder("att_1", told.append) as folder:
+    with temporary_folder("att_1", reported.append) as folder:
         assert folder.is_relative_to(system)
         assert not folder.is_symlink()
-    (line,) = told
+    (line,) = reported
     assert "may be too long for sockets" in line
 
 
-def test_a_folder_that_others_may_write_to_is_not_used(roots: tuple[Path, ...], told: list[str]) -> None:
+def test_a_folder_that_others_may_write_to_is_not_used(roots: tuple[Path, ...], reported: list[str]) -> None:
     system, short, work = roots
     sweep_machine()
     assert [*system.iterdir(), *short.iterdir(), *work.iterdir()] == [], "a sweep makes nothing"
     taken = system / f"remora-tmp-{os.getuid()}"
     taken.mkdir()
     taken.chmod(0o777)
-    with temporary_folder("att_1", told.append) as folder:
+    with temporary_folder("att_1", reported.append) as folder:
         assert folder.resolve().is_relative_to(work.resolve())
-    (line,) = told
+    (line,) = reported
     assert "is no folder of this user alone" in line
     assert list((work / "temporary").iterdir()) == []
     assert list(taken.iterdir()) == []

@@ -68,7 +68,7 @@ class Scene:
         self.said = list(self.group.committed(step, self.now))
         return self.said
 
-    def told(self, kind: str) -> dict[str, Any] | None:
+    def sent(self, kind: str) -> dict[str, Any] | None:
         found = [one.message for one in self.said if isinstance(one, Send) and one.message["type"] == kind]
         return found[0] if found else None
 
@@ -76,11 +76,11 @@ class Scene:
         return [one.body["kind"] for one in self.said if isinstance(one, Note) and one.kind == "event"]
 
     def agree(self, boundary: int = 7) -> dict[str, Any]:
-        """All ranks answer the hold that was just told; returns the decision."""
-        token = self.told("hold")
+        """All ranks answer the hold that was just sent; returns the decision."""
+        token = self.sent("hold")
         assert token is not None, "nobody was asked to hold"
         self.all(type="held", token=token["token"], boundary=boundary)
-        decision = self.told("decide")
+        decision = self.sent("decide")
         assert decision is not None
         return decision
 
@@ -147,13 +147,13 @@ def test_what_a_new_rank_0_tells_again_counts_only_where_it_had_not_arrived(
     if not is_planned:
         scene.group.progress = scene.group.progress.lose(scene.now)
     scene.group = scene.group.follow(2, 2, scene.now)
-    told = []
+    sent = []
     for step in range(1, 6):
-        told += scene.hear(0, type="report", step=step, metrics={"loss": 2.0}, again=True)
+        sent += scene.hear(0, type="report", step=step, metrics={"loss": 2.0}, again=True)
         for other in others:
-            told += scene.hear(1, type="report", step=other, metrics={"loss": 3.0}, again=True)
-    metrics = [one.body["step"] for one in told if isinstance(one, Note) and one.kind == "metric"]
-    assert metrics == list(range(arrived + 1, 6)), "each step is told once"
+            sent += scene.hear(1, type="report", step=other, metrics={"loss": 3.0}, again=True)
+    metrics = [one.body["step"] for one in sent if isinstance(one, Note) and one.kind == "metric"]
+    assert metrics == list(range(arrived + 1, 6)), "each step is reported once"
     assert (scene.group.progress.step, scene.group.progress.repeated_steps) == (5, 0)
 
 
@@ -203,14 +203,14 @@ def test_a_periodic_checkpoint_is_agreed_upon_and_committed() -> None:
     assert scene.commit(40) == []
     assert scene.later(59.0) == []
     scene.later(1.0)
-    assert scene.told("hold")
+    assert scene.sent("hold")
 
 
 def test_without_an_interval_only_planned_stops_ask() -> None:
     scene = Scene(interval_s=None)
     assert scene.later(1e6) == []
     scene.stop("grow")
-    assert scene.told("hold")
+    assert scene.sent("hold")
 
 
 def test_a_scripts_own_checkpoint_counts_as_periodic() -> None:
@@ -241,7 +241,7 @@ def test_a_planned_stop_ends_the_group_once_its_checkpoint_is_committed() -> Non
     scene.save(40)
     assert not scene.group.is_stopping
     scene.commit(40)
-    assert scene.told("stop") == {"type": "stop", "at_once": True}
+    assert scene.sent("stop") == {"type": "stop", "at_once": True}
     assert scene.group.is_stopping
     assert scene.later(1e4) == []
 
@@ -249,14 +249,14 @@ def test_a_planned_stop_ends_the_group_once_its_checkpoint_is_committed() -> Non
 def test_a_stop_that_is_asked_for_while_ranks_answer_uses_the_same_checkpoint() -> None:
     scene = Scene()
     scene.later(60.0)
-    held = scene.told("hold")
+    held = scene.sent("hold")
     scene.stop("drain", deadline_at=scene.now + 30)
-    assert scene.told("hold") is None
+    assert scene.sent("hold") is None
     scene.said = [Send(held or {})]
     assert scene.agree()["stop"] is True
     scene.save(40)
     scene.commit(40)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_a_stop_that_is_asked_for_after_the_decision_gets_a_checkpoint_of_its_own() -> None:
@@ -264,10 +264,10 @@ def test_a_stop_that_is_asked_for_after_the_decision_gets_a_checkpoint_of_its_ow
     scene.later(60.0)
     assert scene.agree()["stop"] is False
     scene.stop("grow")
-    assert scene.told("hold") is None
+    assert scene.sent("hold") is None
     scene.save(40)
     scene.commit(40)
-    assert scene.told("stop") is None, "nobody stands still at step 40"
+    assert scene.sent("stop") is None, "nobody stands still at step 40"
     assert scene.agree(boundary=9)["stop"] is True
 
 
@@ -275,11 +275,11 @@ def test_a_deadline_is_sent_and_met() -> None:
     scene = Scene()
     deadline = scene.now + 30.0
     scene.stop("drain", deadline)
-    assert scene.told("preemption") == {"type": "preemption", "deadline_at": deadline, "reason": "drain"}
+    assert scene.sent("preemption") == {"type": "preemption", "deadline_at": deadline, "reason": "drain"}
     scene.agree()
     assert scene.later(30.0 - DEADLINE_MARGIN_S - 0.1) == []
     scene.later(0.2)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_machines_may_go_when_all_files_have_left_them() -> None:
@@ -292,7 +292,7 @@ def test_machines_may_go_when_all_files_have_left_them() -> None:
     scene.hear(0, type="shard", step=40, files=[], asked=True)
     assert isinstance(scene.said[-1], Commit)
     scene.commit(40)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_a_file_that_left_its_machine_and_cannot_be_stored_holds_no_rank() -> None:
@@ -303,20 +303,20 @@ def test_a_file_that_left_its_machine_and_cannot_be_stored_holds_no_rank() -> No
     assert scene.later(40.0) == []
     scene.hear(0, type="abandoned", step=40)
     scene.later(0.1)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_the_earliest_deadline_counts_and_is_reported_once() -> None:
     scene = Scene()
     scene.stop("grow")
     scene.stop("drain", scene.now + 60)
-    assert scene.told("preemption"), "the growing group learns of its deadline"
+    assert scene.sent("preemption"), "the growing group learns of its deadline"
     assert scene.stop("drain", scene.now + 90) == []
     scene.stop("drain", scene.now + 10)
-    assert scene.told("preemption")
+    assert scene.sent("preemption")
     assert scene.stop("drain", scene.now + 10) == []
     scene.later(9.0)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_a_script_that_does_not_talk_is_ended_at_the_deadline_only() -> None:
@@ -324,7 +324,7 @@ def test_a_script_that_does_not_talk_is_ended_at_the_deadline_only() -> None:
     scene.stop("drain", scene.now + 30.0)
     assert scene.later(20.0) == []
     scene.later(9.0)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_a_stop_that_nothing_forces_is_given_up_and_may_be_asked_for_again() -> None:
@@ -333,11 +333,11 @@ def test_a_stop_that_nothing_forces_is_given_up_and_may_be_asked_for_again() -> 
     scene.agree()
     scene.later(STOP_PATIENCE_S)
     assert scene.events() == ["checkpoint.ignored"]
-    assert scene.told("release")
+    assert scene.sent("release")
     assert not scene.group.wants_to_stop
     scene.later(RETRY_S)
     scene.stop("grow")
-    assert scene.told("hold")
+    assert scene.sent("hold")
 
 
 def test_a_periodic_checkpoint_that_never_comes_does_not_end_all_others() -> None:
@@ -345,9 +345,9 @@ def test_a_periodic_checkpoint_that_never_comes_does_not_end_all_others() -> Non
     scene.later(60.0)
     scene.agree()
     scene.later(CHECKPOINT_PATIENCE_S)
-    assert scene.told("release")
+    assert scene.sent("release")
     scene.later(RETRY_S)
-    assert scene.told("hold")
+    assert scene.sent("hold")
 
 
 def test_an_abandoned_checkpoint_lets_ranks_go_on_that_wait_for_their_planned_end() -> None:
@@ -357,14 +357,14 @@ def test_an_abandoned_checkpoint_lets_ranks_go_on_that_wait_for_their_planned_en
     scene.hear(0, type="shard", step=40, files=(shard("a", 0),), asked=True)
     scene.hear(1, type="abandoned", step=40)
     assert scene.events() == ["checkpoint.abandoned"]
-    assert scene.told("release")
+    assert scene.sent("release")
     scene.later(RETRY_S)
     assert scene.agree(boundary=9)["stop"] is True, "it is tried again"
     (commit,) = scene.save(42)
     assert isinstance(commit, Commit)
     assert len(commit.files) == 2
     scene.commit(42)
-    assert scene.told("stop")
+    assert scene.sent("stop")
 
 
 def test_a_checkpoint_that_the_storage_refused_is_tried_again() -> None:
@@ -373,9 +373,9 @@ def test_a_checkpoint_that_the_storage_refused_is_tried_again() -> None:
     scene.agree()
     scene.save(40)
     scene.said = list(scene.group.failed(40, scene.now))
-    assert scene.told("release")
+    assert scene.sent("release")
     scene.later(RETRY_S)
-    assert scene.told("hold")
+    assert scene.sent("hold")
 
 
 def _shard(scene: Scene, rank: int, step: int, take: int) -> list[Effect]:
@@ -423,9 +423,9 @@ def test_a_stop_whose_checkpoint_is_unusable_is_tried_again() -> None:
     scene.agree()
     for rank in (0, 1):
         scene.hear(rank, type="shard", step=5, files=(shard("model.pt", rank),), asked=True)
-    assert scene.told("release"), "both ranks stand still and wait for their end"
+    assert scene.sent("release"), "both ranks stand still and wait for their end"
     scene.later(RETRY_S)
-    assert scene.told("hold")
+    assert scene.sent("hold")
 
 
 def test_ranks_that_never_took_part_are_named_when_the_group_is_over() -> None:
@@ -450,9 +450,9 @@ def test_no_rank_waits_for_one_that_has_ended() -> None:
     scene = Scene()
     scene.later(60.0)
     scene.hear(0, type="exit", exit_code=0)
-    assert scene.told("release"), "rank 0 will never answer"
+    assert scene.sent("release"), "rank 0 will never answer"
     scene.later(1000.0)
-    assert scene.told("hold") is None
+    assert scene.sent("hold") is None
 
 
 @pytest.mark.parametrize(
