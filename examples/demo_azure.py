@@ -50,7 +50,7 @@ NOTICE_AT = 10
 
 
 @dataclass
-class Course(Seen):
+class Timeline(Seen):
     """What was observed while the job ran."""
 
     noticed_node: str | None = None
@@ -147,32 +147,32 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str
     console.print(
         f"Submitted {job.id} for {WORKERS} workers; there is spot for {WORKERS - 1}, in one of two zones."
     )
-    course = Course()
-    watcher = threading.Thread(target=watch_events, args=(client.server.url, job.id, course), daemon=True)
+    timeline = Timeline()
+    watcher = threading.Thread(target=watch_events, args=(client.server.url, job.id, timeline), daemon=True)
     watcher.start()
-    job = watch(client, cloud, job, course, console)
+    job = watch(client, cloud, job, timeline, console)
     watcher.join(timeout=30)
     check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
     with console.status("Nobody needs the machines any more ..."):
         wait_for(lambda: cloud.resources() == 0, 90, "the machines were not given back")
     nodes = client.nodes()
-    print_timeline(console, job, course, nodes)
+    print_timeline(console, job, timeline, nodes)
     result = {
         "state": job.state.value,
         "repeated_steps": job.repeated_steps,
-        "preemptions": sum(1 for node in nodes if node.id == course.noticed_node),
+        "preemptions": sum(1 for node in nodes if node.id == timeline.noticed_node),
         "spot_nodes": len(used(nodes, "spot")),
         "on_demand_nodes": len(used(nodes, "on-demand")),
         "azure_resources_left": cloud.resources(),
         "ledger": ledger(nodes),
-        "world_sizes": course.sizes,
+        "world_sizes": timeline.sizes,
         "gcs_core_share": round(gcs.share(), 3),
     }
-    verify(result, course)
+    verify(result, timeline)
     return result
 
 
-def watch(client: Client, cloud: Cloud, job: Job, course: Course, console: Console) -> Job:
+def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: Console) -> Job:
     """Look on until the job has ended; tell a spot machine that it goes once two of them train."""
     printed: set[str] = set()
     shown = 0
@@ -192,14 +192,16 @@ def watch(client: Client, cloud: Cloud, job: Job, course: Course, console: Conso
         if job.world_size not in (0, shown):
             shown = job.world_size
             console.print(f"[bold]{job.world_size} workers[/bold] at step {job.step or 0}")
-        is_time = course.noticed_at is None and job.world_size >= WORKERS - 1 and (job.step or 0) >= NOTICE_AT
+        is_time = (
+            timeline.noticed_at is None and job.world_size >= WORKERS - 1 and (job.step or 0) >= NOTICE_AT
+        )
         if is_time:
-            course.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
+            timeline.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
             # What is taken back is sold to somebody else.
             cloud.has_room("1", WORKERS - 2)
-            cloud.notice(course.noticed_node)
-            course.noticed_at = time.time()
-            console.print(f"[red]Preempt[/red] in 30 s: {course.noticed_node}")
+            cloud.notice(timeline.noticed_node)
+            timeline.noticed_at = time.time()
+            console.print(f"[red]Preempt[/red] in 30 s: {timeline.noticed_node}")
     return job
 
 
@@ -221,12 +223,12 @@ def ledger(nodes: list[Node]) -> dict[str, dict[str, float]]:
     return lines
 
 
-def print_timeline(console: Console, job: Job, course: Course, nodes: list[Node]) -> None:
-    start = course.events[0].at
-    rows = [(event.at, event.kind, event.message) for event in course.events if is_worth_showing(event)]
-    if course.noticed_at is not None:
+def print_timeline(console: Console, job: Job, timeline: Timeline, nodes: list[Node]) -> None:
+    start = timeline.events[0].at
+    rows = [(event.at, event.kind, event.message) for event in timeline.events if is_worth_showing(event)]
+    if timeline.noticed_at is not None:
         rows.append(
-            (course.noticed_at, "demo.notice", f"The cloud tells {course.noticed_node} that it goes.")
+            (timeline.noticed_at, "demo.notice", f"The cloud tells {timeline.noticed_node} that it goes.")
         )
     table = Table("seconds", "event", "what happened", title=f"Timeline of {job.id}")
     for at, kind, message in sorted(rows):
@@ -240,11 +242,13 @@ def print_timeline(console: Console, job: Job, course: Course, nodes: list[Node]
     console.print(money)
 
 
-def verify(result: dict[str, Any], course: Course) -> None:
+def verify(result: dict[str, Any], timeline: Timeline) -> None:
     """Everything the demo promises."""
-    sizes = course.sizes
+    sizes = timeline.sizes
     # On a busy machine another worker may join in the moment in which this one leaves, and the size stays.
-    later = [group.data["world_size"] for group in course.groups if group.at >= (course.noticed_at or 0.0)]
+    later = [
+        group.data["world_size"] for group in timeline.groups if group.at >= (timeline.noticed_at or 0.0)
+    ]
     check(result["preemptions"] == 1, "no machine was taken back")
     check(result["repeated_steps"] == 0, f"{result['repeated_steps']} steps were repeated")
     check(result["spot_nodes"] == WORKERS - 1, f"{result['spot_nodes']} spot machines were used")

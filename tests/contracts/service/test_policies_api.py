@@ -184,7 +184,7 @@ def test_bad_bodies_are_answered(client: TestClient, body: dict[str, Any], said:
     assert said in problem(post(client, **body), 422, "invalid_parameter").detail
 
 
-def test_what_only_a_newer_release_finds_is_refused_at_the_door_and_unseats_no_version(
+def test_what_only_a_newer_release_finds_is_refused_at_once_and_replaces_no_version(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crossed = "pools: {local: {sizes: [local], max_nodes: 2, min_nodes: 3}}"

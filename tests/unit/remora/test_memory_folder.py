@@ -11,7 +11,7 @@ from remora.script import memory_folder
 
 
 @pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "script"
     folder.mkdir()
     (tmp_path / "taken").mkdir()
@@ -20,30 +20,30 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_fits_goes_to_memory(room: Path) -> None:
-    assert memory_folder.folder_for(1000) == str(room)
+def test_what_fits_goes_to_memory(memory: Path) -> None:
+    assert memory_folder.folder_for(1000) == str(memory)
     assert memory_folder.folder_for(1001) is None
 
 
-def test_what_is_not_stored_yet_still_takes_room(room: Path) -> None:
-    (room.parent / "taken" / "file").write_bytes(b"x" * 600)
-    assert memory_folder.folder_for(400) == str(room)
+def test_what_is_not_stored_yet_still_takes_room(memory: Path) -> None:
+    (memory.parent / "taken" / "file").write_bytes(b"x" * 600)
+    assert memory_folder.folder_for(400) == str(memory)
     assert memory_folder.folder_for(401) is None
 
 
-def test_all_workers_of_a_machine_may_write_at_once(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_workers_of_a_machine_may_write_at_once(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REMORA_MEMORY_BYTES", str(2**62))
-    free = shutil.disk_usage(room).free
+    free = shutil.disk_usage(memory).free
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert memory_folder.folder_for(free // 3) is None
-    assert memory_folder.folder_for(1) == str(room)
+    assert memory_folder.folder_for(1) == str(memory)
 
 
 def test_nobody_gets_memory_who_says_no_size_or_has_no_supervisor(
-    room: Path, monkeypatch: pytest.MonkeyPatch
+    memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert memory_folder.folder_for(None) is None
-    monkeypatch.setenv("REMORA_MEMORY_DIR", str(room / "gone"))
+    monkeypatch.setenv("REMORA_MEMORY_DIR", str(memory / "gone"))
     assert memory_folder.folder_for(1) is None
     monkeypatch.delenv("REMORA_MEMORY_DIR")
     assert memory_folder.folder_for(1) is None

@@ -133,24 +133,24 @@ class TestACloudThatGivesItsOwnNotice:
     WAITING = replace(
         strike(replace(ASKED, notice_s=30.0), [JOB], ASKED_AT, own_notice_s=30.0), noticed_at=ASKED_AT
     )
-    DEAF = TakenNode(id="node_a", has_heard=False, is_gone=False)
+    UNNOTIFIED = TakenNode(id="node_a", has_heard=False, is_gone=False)
 
     def test_the_account_begins_anew_until_somebody_has_heard(self) -> None:
-        later = follow_cloud(self.WAITING, [self.DEAF], [replace(JOB, max_step=90)], STRUCK_AT)
+        later = follow_cloud(self.WAITING, [self.UNNOTIFIED], [replace(JOB, max_step=90)], STRUCK_AT)
         assert (later.struck_at, later.deadline_at) == (STRUCK_AT, STRUCK_AT + 30.0)
         assert [job.step for job in later.jobs] == [90]
-        heard = replace(self.DEAF, has_heard=True)
+        heard = replace(self.UNNOTIFIED, has_heard=True)
         assert follow_cloud(later, [heard], [JOB], STRUCK_AT + 1) == later
 
     def test_what_happened_right_before_the_last_look_and_was_reported_after_it_is_of_the_notice(
         self,
     ) -> None:
-        waiting = follow_cloud(self.WAITING, [self.DEAF], [JOB], STRUCK_AT)
+        waiting = follow_cloud(self.WAITING, [self.UNNOTIFIED], [JOB], STRUCK_AT)
         reported = JobUpdate(job=JOB, events=[event(6, "worker_group.drain", -0.2)])
         hit = measure(waiting, waiting.jobs[0], reported)
         assert hit.was_hit
         after = replace(waiting, jobs=[hit])
-        assert follow_cloud(after, [self.DEAF], [JOB], STRUCK_AT + 1) == after
+        assert follow_cloud(after, [self.UNNOTIFIED], [JOB], STRUCK_AT + 1) == after
         assert not measure(SILENT, BEFORE, reported).was_hit, "one without a notice has nothing before it"
 
     def test_nodes_that_went_without_a_notice_are_named(self) -> None:
@@ -166,8 +166,8 @@ class TestACloudThatGivesItsOwnNotice:
 
     def test_a_cloud_that_gives_none_is_waited_for_no_longer_than_said(self) -> None:
         last = self.ASKED_AT + NOTICE_PATIENCE_S
-        assert follow_cloud(self.WAITING, [self.DEAF], [JOB], last).ended_at is None
-        over = follow_cloud(self.WAITING, [self.DEAF], [JOB], last + 1.0)
+        assert follow_cloud(self.WAITING, [self.UNNOTIFIED], [JOB], last).ended_at is None
+        over = follow_cloud(self.WAITING, [self.UNNOTIFIED], [JOB], last + 1.0)
         assert (over.state, over.ended_at, over.jobs) == (DrillState.ENDED, last + 1.0, [])
         assert str(over.message).startswith("the cloud has given no notice within")
 

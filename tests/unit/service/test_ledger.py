@@ -85,11 +85,11 @@ def test_the_part_is_that_of_the_resource_of_which_most_is_held() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50.0), st.integers(0, 2)), min_size=1, max_size=20))
-def test_every_second_with_workers_is_paid_once_and_no_other(course: list[tuple[float, int]]) -> None:
+def test_every_second_with_workers_is_paid_once_and_no_other(worker_counts: list[tuple[float, int]]) -> None:
     job, attempt = running({})
     uses: list[UseRow] = []
     now, expected, count = 100.0, 0.0, 0
-    for pause, workers in course:
+    for pause, workers in worker_counts:
         expected += pause * count / 2
         now += pause
         live = (job, replace(attempt, workers={"10.0.0.1": workers} if workers else {}))

@@ -173,25 +173,25 @@ class World:
 
     def grow(self, job: JobRow) -> bool:
         """Its driver takes what it finds free on nodes with its labels, in a size that is possible."""
-        attempt, reported, kept = self.attempts[job.id], self.plans[job.id], self.kept()
+        attempt, launched, kept = self.attempts[job.id], self.plans[job.id], self.kept()
         held = sum(attempt.workers.values())
-        borne = [one for one in self.nodes if _bears(one, reported)]
+        borne = [one for one in self.nodes if _bears(one, launched)]
         others = [one for one in borne if kept.get(one.id, job.id) == job.id]
         # A group that starts takes what is kept for others where it has to.
         for nodes in (others,) if held else (others, borne):
-            free = {one.address: self._room_on(one, reported) for one in nodes}
-            more = reported.sizes.fit(held + sum(free.values())) - held
+            free = {one.address: self._capacity_on(one, launched) for one in nodes}
+            more = launched.sizes.fit(held + sum(free.values())) - held
             if more > 0:
                 break
         else:
             return False
         workers = dict(attempt.workers)
-        for address, room in free.items():
-            taken = min(room, more)
+        for address, capacity in free.items():
+            taken = min(capacity, more)
             if address is not None and taken > 0:
                 workers[address] = workers.get(address, 0) + taken
                 more -= taken
-        short = sum(workers.values()) < reported.sizes.max
+        short = sum(workers.values()) < launched.sizes.max
         self.attempts[job.id] = replace(attempt, workers=workers, short_since=self.now if short else None)
         return True
 
@@ -201,14 +201,14 @@ class World:
         own = [one for one in self.nodes if one.bought_for == job.id and one.id not in busy]
         return sum(slots(one.resources, job.worker_resources) for one in own) >= job.sizes.min
 
-    def _room_on(self, node: NodeRow, reported: AttemptPlan) -> int:
+    def _capacity_on(self, node: NodeRow, launched: AttemptPlan) -> int:
         """As Ray counts: a resource that a node does not have is none that it gives."""
         free = dict(node.resources)
         for job in self.jobs:
             if (attempt := self.attempts.get(job.id)) is not None:
                 for name, amount in job.worker_resources.items():
                     free[name] = free.get(name, 0.0) - amount * attempt.workers.get(node.address or "", 0)
-        return min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in reported.resources.items())
+        return min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in launched.resources.items())
 
     def look(self) -> bool:
         """One round of everybody; True when something was done."""
@@ -240,8 +240,8 @@ class World:
     def look_after_growing(self) -> bool:
         """The same where the groups that run grow first: what has room on its own nodes starts all the same."""
         has_moved = self.do(self.planned())
-        reported = {one.job_id for one in self.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
-        promised = {job.id for job in self.jobs if job.id in reported and self._owns_enough(job)}
+        fitting = {one.job_id for one in self.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
+        promised = {job.id for job in self.jobs if job.id in fitting and self._owns_enough(job)}
         grown = [self.grow(job) for job in self.jobs if job.id in self.attempts]
         decided = self.decided()
         assert promised <= set(decided.starts)
@@ -251,12 +251,12 @@ class World:
         return has_moved or bool(decided.starts) or any(grown)
 
 
-def _bears(node: NodeRow, reported: AttemptPlan) -> bool:
+def _bears(node: NodeRow, launched: AttemptPlan) -> bool:
     """The node has the labels that the plan asks for."""
     labels = {POOL_LABEL: node.pool, **labels_of(*zone_and_capacity(node.offering))}
     if node.fabric is not None:
         labels[FABRIC_LABEL] = node.fabric
-    return all(labels.get(name) in values for name, values in reported.labels.items())
+    return all(labels.get(name) in values for name, values in launched.labels.items())
 
 
 def row_of(number: int, fields: dict[str, Any]) -> JobRow | None:
@@ -350,8 +350,8 @@ def test_what_is_hopeless_buys_nothing_and_what_has_room_starts(
     for job in rows:
         if (attempt := world.attempts.get(job.id)) is not None:
             assert job.sizes.allows(sum(attempt.workers.values()))
-    reported = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
-    assert reported == set()
+    fitting = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
+    assert fitting == set()
     # Every node that is left has work.
     assert {one.id for one in world.nodes} == workers_by_node(world.nodes, world.attempts.values()).keys()
 

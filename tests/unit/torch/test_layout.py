@@ -1,4 +1,4 @@
-"""A state in files: dealt among ranks by size, whole again for any number of readers, damaged never unnoticed."""
+"""A state in files: divided among ranks by size, whole again for any number of readers, damaged never unnoticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from remora.torch.layout import (
     write_tensors,
 )
 
-DEALT = ("model", "optimizer")
+DIVIDED = ("model", "optimizer")
 
 
 def state() -> dict[str, Any]:
@@ -49,12 +49,12 @@ def state() -> dict[str, Any]:
 
 
 def written(whole: dict[str, Any], ranks: int, folder: Path) -> list[Share]:
-    """Every rank writes its share; those behind the first one hold the parts that are dealt only."""
+    """Every rank writes its share; those behind the first one hold the parts that are divided only."""
     shares = []
     for rank in range(ranks):
-        held = whole if rank == 0 else {**whole, "parts": {name: whole["parts"][name] for name in DEALT}}
+        held = whole if rank == 0 else {**whole, "parts": {name: whole["parts"][name] for name in DIVIDED}}
         writer = Writer(rank, ranks)
-        shares.append(share_of(held, writer, DEALT))
+        shares.append(share_of(held, writer, DIVIDED))
         write(shares[-1], writer, folder)
     return shares
 
@@ -83,7 +83,7 @@ def test_what_ranks_wrote_together_is_read_as_a_whole(ranks: int, tmp_path: Path
 
 
 @given(sizes=st.dictionaries(st.text(max_size=4), st.integers(0, 1000), max_size=30), ranks=st.integers(1, 8))
-def test_tensors_are_dealt_evenly(sizes: dict[str, int], ranks: int) -> None:
+def test_tensors_are_divided_evenly(sizes: dict[str, int], ranks: int) -> None:
     owners = assign(sizes, ranks)
     assert owners.keys() == sizes.keys()
     assert owners == assign(dict(reversed(sizes.items())), ranks), "every rank assigns alike"

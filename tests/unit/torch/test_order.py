@@ -57,12 +57,12 @@ def test_the_order_of_a_step_does_not_depend_on_the_number_of_workers(order: Ord
 
 
 @given(shards=st.integers(1, 60), data=st.data())
-def test_shards_are_dealt_evenly_and_completely(shards: int, data: st.DataObject) -> None:
+def test_shards_are_divided_evenly_and_completely(shards: int, data: st.DataObject) -> None:
     world_size = data.draw(st.integers(1, shards))
-    dealt = [shards_of(rank, world_size, shards) for rank in range(world_size)]
-    assert [shard for own in dealt for shard in own] == list(range(shards))
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
-    assert dealt[0].start == 0, "rank 0 carries shard 0"
+    divided = [shards_of(rank, world_size, shards) for rank in range(world_size)]
+    assert [shard for own in divided for shard in own] == list(range(shards))
+    assert max(map(len, divided)) - min(map(len, divided)) <= 1
+    assert divided[0].start == 0, "rank 0 carries shard 0"
 
 
 def test_epochs_are_shuffled_differently_and_reproducibly() -> None:

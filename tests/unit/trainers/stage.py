@@ -40,7 +40,7 @@ class Stage:
         self.watch: Callable[[int, dict[str, Any]], None] = lambda slot, message: None
         #: Called when all workers of a group have joined it.
         self.joined: Callable[[], None] = lambda: None
-        self._dealt: dict[int, dict[int, dict[str, Any]]] = {}
+        self._assigned: dict[int, dict[int, dict[str, Any]]] = {}
         self.loop = asyncio.get_running_loop()
         #: Seconds by which somebody has set the clock.
         self.set_by_s = 0.0
@@ -197,7 +197,7 @@ class Stage:
 
     def _meet(self, slot: int, message: dict[str, Any]) -> None:
         """A group works when all of its workers have come to the rendezvous; then all have the newest state."""
-        present = self._dealt.setdefault(message["generation"], {})
+        present = self._assigned.setdefault(message["generation"], {})
         present[slot] = message
         if len(present) < message["world_size"] or present.keys() & (self.dead | self.frozen | self.hanging):
             return

@@ -412,7 +412,7 @@ async def test_a_joiner_that_vanishes_before_it_has_a_rank_stops_no_worker(by: s
     stage.loop.call_later(0.5, vanish)
     assert await stage.settled() < PARK_S
     assert stage.order == [0, 2]
-    assert stage.attempt.generation == 2, "it was not dealt a rank"
+    assert stage.attempt.generation == 2, "it was not assigned a rank"
     gone = {joiner} & stage.dead
     assert stage.in_place.absorb({joiner}, gone, set()) == {joiner}, "the controller is late"
     assert stage.in_place.may_grow() is False, "first the loss is to be won back"

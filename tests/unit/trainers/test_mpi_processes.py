@@ -46,7 +46,7 @@ def start(
     return process
 
 
-def test_a_command_gets_the_place_that_mpirun_dealt(
+def test_a_command_gets_the_place_that_mpirun_assigned(
     tmp_path: Path, started: list[subprocess.Popen[str]]
 ) -> None:
     show = "import os; print(*(os.environ[n] for n in ('PMIX_RANK', 'OMPI_MCA_btl', 'RANK')), 'SECRET' in os.environ)"
@@ -70,7 +70,7 @@ def test_the_word_that_a_rank_is_over_needs_nobody_who_hears_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("key", "code", "ran"), [(KEY, 7, True), ("00aa00aa", 1, False)])
-def test_a_door_opens_for_the_key_of_its_group_only(
+def test_a_command_server_answers_the_key_of_its_group_only(
     tmp_path: Path, started: list[subprocess.Popen[str]], key: str, code: int, ran: bool
 ) -> None:
     port = free_port()
@@ -97,7 +97,9 @@ def test_a_door_opens_for_the_key_of_its_group_only(
         assert "node node-b did not run its part of mpirun" in errors
 
 
-def test_a_door_is_kept_by_nobody_who_only_knocks(started: list[subprocess.Popen[str]]) -> None:
+def test_a_command_server_is_blocked_by_nobody_who_only_connects(
+    started: list[subprocess.Popen[str]],
+) -> None:
     port = free_port()
     server = start(started, "command_server.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)
     knocking = [_knock(port) for _ in range(3)]
@@ -119,7 +121,7 @@ def _knock(port: int) -> socket.socket:
         return knocking
 
 
-def test_a_door_that_finds_its_port_taken_says_so(started: list[subprocess.Popen[str]]) -> None:
+def test_a_command_server_that_finds_its_port_taken_says_so(started: list[subprocess.Popen[str]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start(started, "command_server.py", "127.0.0.1", str(port), REMORA_MPI_KEY=KEY)

@@ -13,7 +13,7 @@ NODES = ("a", "b", "c", "d")
 
 
 def group(nodes: list[str]) -> list[Member]:
-    """A worker on each of the nodes, with ranks as Ray Train deals them: workers of one node side by side."""
+    """A worker on each of the nodes, with ranks as Ray Train assigns them: workers of one node side by side."""
     locations = [
         WorkerLocation(slot, node, f"10.0.0.{NODES.index(node)}") for slot, node in enumerate(sorted(nodes))
     ]
@@ -34,23 +34,27 @@ def group(nodes: list[str]) -> list[Member]:
 
 @given(st.lists(st.sampled_from(NODES), min_size=1, max_size=8), st.sets(st.sampled_from(NODES)))
 def test_on_demand_workers_lead_and_ranks_are_what_torchrun_promises(
-    nodes: list[str], lasting: set[str]
+    nodes: list[str], on_demand: set[str]
 ) -> None:
     members = group(nodes)
-    ordered = on_demand_first(members, lasting)
+    ordered = on_demand_first(members, on_demand)
     assert {one.slot for one in ordered} == {one.slot for one in members}
-    assert (ordered[0].ray_node_id in lasting) == bool(lasting & set(nodes))
+    assert (ordered[0].ray_node_id in on_demand) == bool(on_demand & set(nodes))
     again = assign_ranks([WorkerLocation(one.slot, one.ray_node_id, one.address) for one in ordered])
     assert [(one.rank, one.local_rank, one.local_world_size, one.node_rank) for one in ordered] == [
         (one.rank, one.local_rank, one.local_world_size, one.node_rank) for one in again
     ]
     assert {one.slot for one in ordered if one.is_on_demand} == {
-        one.slot for one in members if one.ray_node_id in lasting
+        one.slot for one in members if one.ray_node_id in on_demand
     }
 
 
 def test_no_worker_changes_its_rank_without_need() -> None:
     members = group(["a", "b", "c"])
-    for lasting in (set[str](), {"a"}, {"a", "c"}, {"d"}):
-        assert [(one.slot, one.rank) for one in on_demand_first(members, lasting)] == [(0, 0), (1, 1), (2, 2)]
+    for on_demand in (set[str](), {"a"}, {"a", "c"}, {"d"}):
+        assert [(one.slot, one.rank) for one in on_demand_first(members, on_demand)] == [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+        ]
     assert [one.slot for one in on_demand_first(members, {"c"})] == [2, 0, 1]

@@ -1,4 +1,4 @@
-"""A worker group changes in place: ranks are dealt anew, and whoever holds the state leads."""
+"""A worker group changes in place: ranks are assigned anew, and whoever holds the state leads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NODES = st.lists(st.sampled_from(["a", "b", "c", "d"]), min_size=1, max_size=12)
 @given(nodes=NODES, seed=st.integers())
 def test_ranks_are_what_torchrun_promises(nodes: list[str], seed: int) -> None:
     slots = random.Random(seed).sample(range(100), len(nodes))
-    dealt = assign_ranks(
+    assigned = assign_ranks(
         [WorkerLocation(slot, node, "10.0.0.1") for slot, node in zip(slots, nodes, strict=True)]
     )
-    assert [one.slot for one in dealt] == slots
-    assert [one.rank for one in dealt] == list(range(len(nodes)))
-    assert {one.world_size for one in dealt} == {len(nodes)}
-    assert {one.num_nodes for one in dealt} == {len(set(nodes))}
-    assert {one.node_rank for one in dealt} == set(range(len(set(nodes))))
+    assert [one.slot for one in assigned] == slots
+    assert [one.rank for one in assigned] == list(range(len(nodes)))
+    assert {one.world_size for one in assigned} == {len(nodes)}
+    assert {one.num_nodes for one in assigned} == {len(set(nodes))}
+    assert {one.node_rank for one in assigned} == set(range(len(set(nodes))))
     for node in set(nodes):
-        mine = [one for one, where in zip(dealt, nodes, strict=True) if where == node]
+        mine = [one for one, where in zip(assigned, nodes, strict=True) if where == node]
         assert [one.local_rank for one in mine] == list(range(len(mine)))
         assert {one.local_world_size for one in mine} == {len(mine)}
         assert len({one.node_rank for one in mine}) == 1

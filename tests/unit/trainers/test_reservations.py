@@ -8,7 +8,7 @@ from trainers.ray_train.reservations import room_on, spread_out
 
 
 @pytest.mark.parametrize(
-    ("room", "count", "taken", "nodes"),
+    ("free", "count", "taken", "nodes"),
     [
         ({"a": 1, "b": 1, "c": 1}, 2, [], ["a", "b"]),
         ({"a": 1, "b": 4, "c": 2}, 5, [], ["b", "b", "b", "b", "c"]),
@@ -22,19 +22,19 @@ from trainers.ray_train.reservations import room_on, spread_out
     ],
 )
 def test_workers_stand_on_few_nodes_and_beside_their_own(
-    room: dict[str, int], count: int, taken: list[str], nodes: list[str]
+    free: dict[str, int], count: int, taken: list[str], nodes: list[str]
 ) -> None:
-    assert spread_out(room, count, taken) == nodes
+    assert spread_out(free, count, taken) == nodes
 
 
 def test_two_that_start_at_once_do_not_want_the_same_node() -> None:
-    room = {"a": 1, "b": 4, "c": 1}
-    assert spread_out(room, 2, preferred={"a", "c"}) == ["a", "c"]
-    assert spread_out(room, 2, ["c"], preferred={"a"}) == ["a", "b"]
+    free = {"a": 1, "b": 4, "c": 1}
+    assert spread_out(free, 2, preferred={"a", "c"}) == ["a", "c"]
+    assert spread_out(free, 2, ["c"], preferred={"a"}) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("free", "worker", "most", "room"),
+    ("free", "worker", "most", "workers"),
     [
         ({"CPU": 4.0}, {"CPU": 1.0}, 8, 4),
         ({"CPU": 4.0}, {"CPU": 1.0}, 3, 3),
@@ -47,6 +47,6 @@ def test_two_that_start_at_once_do_not_want_the_same_node() -> None:
     ],
 )
 def test_room_is_counted_in_whole_workers(
-    free: dict[str, float], worker: dict[str, float], most: int, room: int
+    free: dict[str, float], worker: dict[str, float], most: int, workers: int
 ) -> None:
-    assert room_on({"a": free}, worker, most) == {"a": room}
+    assert room_on({"a": free}, worker, most) == {"a": workers}

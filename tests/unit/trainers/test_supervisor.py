@@ -581,7 +581,7 @@ sys.exit(3)
 def test_a_worker_that_joins_leaves_the_folders_of_those_that_run_on_its_node_alone(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """Its ranks are dealt once it has joined: until then they may be a running worker's of the same group."""
+    """Its ranks are assigned once it has joined: until then they may be a running worker's of the same group."""
     (tmp_path / "work").mkdir(mode=0o700)
     with shared_folder("att_1-1", tmp_path / "work") as theirs:
         (theirs / "scratch-1").mkdir()
