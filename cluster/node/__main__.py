@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from cluster.azure.body import NODE_FILE, NodeFile, secret_name
-from cluster.node import processes
+from cluster.node import node_processes
 from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
 from cluster.node.boot import NodeFileUnusable, NodeRuntime, parse, start_of
@@ -78,7 +78,7 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
     except InvalidRequest as error:
         raise NodeFileUnusable(str(error)) from error
     log.info("joining the Ray head %s as %s", node.head, name)
-    status = processes.run(start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping)
+    status = node_processes.run(start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping)
     if status is None:
         log.info("asked to end; Ray and the agent have ended")
         return 0

@@ -15,8 +15,8 @@ from remora.torch.agreement import Diverged
 from remora.torch.group import PeerLost
 from remora.torch.learning_rate import linear_scaling
 from remora.torch.loop import Loop
+from remora.torch.loop_settings import Exactness
 from remora.torch.nonfinite import NotFinite
-from remora.torch.settings import Exactness
 from remora.torch.state import CheckpointUnusable
 from remora.torch.state import read as read_checkpoint
 from remora.torch.step import Step

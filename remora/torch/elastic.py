@@ -14,9 +14,9 @@ from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
 from remora.torch.feed import Feed, FeedPlan, load_batches
 from remora.torch.group import Group
+from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
 from remora.torch.sample_fingerprints import different_sample_text, first_different_rank
-from remora.torch.settings import Settings, apply_precision
 from remora.torch.state import Progress
 from remora.torch.step import Compute, Step
 

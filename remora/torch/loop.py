@@ -30,6 +30,16 @@ from remora.torch.feed import MicroBatch
 from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
+from remora.torch.loop_settings import (
+    Exactness,
+    Settings,
+    agreed,
+    check_model,
+    fingerprint,
+    make_deterministic,
+    needed,
+    repr_hash,
+)
 from remora.torch.members import Membership
 from remora.torch.nonfinite import (
     SNAPSHOT_EVERY,
@@ -47,16 +57,6 @@ from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
 from remora.torch.saving import Saving
-from remora.torch.settings import (
-    Exactness,
-    Settings,
-    agreed,
-    check_model,
-    fingerprint,
-    make_deterministic,
-    needed,
-    repr_hash,
-)
 from remora.torch.state import LoopState, Progress, Stateful
 from remora.torch.state_sync import WorkerState
 from remora.torch.step import (

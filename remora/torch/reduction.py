@@ -1,7 +1,7 @@
 """Gradients of a step, averaged over all its samples, in one of two ways.
 
 `SampleExact` adds up what a worker has and leaves the rest to an all-reduce.  `Bitwise` does no arithmetic inside a
-collective: it adds along a tree over the shards (`tree.py`), so that the bits depend on the shards alone.  Both start
+collective: it adds along a tree over the shards (`order.py`), so that the bits depend on the shards alone.  Both start
 the collectives of a bucket while the backward pass of the last micro-batch still runs.
 
 When a peer is lost between two steps, a worker that is ahead can send the result to those that are behind.  For that
@@ -20,8 +20,7 @@ import torch
 
 from remora.torch.buckets import Bucket, Flats, lay_out
 from remora.torch.group import Group, PeerLost, Ticket
-from remora.torch.order import shards_of
-from remora.torch.tree import Node, cover, parents, total
+from remora.torch.order import Node, cover, parents, shards_of, total
 
 
 class Reduction(ABC):

@@ -20,7 +20,7 @@ MAY = {
     "trainers/supervisor/outputs_collector.py": "how old files are, by the time that the machine wrote on them",
     "cluster/node/agent/agent.py": "when the cloud takes the machine, as it says it",
     "cluster/node/agent/metadata.py": "the same",
-    "cluster/node/agent/head.py": "when an agent reported something, for the eyes of people",
+    "cluster/node/agent/head_client.py": "when an agent reported something, for the eyes of people",
     "cluster/azure/arm.py": "a default; the service gives its own",
     "cluster/azure/region_catalogue.py": "a default; the service gives its own",
     "cluster/azure/provider.py": "a default; the service gives its own",

@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 
 from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.key_vault import secrets_of
 from cluster.azure.emulator.machines import LocalMachines
 from cluster.azure.emulator.notices import metadata_of
 from cluster.azure.emulator.server import EmulatorServer
-from cluster.azure.emulator.state import Cloud
 
 DEFAULT_PORT = 7266
 #: Seconds that something due may be late while no request comes.

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.faults import EmulatorFault
 from cluster.azure.emulator.scale_sets import EmulatedScaleSets
-from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 
 Document = TypeVar("Document", bound=BaseModel)

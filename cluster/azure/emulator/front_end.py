@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.emulated_cloud import Cloud, Json, Operation, Refused
 from cluster.azure.emulator.faults import Effect, FaultPoint
-from cluster.azure.emulator.state import Cloud, Json, Operation, Refused
 from cluster.azure.emulator.tokens import Tokens
 
 COMPUTE = "/subscriptions/{subscription}/providers/Microsoft.Compute"

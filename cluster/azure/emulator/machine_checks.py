@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.azure.catalogue import Size
-from cluster.azure.emulator.state import Cloud, Json, Refused
+from cluster.azure.emulator.emulated_cloud import Cloud, Json, Refused
 
 #: Feature of a subscription without which the security type `Standard` is refused; ordinary ones lack it.
 STANDARD_FEATURE = "Microsoft.Compute/UseStandardSecurityType"

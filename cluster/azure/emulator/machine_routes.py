@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
+from cluster.azure.emulator.emulated_cloud import SUCCEEDED, EmulatedMachine, Json, Refused
 from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.front_end import COMPUTE, ArmFrontEnd, Endpoint, is_forced, iso
 from cluster.azure.emulator.machine_checks import check_disk, check_security
-from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _CUSTOM_DATA_BYTES = 65_535
 _MACHINES = "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines"

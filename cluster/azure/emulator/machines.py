@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from cluster.azure.emulator.emulated_cloud import Cloud, EmulatedMachine
 from cluster.azure.emulator.notices import metadata_url
 from cluster.azure.emulator.start_up import (
     Service,
@@ -26,7 +27,6 @@ from cluster.azure.emulator.start_up import (
     read_unit,
     started_service,
 )
-from cluster.azure.emulator.state import Cloud, EmulatedMachine
 from cluster.local import records
 from cluster.local.machine import own_flags
 from cluster.local.provider import Boot, LocalProvider

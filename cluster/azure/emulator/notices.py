@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.emulated_cloud import Cloud, EmulatedMachine
 from cluster.azure.emulator.imds import Announcement, MetadataServer
-from cluster.azure.emulator.state import Cloud, EmulatedMachine
 
 
 def metadata_of(cloud: Cloud, clock: Clock) -> MetadataServer:

@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import BY_NAME
+from cluster.azure.emulator.emulated_cloud import SUCCEEDED, EmulatedMachine, Json, Refused
 from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.front_end import ArmFrontEnd, Endpoint, is_forced
 from cluster.azure.emulator.machine_checks import check_disk, check_security
 from cluster.azure.emulator.scale_sets import MOST_INSTANCES, EmulatedScaleSets, ScaleSet, number_of
-from cluster.azure.emulator.state import SUCCEEDED, EmulatedMachine, Json, Refused
 
 _SETS = (
     "/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachineScaleSets"

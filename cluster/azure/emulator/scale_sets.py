@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.faults import Effect, EmulatorFault, FaultPoint
-from cluster.azure.emulator.state import (
+from cluster.azure.emulator.emulated_cloud import (
     CREATING,
     DELETING,
     FAILED,
@@ -20,6 +19,7 @@ from cluster.azure.emulator.state import (
     Operation,
     Refused,
 )
+from cluster.azure.emulator.faults import Effect, EmulatorFault, FaultPoint
 
 UPDATING = "Updating"
 #: Instances of one placement group.

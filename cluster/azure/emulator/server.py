@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 from cluster.azure.emulator import machine_routes, retail, scale_set_routes
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
+from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.front_end import ArmFrontEnd
 from cluster.azure.emulator.key_vault import KeyVault, Secrets, no_secrets
 from cluster.azure.emulator.scale_sets import EmulatedScaleSets
-from cluster.azure.emulator.state import Cloud
 from cluster.azure.emulator.tokens import Tokens
 
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"

@@ -17,7 +17,7 @@ from types import FrameType
 
 from cluster.node.agent.agent import Agent
 from cluster.node.agent.gpus import Gpus
-from cluster.node.agent.head import RayHead
+from cluster.node.agent.head_client import RayHead
 from cluster.node.agent.metadata import URL, MetadataService
 
 log = logging.getLogger("cluster.node.agent")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from cluster.node.agent.head import Head
+from cluster.node.agent.head_client import Head
 from cluster.node.agent.health import Health
 from cluster.node.agent.metadata import Heard, MetadataAway
 from cluster.node.agent.watch import (

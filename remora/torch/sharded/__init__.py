@@ -16,6 +16,6 @@ loop.optimizer.step()
 step.report(loss=loss)
 """
 
-from remora.torch.sharded.loop import ShardedLoop
+from remora.torch.sharded.sharded_loop import ShardedLoop
 
 __all__ = ["ShardedLoop"]

@@ -26,7 +26,7 @@ from remora.torch.agreement import (
     weighed,
 )
 from remora.torch.group import Group
-from remora.torch.settings import repr_hash
+from remora.torch.loop_settings import repr_hash
 from remora.torch.sharded.grid import TENSOR, Grid
 from remora.torch.sharded.process_groups import gather_objects
 from remora.torch.sharded.state_shards import ShardedState, ShardOffsets

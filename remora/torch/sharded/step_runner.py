@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from remora.torch.agreement import copy_of
 from remora.torch.compute_time import ComputeTime
 from remora.torch.feed import Feed, is_stream
+from remora.torch.loop_settings import Settings
 from remora.torch.nonfinite import what_is_not_finite
 from remora.torch.optimizers import gradient_of
 from remora.torch.randomness import derive, seed_everything
-from remora.torch.settings import Settings
 from remora.torch.sharded.building import BuiltModel
 from remora.torch.sharded.mesh import MeshProcessGroup
 from remora.torch.sharded.process_groups import ProcessGroups

@@ -13,10 +13,10 @@ from azure.identity.aio import ManagedIdentityCredential
 from cluster.azure import catalogue
 from cluster.azure.body import machine_name
 from cluster.azure.emulator.clock import Clock
+from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.key_vault import Secrets, no_secrets
 from cluster.azure.emulator.notices import metadata_of
 from cluster.azure.emulator.server import GROUP, REGION, SUBSCRIPTION, EmulatorServer
-from cluster.azure.emulator.state import Cloud
 from cluster.azure.provider import AzureProvider
 from cluster.azure.settings import AzureSettings
 from cluster.policies.offerings import Offering

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from cluster.node.agent.head import RayHead
+from cluster.node.agent.head_client import RayHead
 
 
 @pytest.mark.parametrize("is_asked", [True, False])

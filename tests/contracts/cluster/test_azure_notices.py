@@ -10,9 +10,9 @@ import httpx2
 import pytest
 
 from cluster.azure.body import machine_name
+from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.notices import metadata_url
 from cluster.azure.emulator.server import EmulatorServer
-from cluster.azure.emulator.state import Cloud
 from cluster.node.agent.metadata import MetadataAway, MetadataService
 from cluster.node.agent.scheduled_events import DrainNotice, ScheduledEvent, meaning
 from cluster.provider import NodeRequest

@@ -20,9 +20,9 @@ from starlette.routing import Mount
 from cluster.azure.emulator.imds import REQUESTS_PER_S, Announcement, MetadataServer
 from cluster.node.agent import agent as agent_module
 from cluster.node.agent import gcs_requests
-from cluster.node.agent import head as head_module
+from cluster.node.agent import head_client as head_module
 from cluster.node.agent.agent import Agent
-from cluster.node.agent.head import RayHead
+from cluster.node.agent.head_client import RayHead
 from cluster.node.agent.health import Health
 from cluster.node.agent.metadata import Heard, MetadataAway, MetadataService
 from cluster.node.agent.scheduled_events import API_VERSION, DrainNotice, meaning

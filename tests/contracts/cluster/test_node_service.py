@@ -18,7 +18,7 @@ from cluster.azure.body import secret_name
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.node import __main__ as node_main
-from cluster.node import boot, processes
+from cluster.node import boot, node_processes
 from cluster.node.boot import NodeFileUnusable, parse
 from tests.architecture.repository import ROOT
 from tests.unit.cluster.test_node_boot import NODE
@@ -103,7 +103,7 @@ def test_it_joins_with_the_secret_in_a_file_of_its_owner_and_tells_how_ray_ended
     exit_status: int,
 ) -> None:
     monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", server.url)
-    monkeypatch.setattr(processes, "run", started := Started(status))
+    monkeypatch.setattr(node_processes, "run", started := Started(status))
     caplog.set_level(logging.DEBUG)
     runtime = boot.NodeRuntime(python="python", run=tmp_path / "run", metadata_url="http://127.0.0.1:9")
     node = parse(json.dumps({**NODE, "vault": server.url}))

@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from cluster.azure import prices
+from cluster.azure.emulator.emulated_cloud import EmulatedMachine
 from cluster.azure.emulator.server import REGION
-from cluster.azure.emulator.state import EmulatedMachine
 from cluster.azure.region_catalogue import RegionCatalogue, Sources
 from cluster.azure.rehearsal import AzureRehearsal
 from cluster.azure.supply import AzureSupply

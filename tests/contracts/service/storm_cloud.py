@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.azure.body import CLUSTER_TAG, NODE_TAG, machine_name
-from cluster.azure.emulator.state import CREATING, EmulatedMachine
+from cluster.azure.emulator.emulated_cloud import CREATING, EmulatedMachine
 from cluster.provider import NodeRequest
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, AzureRig
 

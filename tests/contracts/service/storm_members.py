@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from cluster.azure.emulator.state import SUCCEEDED
+from cluster.azure.emulator.emulated_cloud import SUCCEEDED
 from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
 from cluster.ray.members import MemberNode, chosen, doubtful
 from tests.contracts.cluster.azure_rig import AzureRig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from cluster.azure.emulator.emulated_cloud import DELETING, SUCCEEDED, EmulatedMachine
 from cluster.azure.emulator.faults import EmulatorFault
-from cluster.azure.emulator.state import DELETING, SUCCEEDED, EmulatedMachine
 from tests.contracts.service.storm_cloud import add_stray, machines_of, node_of
 
 if TYPE_CHECKING:

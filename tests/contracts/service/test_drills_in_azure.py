@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.azure.emulator.state import EmulatedMachine
+from cluster.azure.emulator.emulated_cloud import EmulatedMachine
 from remora.states import DrillState
 from service.queue.drills import NOTICE_PATIENCE_S
 from service.queue.rows import DrillRow

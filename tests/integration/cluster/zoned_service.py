@@ -21,9 +21,9 @@ import psutil
 import pytest
 import ray
 
+from cluster.azure.emulator.emulated_cloud import DELETING, Cloud, EmulatedMachine
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.start_up import read
-from cluster.azure.emulator.state import DELETING, Cloud, EmulatedMachine
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.node.agent.head import FIRST_TIMEOUT_S as CLIENT_START_S
+from cluster.node.agent.head_client import FIRST_TIMEOUT_S as CLIENT_START_S
 from cluster.node.agent.heartbeats import (
     DEAF_S,
     HEARTBEAT_S,

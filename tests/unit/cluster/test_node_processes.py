@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.node import processes
+from cluster.node import node_processes
 from cluster.processes import sweep
 
 #: Says its pid in a file, one line for each start, and waits.
@@ -59,7 +59,7 @@ class Node:
             for name, script in (("ray", ray), ("agent", agent))
         ]
         return self._thread.submit(
-            processes.run, words[0], words[1], {"MARK": str(self._folder)}, self.pid_file, self.stopping
+            node_processes.run, words[0], words[1], {"MARK": str(self._folder)}, self.pid_file, self.stopping
         )
 
     def starts(self, name: str) -> list[int]:
@@ -76,8 +76,8 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(processes, "LOOK_S", 0.01)
-    monkeypatch.setattr(processes, "AGENT_AGAIN_S", 0.0)
+    monkeypatch.setattr(node_processes, "LOOK_S", 0.01)
+    monkeypatch.setattr(node_processes, "AGENT_AGAIN_S", 0.0)
     with ThreadPoolExecutor(1) as thread:
         node = Node(tmp_path, thread)
         yield node
@@ -119,7 +119,7 @@ def test_an_agent_that_ends_is_started_again_and_ray_stays(node: Node) -> None:
 def test_what_a_process_started_ends_with_it_even_against_its_will(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "GRACE_S", 0.2)
+    monkeypatch.setattr(node_processes, "GRACE_S", 0.2)
     ended = node.run(ray=STUBBORN)
     node.runs()
     node.stopping.set()

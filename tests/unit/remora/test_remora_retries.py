@@ -9,7 +9,7 @@ import pytest
 
 from remora.client.requests import cancel_job, create_job, follow_logs, get_health, has_bundle
 from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
-from remora.client.server_address import DEFAULT_SERVER, find_server, home_folder
+from remora.client.shell import DEFAULT_SERVER, find_server, home_folder
 from remora.errors import ConfigurationError
 from remora.spec.spec import JobSpec
 from remora.views import LogLine

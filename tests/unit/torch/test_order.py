@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.torch.order import Order, Position, check_sizes, shard_size, shards_of, split_shard
-from remora.torch.tree import cover, total
+from remora.torch.order import Order, Position, check_sizes, cover, shard_size, shards_of, split_shard, total
 
 
 @st.composite

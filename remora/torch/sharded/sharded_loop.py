@@ -27,6 +27,7 @@ from remora.torch.agreement import (
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
 from remora.torch.group import PeerLost
+from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
     Nonfinite,
     NotFinite,
@@ -37,7 +38,6 @@ from remora.torch.nonfinite import (
 )
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
-from remora.torch.settings import Settings, agreed, fingerprint, needed
 from remora.torch.sharded import checkpoint_io
 from remora.torch.sharded.building import Build, BuiltModel, construct
 from remora.torch.sharded.grid import Parallel
