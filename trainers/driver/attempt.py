@@ -320,8 +320,7 @@ class Attempt:
                         self.spawn(self.group_members.send(message, rank))
                 case Commit():
                     self._start_commit(group, effect)
-        # A change under way goes on: the next worker group replaces the one that was to end.
-        if group is self.group and group.is_stopping and not self.lifecycle.phase.is_changing:
+        if group is self.group and group.is_stopping:
             self._carry_out(self.lifecycle.end_group())
 
     def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:

@@ -113,6 +113,8 @@ class WorkerGroup:
     ended: set[int] = field(default_factory=set)
     #: True once the ranks were asked to end for a planned reason.
     is_stopping: bool = False
+    #: True while the worker group changes in place: the ranks park, or have not all joined yet.
+    _is_changing: bool = False
     _cooperative: set[int] = field(default_factory=set)
     #: True once a step was reported.
     has_reported: bool = False
@@ -142,7 +144,7 @@ class WorkerGroup:
     @property
     def wants_to_stop(self) -> bool:
         """True from the request of a planned stop on."""
-        return self._stop is not None or self.is_stopping
+        return self._stop is not None or self._is_changing or self.is_stopping
 
     @property
     def is_saving(self) -> bool:
@@ -195,7 +197,7 @@ class WorkerGroup:
     def tick(self, now: float) -> Iterator[Effect]:
         """What time alone brings about: periodic checkpoints, and the end of patience."""
         self._saving = {r: at for r, at in self._saving.items() if now - at < CHECKPOINT_PATIENCE_S}
-        if self.is_stopping:
+        if self.is_stopping or self._is_changing:
             return
         if self._stop is not None:
             yield from self._push_stop(now)
@@ -218,7 +220,10 @@ class WorkerGroup:
         """Ask for an end of this worker group at an agreed step; asked again, the earlier deadline counts.
 
         The ranks write a checkpoint there and end, or, with `is_in_place`, park there and wait for the next group.
+        While the worker group changes in place no rank reaches such a step.
         """
+        if self._is_changing:
+            return
         if self._stop is not None:
             if deadline is not None:
                 known = self._stop.deadline
@@ -390,7 +395,7 @@ class WorkerGroup:
         yield Send({"type": "hold", "token": self._agreements})
 
     def follow(self, generation: int, world_size: int, now: float) -> WorkerGroup:
-        """The worker group that takes over in place: other ranks, the same scripts, nothing to do again."""
+        """The worker group that takes over in place once its ranks have joined: other ranks, the same scripts."""
         group = WorkerGroup(
             generation=generation,
             world_size=world_size,
@@ -401,6 +406,7 @@ class WorkerGroup:
         group._cooperative = set(range(world_size))
         group.has_reported = True
         group._checkpoint_at = self._checkpoint_at
+        group._is_changing = True
         return group
 
     def _push_stop(self, now: float) -> Iterator[Effect]:
@@ -433,6 +439,15 @@ class WorkerGroup:
             len(relayed | self._shards.get(key, {}).keys()) == self.world_size
             for key, relayed in self._relayed.items()
         )
+
+    def park(self) -> None:
+        """The ranks park: nothing is agreed upon any more, and no stop that was planned ends this group."""
+        self._is_changing = True
+        self._stop = self._agreement = self._agreed_step = None
+
+    def join(self) -> None:
+        """All ranks of a group that took over in place have joined it."""
+        self._is_changing = False
 
     def stop(self) -> None:
         """All ranks are asked to end: nothing is agreed upon any more."""

@@ -286,6 +286,7 @@ class InPlace:
         )
         if cause == "loss":
             group.progress = group.progress.lose(change.began_at)
+        group.park()
         self._change = change
         self._task = attempt.spawn(self._carry_out(change))
 
@@ -437,6 +438,8 @@ class InPlace:
         attempt = self._attempt
         self._change = None
         attempt.lifecycle.join()
+        if attempt.group is not None:
+            attempt.group.join()
         pause_s = round(attempt.now() - change.began_at, 3)
         attempt.account.event(
             "worker_group.regrouped",
