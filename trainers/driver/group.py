@@ -14,6 +14,7 @@ from typing import Any
 from trainers.checkpoints.manifest import ShardFile, doubled_names
 from trainers.driver.agreement import Agreement
 from trainers.driver.progress import Progress
+from trainers.driver.regrouping import Asked
 from trainers.driver.stragglers import Stragglers
 from trainers.driver.verdict import ChildExit
 
@@ -83,8 +84,7 @@ class Deadline:
 class StopRequest:
     """A request that this worker group ends at a checkpoint."""
 
-    #: `grow` or `drain`.
-    reason: str
+    reason: Asked
     asked_at: float
     #: None: no hurry.
     deadline: Deadline | None
@@ -145,6 +145,11 @@ class WorkerGroup:
     def wants_to_stop(self) -> bool:
         """True from the request of a planned stop on."""
         return self._stop is not None or self._is_changing or self.is_stopping
+
+    @property
+    def parks_to(self) -> Asked | None:
+        """What the ranks were asked to park for at an agreed step; None: they were not."""
+        return self._stop.reason if self._stop is not None and self._stop.is_in_place else None
 
     @property
     def is_saving(self) -> bool:
@@ -215,7 +220,7 @@ class WorkerGroup:
             yield from self._ask(now, "interval", is_stop=False)
 
     def request_stop(
-        self, reason: str, now: float, deadline: Deadline | None = None, *, is_in_place: bool = False
+        self, reason: Asked, now: float, deadline: Deadline | None = None, *, is_in_place: bool = False
     ) -> Iterator[Effect]:
         """Ask for an end of this worker group at an agreed step; asked again, the earlier deadline counts.
 
@@ -294,10 +299,9 @@ class WorkerGroup:
             return
         boundary = self._agreement.answer(rank, int(message["token"]), int(message["boundary"]))
         if boundary is not None:
-            stop = self._stop
-            is_stop = stop is not None
+            is_stop = self._stop is not None
             self._agreement.is_stop = is_stop
-            action = "regroup" if stop is not None and stop.is_in_place else "checkpoint"
+            action = "checkpoint" if self.parks_to is None else "regroup"
             token = self._agreement.token
             yield Send(
                 {"type": "decide", "token": token, "boundary": boundary, "stop": is_stop, "action": action}

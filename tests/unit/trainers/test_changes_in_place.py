@@ -10,7 +10,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import BEGIN, Stage
 from tests.unit.trainers.virtual_time import scene
-from trainers.driver.in_place import JOIN_PAUSE_S, JOIN_S, LOAD_S
+from trainers.driver.change import JOIN_S
+from trainers.driver.in_place import JOIN_PAUSE_S, LOAD_S
 from trainers.driver.regrouping import PARK_S
 
 # --- losses
@@ -93,7 +94,7 @@ async def test_a_loss_just_after_everybody_has_joined_is_not_forgotten() -> None
     stage.joined = lambda: stage.kill(2) and None
     stage.kill(1)
     await stage.settled()
-    assert (stage.order, stage.regrouped) == ([0], [("loss", 1)])
+    assert (stage.order, stage.regrouped) == ([0], [("loss", 2), ("loss", 1)])
 
 
 @scene
