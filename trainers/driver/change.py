@@ -45,32 +45,22 @@ CHANGE_MEANINGS: Mapping[ChangeState, str] = {
     ChangeState.DROPPED: "The worker group as a whole ends.",
 }
 
+_NO_WAY_ON = "no worker holds the state any more, the same step failed too often, or the worker group ends"
+
 #: What leads from one state to another.
 CHANGE_EDGES: Mapping[tuple[ChangeState, ChangeState], str] = {
-    (
-        ChangeState.AGREED,
-        ChangeState.PARTING,
-    ): "a worker was lost, one parked by itself, or not all parked in time",
+    (ChangeState.AGREED, ChangeState.PARTING): "a worker was lost, or not all parked in time",
     (ChangeState.AGREED, ChangeState.PREPARING): "all are parked",
     (ChangeState.AGREED, ChangeState.DROPPED): "no worker holds the state, or the worker group ends",
     (ChangeState.PARTING, ChangeState.SHORT): "all that are left are parked, and too few",
     (ChangeState.PARTING, ChangeState.PREPARING): "all that are left are parked",
-    (
-        ChangeState.PARTING,
-        ChangeState.DROPPED,
-    ): "no worker holds the state any more, the same step failed too often, or the worker group ends",
+    (ChangeState.PARTING, ChangeState.DROPPED): _NO_WAY_ON,
     (ChangeState.SHORT, ChangeState.PREPARING): "enough workers are there",
-    (
-        ChangeState.SHORT,
-        ChangeState.DROPPED,
-    ): "too few workers came in time, the last that held the state was lost, or the worker group ends",
+    (ChangeState.SHORT, ChangeState.DROPPED): "too few came in time, or " + _NO_WAY_ON,
     (ChangeState.PREPARING, ChangeState.SHORT): "a worker was lost, and too few are left",
     (ChangeState.PREPARING, ChangeState.JOINING): "all of them answer",
-    (
-        ChangeState.PREPARING,
-        ChangeState.DROPPED,
-    ): "no worker holds the state any more, the same step failed too often, or the worker group ends",
-    (ChangeState.JOINING, ChangeState.PARTING): "a worker was lost, parked again, or not all joined in time",
+    (ChangeState.PREPARING, ChangeState.DROPPED): _NO_WAY_ON,
+    (ChangeState.JOINING, ChangeState.PARTING): "a worker was lost, parked again, or did not join in time",
     (ChangeState.JOINING, ChangeState.DONE): "all have joined",
     (ChangeState.JOINING, ChangeState.DROPPED): "the worker group ends",
 }
@@ -134,29 +124,13 @@ class Finish:
 
 
 @dataclass(frozen=True)
-class Restart:
-    """No worker holds the state: a new worker group has to start from the storage."""
+class End:
+    """End the worker group: with the attempt, or, without a verdict, so that another one starts from the storage."""
+
+    verdict: Verdict | None = None
 
 
-@dataclass(frozen=True)
-class Conclude:
-    """End the attempt."""
-
-    verdict: Verdict
-
-
-Effect = (
-    CountLoss
-    | FindDead
-    | TellToPark
-    | LeaveBehind
-    | ReportShort
-    | Prepare
-    | AssignRanks
-    | Finish
-    | Restart
-    | Conclude
-)
+Effect = CountLoss | FindDead | TellToPark | LeaveBehind | ReportShort | Prepare | AssignRanks | Finish | End
 Effects = tuple[Effect, ...]
 
 
@@ -309,11 +283,10 @@ class Change:
             return ()
         # 1. No worker holds the state any more: only the storage has it.
         if one.is_hopeless:
-            self._enter(ChangeState.DROPPED)
-            return (Restart(),)
+            return self._end()
         # 2. They all hold it, and fail at the same step every time.
         if verdict := self._failures.judge(frozenset(one.staying), one.newest_step):
-            return self._conclude(verdict)
+            return self._end(verdict)
         # 3. Too few hold it: they wait for others, but not for ever.
         if one.is_short(self._limits.sizes):
             if self._state is ChangeState.SHORT:
@@ -354,15 +327,15 @@ class Change:
     def _run_out(self, now: float) -> Effects:
         """The state has lasted too long."""
         if self._state is ChangeState.SHORT:
-            return self._conclude(too_few_workers(self._limits.sizes.min, self._limits.regroup_s))
+            return self._end(too_few_workers(self._limits.sizes.min, self._limits.regroup_s))
         if self._state is ChangeState.PARTING:
             hanging = frozenset(self._regrouping.missing)
             return (LeaveBehind(hanging, is_hanging=True), *self.lose(hanging, now))
         return self._break(now)
 
-    def _conclude(self, verdict: Verdict) -> Effects:
+    def _end(self, verdict: Verdict | None = None) -> Effects:
         self._enter(ChangeState.DROPPED)
-        return (Conclude(verdict),)
+        return (End(verdict),)
 
     def _finish(self, now: float) -> Effects:
         self._enter(ChangeState.DONE)

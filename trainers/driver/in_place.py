@@ -17,17 +17,16 @@ from trainers.driver.change import (
     AssignRanks,
     Change,
     ChangeState,
-    Conclude,
     CountLoss,
     Effect,
     Effects,
+    End,
     FindDead,
     Finish,
     LeaveBehind,
     Limits,
     Prepare,
     ReportShort,
-    Restart,
     TellToPark,
 )
 from trainers.driver.kills import Kills
@@ -285,14 +284,14 @@ class InPlace:
             for effect in event(change, self._attempt.now()):
                 self._carry_out(change, effect)
         except Exception:
-            self._fail(change)
+            self._fail()
 
     def _carry_out(self, change: Change, effect: Effect) -> None:
         attempt, group_members = self._attempt, self._group_members
         match effect:
             case CountLoss():
-                if attempt.group is not None:
-                    attempt.group.progress = attempt.group.progress.lose(attempt.now())
+                assert attempt.group is not None
+                attempt.group.progress = attempt.group.progress.lose(attempt.now())
             case FindDead(slots):
                 self._ask(change, group_members.find_dead(slots), self._looked)
             case TellToPark(told, generation):
@@ -310,10 +309,8 @@ class InPlace:
                 self._form(change, members, port)
             case Finish():
                 self._finish(effect)
-            case Restart():
-                attempt.restart_group()
-            case Conclude(verdict):
-                attempt.conclude(verdict)
+            case End(verdict):
+                attempt.restart_group() if verdict is None else attempt.conclude(verdict)
 
     def _ask(self, change: Change, question: Coroutine[Any, Any, T], answer: Callable[[T], None]) -> None:
         """Ask workers beside; their answers count while the change is under way."""
@@ -324,15 +321,16 @@ class InPlace:
                 if self._change is change:
                     answer(found)
             except Exception:
-                self._fail(change)
+                if self._change is not change:
+                    raise
+                self._fail()
 
         self._attempt.spawn(ask())
 
-    def _fail(self, change: Change) -> None:
+    def _fail(self) -> None:
         """A defect of ours: parked scripts must not wait for a change that cannot go on."""
         log.exception("a change in place failed; the worker group is started again")
-        if self._change is change:
-            self._attempt.restart_group()
+        self._attempt.restart_group()
 
     def _looked(self, dead: set[int]) -> None:
         self.lose(dead)

@@ -20,16 +20,15 @@ from trainers.driver.change import (
     AssignRanks,
     Change,
     ChangeState,
-    Conclude,
     CountLoss,
     Effects,
+    End,
     FindDead,
     Finish,
     LeaveBehind,
     Limits,
     Prepare,
     ReportShort,
-    Restart,
     TellToPark,
     WrongState,
 )
@@ -137,7 +136,7 @@ def happen(one: Watched, event: str, now: float) -> Effects:
     if was_over:
         assert (effects, one.state) == ((), before), "nothing follows a change that is over"
     assert (one.state is ChangeState.DONE and not was_over) is (Finish in kinds)
-    if Restart in kinds or Conclude in kinds:
+    if End in kinds:
         assert one.state is ChangeState.DROPPED
     if one.state is not before:
         expected = {
@@ -274,7 +273,8 @@ def test_too_few_wait_for_others_and_not_for_ever() -> None:
     one.tick(REGROUP_S - 0.01)
     assert one.state is ChangeState.SHORT
     (ended,) = one.tick(REGROUP_S)
-    assert isinstance(ended, Conclude)
+    assert isinstance(ended, End)
+    assert ended.verdict is not None
     assert ended.verdict.end_reason is EndReason.NODE_LOST
     assert ended.verdict.message == "No 2 workers could be had for 600 s."
 
@@ -345,9 +345,9 @@ def test_without_a_state_only_the_storage_is_left() -> None:
     one = Watched()
     one.begin(0.0)
     parks(0, -1)(one, 0.0)
-    assert parks(1, -1)(one, 0.0) == (Restart(),)
+    assert parks(1, -1)(one, 0.0) == (End(),)
     empty = Watched(slots=())
-    assert empty.begin(0.0)[-1] == Restart()
+    assert empty.begin(0.0)[-1] == End()
 
 
 def test_a_step_that_fails_again_and_again_ends_the_attempt() -> None:
@@ -361,7 +361,8 @@ def test_a_step_that_fails_again_and_again_ends_the_attempt() -> None:
         (last,) = parks(1)(one, 0.0)
         if count < MOST_FAILURES:
             assert last == Prepare((0, 1))
-    assert isinstance(last, Conclude)
+    assert isinstance(last, End)
+    assert last.verdict is not None
     assert last.verdict.end_reason is EndReason.HANG
     assert "after step 7" in last.verdict.message
 
@@ -400,7 +401,7 @@ class World:
         self.dead: set[int] = set()
         self.hanging: set[int] = set()
         self.pending: list[Callable[[], Effects]] = []
-        self.ends: list[Finish | Restart | Conclude] = []
+        self.ends: list[Finish | End] = []
         self.take(self.one.begin(0.0))
 
     def happen(self, event: Event) -> None:
@@ -433,7 +434,7 @@ class World:
                     assert self.joined >= set(self.members)
                     assert effect.size == len(self.members)
                     self.ends.append(effect)
-                case Restart() | Conclude():
+                case End():
                     self.ends.append(effect)
         assert len(self.ends) == (self.one.state is ChangeState.DONE or bool(self.ends))
 
@@ -519,10 +520,11 @@ def test_whatever_happens_a_change_ends_once_and_forgets_no_event(
         world.act("passes", 1)
     (end,) = world.ends
     well = set(world.steps) - world.lost
-    if isinstance(end, Restart):
-        assert not any(world.steps[slot] >= 0 for slot in well & world.parked), "nobody holds the state"
-    if isinstance(end, Conclude):
-        assert not world.sizes.fit(len(well - world.dead)), "there are too few"
+    match end:
+        case End(None):
+            assert not any(world.steps[slot] >= 0 for slot in well & world.parked), "nobody holds the state"
+        case End():
+            assert not world.sizes.fit(len(well - world.dead)), "there are too few"
     for act, slot in product(["is lost", "parks", "comes", "drains", "passes"], range(3)):
         world.act(act, slot)
     while world.pending:

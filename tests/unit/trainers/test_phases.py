@@ -14,7 +14,7 @@ from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
-from trainers.driver.change import CHANGE_EDGES, Change, ChangeState, Conclude, Effects, Limits, Restart
+from trainers.driver.change import CHANGE_EDGES, Change, ChangeState, Effects, End, Limits
 from trainers.driver.hang_monitor import HangMonitor
 from trainers.driver.phases import (
     MEANINGS,
@@ -58,11 +58,9 @@ def inside(*events: Callable[[Change], Effects]) -> Callable[[Lifecycle], tuple[
         for event in events:
             change = life.change
             for effect in () if change is None else event(change):
-                match effect:
-                    case Restart():
-                        found += life.restart_group()
-                    case Conclude(verdict):
-                        found += life.conclude(verdict)
+                if isinstance(effect, End):
+                    verdict = effect.verdict
+                    found += life.restart_group() if verdict is None else life.conclude(verdict)
         return found
 
     return happen
