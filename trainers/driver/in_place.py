@@ -151,18 +151,17 @@ class InPlace:
         if staying == group_members.present:
             return True
         # Ranks that have ended cannot take part in another group; and a group that is being ended needs none.
-        return (
-            attempt.group is not None
-            and attempt.lifecycle.phase is not Phase.STOPPING
-            and not attempt.group.diverged
-            and not attempt.ended_slots
-        )
+        return self._may_change and not attempt.ended_slots
+
+    @property
+    def _may_change(self) -> bool:
+        """True while the worker group is there to stay, and its workers hold the same weights."""
+        group, phase = self._attempt.group, self._attempt.lifecycle.phase
+        return group is not None and not group.diverged and phase is not Phase.STOPPING
 
     def may_grow(self) -> bool:
         """True when workers may be started to join the present worker group."""
         attempt, group_members = self._attempt, self._group_members
-        if attempt.group is None or attempt.lifecycle.is_final:
-            return False
         if group_members.joining or attempt.now() < self._join_after or not group_members.is_elastic:
             return False
         if self._change is not None:
@@ -255,7 +254,7 @@ class InPlace:
     def _begin(self, cause: Cause) -> None:
         attempt, group_members = self._attempt, self._group_members
         group, plan = attempt.group, attempt.plan
-        if group is None or group.diverged:
+        if group is None or not self._may_change:
             return
         regrouping = Regrouping(
             attempt.generation,
