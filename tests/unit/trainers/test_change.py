@@ -380,6 +380,42 @@ def test_a_script_that_was_told_to_park_has_not_failed() -> None:
         failures.note(0, 0, "a peer is slow")
 
 
+def test_groups_that_worked_and_broke_at_one_step_are_counted() -> None:
+    failures = RepeatedFailures()
+    last: Effects = ()
+    for _ in range(MOST_FAILURES + 2):
+        one = Watched(failures=failures)
+        one.begin(0.0)
+        parks(0)(one, 0.0)
+        last = parks(1)(one, 0.0)
+        for event in (prepared(0, 1), joins(0), joins(1)):
+            event(one, 0.0)
+        failures.note(0, 0, "a bad call")
+    assert [type(effect) for effect in last] == [End], "the first change was none of them"
+
+
+def test_a_script_that_leaves_a_group_before_it_works_has_not_failed() -> None:
+    failures = RepeatedFailures()
+    for _ in range(MOST_FAILURES + 2):
+        failures.join(0)
+        one = Watched("grow", failures=failures)
+        one.begin(0.0)
+        for event in (parks(0, is_planned=True), parks(1, is_planned=True), prepared(0, 1)):
+            event(one, 0.0)
+        failures.note(0, 0, "a peer is slow")
+        parks(0)(one, 1.0)
+        assert parks(1)(one, 1.0) == (Prepare((0, 1)),)
+
+
+def test_a_joiner_is_lost_once() -> None:
+    one = change_in(ChangeState.JOINING)
+    one.looked(0.0)
+    one.admit({2: -1}, set(), 0.0)
+    one.lose({2}, 1.0)
+    one.lose({2}, 1.9)
+    assert one.tick(1.0 + QUIET_S) == (FindDead((0, 1)),), "the second report is no news"
+
+
 # --- whole changes
 
 
