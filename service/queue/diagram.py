@@ -19,6 +19,7 @@ from service.queue.retry import (
     NO_PROGRESS,
     USER_BACKOFF_CAP_S,
 )
+from trainers.driver.change import CHANGE_EDGES, CHANGE_MEANINGS, ChangeState
 from trainers.driver.phases import MEANINGS, PHASE_EDGES, Phase
 
 StateT = TypeVar("StateT", bound=StrEnum)
@@ -76,11 +77,11 @@ _REASONS: Mapping[EndReason, str] = {
 }
 
 
-def mermaid(edges: Iterable[tuple[StrEnum, StrEnum]], first: StrEnum) -> str:
-    """A state diagram of the edges in Mermaid's language."""
+def mermaid(edges: Iterable[tuple[StrEnum, StrEnum]], *first: StrEnum) -> str:
+    """A state diagram of the edges in Mermaid's language, with the states in which it may begin."""
     pairs = list(edges)
     ends = {new for _, new in pairs} - {old for old, _ in pairs}
-    lines = [f"[*] --> {first.value}"]
+    lines = [f"[*] --> {one.value}" for one in first]
     lines += [f"{old.value} --> {new.value}" for old, new in pairs]
     lines += [f"{end.value} --> [*]" for end in sorted(ends)]
     return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"])
@@ -137,6 +138,13 @@ def page() -> str:
         mermaid(PHASE_EDGES, Phase.FORMING),
         _states(MEANINGS),
         _edges(PHASE_EDGES),
+        "## Change in place, in its driver",
+        "What a change of the worker group in place waits for, while the phase of the attempt is `parking`, `waiting`\n"
+        "or `joining`; `trainers/driver/change.py` is the only place where it changes. After a loss it begins with\n"
+        "`parting`.",
+        mermaid(CHANGE_EDGES, ChangeState.AGREED, ChangeState.PARTING),
+        _states(CHANGE_MEANINGS),
+        _edges(CHANGE_EDGES),
         "## End reasons",
         _end_reasons(),
         "A job that its owner cancelled gets no further attempt, whatever ended the last one. An attempt that was "

@@ -80,13 +80,13 @@ TARGETS = (
         "driver",
         _all(
             "trainers/driver/",
-            "agreement group hang kills nominations on_demand pending phases progress regrouping rendezvous"
+            "agreement change group hang kills nominations on_demand pending phases progress regrouping rendezvous"
             " repeated_failures stragglers verdict",
         ),
         _all(
             "tests/unit/trainers/test_",
             "worker_group agreement progress regrouping verdict stragglers rendezvous hang nominations"
-            " on_demand outbox driver_growth account changes_in_place attempt driver hang_monitor phases",
+            " on_demand outbox driver_growth account change changes_in_place attempt driver hang_monitor phases",
         ),
     ),
     Target(

@@ -26,9 +26,9 @@ from trainers.driver.members import GroupMembers
 from trainers.driver.outputs import Outputs
 from trainers.driver.phases import Lifecycle
 from trainers.driver.progress import Progress
-from trainers.driver.regrouping import Pace
+from trainers.driver.regrouping import Asked, Pace
 from trainers.driver.relay import Relay
-from trainers.driver.verdict import GroupFailure, Verdict, judge
+from trainers.driver.verdict import GroupFailure, Verdict, judge, too_few_workers
 from trainers.plan import AttemptPlan
 from trainers.ray_train import AttemptEnds, Member
 from trainers.supervisor.shard_transfer import CheckpointShard
@@ -76,8 +76,6 @@ class Attempt:
         self._ticked_at = now()
         self.watch = StepWatch(plan.step_time_s)
         self.lifecycle = Lifecycle()
-        #: Drops the change in place that is under way.
-        self.cancel_change: Callable[[], None] = lambda: None
         self._start_failures = 0
         self._start_error = ""
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -109,14 +107,12 @@ class Attempt:
 
     def finish(self) -> None:
         """Ray Train's controller has returned."""
-        self._carry_out(self.lifecycle.finish())
+        self.lifecycle.finish()
 
     def _carry_out(self, effects: Iterable[phases.Effect]) -> list[asyncio.Task[Any]]:
         sending: list[asyncio.Task[Any]] = []
         for effect in effects:
             match effect:
-                case phases.Effect.CANCEL_CHANGE:
-                    self.cancel_change()
                 case phases.Effect.STOP_GROUP:
                     if self.group is not None:
                         self.group.stop()
@@ -223,7 +219,7 @@ class Attempt:
             self.apply(self.group, self.group.tick(self.now()))
 
     def request_stop(
-        self, reason: str, text: str, deadline_at: float | None, *, is_in_place: bool = False
+        self, reason: Asked, text: str, deadline_at: float | None, *, is_in_place: bool = False
     ) -> None:
         """Ask the scripts to park or stop at an agreed step; see `WorkerGroup.request_stop`.
 
@@ -320,9 +316,8 @@ class Attempt:
                         self.spawn(self.group_members.send(message, rank))
                 case Commit():
                     self._start_commit(group, effect)
-        # A change under way goes on: the next worker group replaces the one that was to end.
-        if group is self.group and group.is_stopping and not self.lifecycle.phase.is_changing:
-            self._carry_out(self.lifecycle.end_group())
+        if group is self.group and group.is_stopping:
+            self.lifecycle.end_group()
 
     def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:
         def then(is_committed: bool) -> None:
@@ -351,7 +346,7 @@ class Attempt:
         """Find out why the worker group failed and end the rest of it; True when another one shall start."""
         group, group_members = self.group, self.group_members
         assert group is not None
-        self._carry_out(self.lifecycle.end_group())
+        self.lifecycle.end_group()
         living = group_members.ranks_of(group_members.present - members_lost - nodes_lost)
         supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)
         if not nodes and not group.is_stopping:
@@ -381,7 +376,7 @@ class Attempt:
         await self.outputs.finish(has_failed=is_own and not group.has_reported)
         self.progress = group.progress
         self.group = None
-        self._carry_out(self.lifecycle.close_group(verdict))
+        self.lifecycle.close_group(verdict)
         if self.lifecycle.is_final:
             return False
         self.account.size({}, state="starting")
@@ -396,7 +391,7 @@ class Attempt:
     def group_could_not_start(self, error: str) -> int:
         """No worker group came up; returns how often in a row."""
         self.group = None
-        self._carry_out(self.lifecycle.close_group())
+        self.lifecycle.close_group()
         self._start_failures += 1
         if error != self._start_error:
             self._start_error = error
@@ -406,19 +401,9 @@ class Attempt:
 
     def is_over(self) -> bool:
         """True when no further worker group may start: stopped, judged, or out of patience for workers."""
-        if self.lifecycle.is_final:
-            return True
-        return self.gives_up_waiting()
-
-    def gives_up_waiting(self) -> bool:
-        """True when workers for the smallest size did not come in time; the attempt ends then."""
-        if self.lifecycle.waited_s(self.now()) < self.plan.regroup_s:
-            return False
-        text = f"No {self.plan.sizes.min} workers could be had for {self.plan.regroup_s:.0f} s."
-        if self._start_error:
-            text += f" The last try failed: {self._start_error[:500]}"
-        self.conclude(Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text))
-        return True
+        if not self.lifecycle.is_final and self.lifecycle.waited_s(self.now()) >= self.plan.regroup_s:
+            self.conclude(too_few_workers(self.plan.sizes.min, self.plan.regroup_s, self._start_error))
+        return self.lifecycle.is_final
 
     async def end(self, error: Exception | None) -> None:
         """Write the last record; `error` is what ended Ray Train's controller, None when training finished."""

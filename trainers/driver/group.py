@@ -14,6 +14,7 @@ from typing import Any
 from trainers.checkpoints.manifest import ShardFile, doubled_names
 from trainers.driver.agreement import Agreement
 from trainers.driver.progress import Progress
+from trainers.driver.regrouping import Asked
 from trainers.driver.stragglers import Stragglers
 from trainers.driver.verdict import ChildExit
 
@@ -83,8 +84,7 @@ class Deadline:
 class StopRequest:
     """A request that this worker group ends at a checkpoint."""
 
-    #: `grow` or `drain`.
-    reason: str
+    reason: Asked
     asked_at: float
     #: None: no hurry.
     deadline: Deadline | None
@@ -113,6 +113,8 @@ class WorkerGroup:
     ended: set[int] = field(default_factory=set)
     #: True once the ranks were asked to end for a planned reason.
     is_stopping: bool = False
+    #: True while the worker group changes in place: the ranks park, or have not all joined yet.
+    _is_changing: bool = False
     _cooperative: set[int] = field(default_factory=set)
     #: True once a step was reported.
     has_reported: bool = False
@@ -142,7 +144,12 @@ class WorkerGroup:
     @property
     def wants_to_stop(self) -> bool:
         """True from the request of a planned stop on."""
-        return self._stop is not None or self.is_stopping
+        return self._stop is not None or self._is_changing or self.is_stopping
+
+    @property
+    def parks_to(self) -> Asked | None:
+        """What the ranks were asked to park for at an agreed step; None: they were not."""
+        return self._stop.reason if self._stop is not None and self._stop.is_in_place else None
 
     @property
     def is_saving(self) -> bool:
@@ -195,7 +202,7 @@ class WorkerGroup:
     def tick(self, now: float) -> Iterator[Effect]:
         """What time alone brings about: periodic checkpoints, and the end of patience."""
         self._saving = {r: at for r, at in self._saving.items() if now - at < CHECKPOINT_PATIENCE_S}
-        if self.is_stopping:
+        if self.is_stopping or self._is_changing:
             return
         if self._stop is not None:
             yield from self._push_stop(now)
@@ -213,12 +220,15 @@ class WorkerGroup:
             yield from self._ask(now, "interval", is_stop=False)
 
     def request_stop(
-        self, reason: str, now: float, deadline: Deadline | None = None, *, is_in_place: bool = False
+        self, reason: Asked, now: float, deadline: Deadline | None = None, *, is_in_place: bool = False
     ) -> Iterator[Effect]:
         """Ask for an end of this worker group at an agreed step; asked again, the earlier deadline counts.
 
         The ranks write a checkpoint there and end, or, with `is_in_place`, park there and wait for the next group.
+        While the worker group changes in place no rank reaches such a step.
         """
+        if self._is_changing:
+            return
         if self._stop is not None:
             if deadline is not None:
                 known = self._stop.deadline
@@ -289,10 +299,9 @@ class WorkerGroup:
             return
         boundary = self._agreement.answer(rank, int(message["token"]), int(message["boundary"]))
         if boundary is not None:
-            stop = self._stop
-            is_stop = stop is not None
+            is_stop = self._stop is not None
             self._agreement.is_stop = is_stop
-            action = "regroup" if stop is not None and stop.is_in_place else "checkpoint"
+            action = "checkpoint" if self.parks_to is None else "regroup"
             token = self._agreement.token
             yield Send(
                 {"type": "decide", "token": token, "boundary": boundary, "stop": is_stop, "action": action}
@@ -390,7 +399,7 @@ class WorkerGroup:
         yield Send({"type": "hold", "token": self._agreements})
 
     def follow(self, generation: int, world_size: int, now: float) -> WorkerGroup:
-        """The worker group that takes over in place: other ranks, the same scripts, nothing to do again."""
+        """The worker group that takes over in place once its ranks have joined: other ranks, the same scripts."""
         group = WorkerGroup(
             generation=generation,
             world_size=world_size,
@@ -401,6 +410,7 @@ class WorkerGroup:
         group._cooperative = set(range(world_size))
         group.has_reported = True
         group._checkpoint_at = self._checkpoint_at
+        group._is_changing = True
         return group
 
     def _push_stop(self, now: float) -> Iterator[Effect]:
@@ -433,6 +443,15 @@ class WorkerGroup:
             len(relayed | self._shards.get(key, {}).keys()) == self.world_size
             for key, relayed in self._relayed.items()
         )
+
+    def park(self) -> None:
+        """The ranks park: nothing is agreed upon any more, and no stop that was planned ends this group."""
+        self._is_changing = True
+        self._stop = self._agreement = self._agreed_step = None
+
+    def join(self) -> None:
+        """All ranks of a group that took over in place have joined it."""
+        self._is_changing = False
 
     def stop(self) -> None:
         """All ranks are asked to end: nothing is agreed upon any more."""

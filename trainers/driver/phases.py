@@ -1,7 +1,8 @@
 """The phases of an attempt in its driver, and why it ends (pure; time is an argument).
 
 Events are the methods of `Lifecycle`; each answers with the effects that the driver has to carry out.  This is the only
-place where a phase, a reason to stop or a verdict is written.  `docs/states.md` shows the edges.
+place where a phase, a reason to stop or a verdict is written.  While the worker group changes in place, the phase
+follows from the state of the change (`change.py`).  `docs/states.md` shows the edges.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from remora.states import EndReason
+from trainers.driver.change import Change, ChangeState
 from trainers.driver.verdict import Verdict
 
 
@@ -62,7 +64,7 @@ PHASE_EDGES: Mapping[tuple[Phase, Phase], str] = {
         Phase.STOPPING,
     ): "no worker holds the state any more, the same step failed too often, or the attempt was asked to stop",
     (Phase.WAITING, Phase.FORMING): "Ray Train's controller failed",
-    (Phase.WAITING, Phase.PARKING): "enough workers are there, or another one was lost",
+    (Phase.WAITING, Phase.PARKING): "enough workers are there",
     (Phase.WAITING, Phase.STOPPING): "too few workers came in time, or the attempt was asked to stop",
     (Phase.JOINING, Phase.FORMING): "Ray Train's controller failed",
     (Phase.JOINING, Phase.TRAINING): "every worker has joined the next worker group",
@@ -72,12 +74,21 @@ PHASE_EDGES: Mapping[tuple[Phase, Phase], str] = {
     (Phase.STOPPING, Phase.ENDED): "the workers have ended, and no other worker group follows",
 }
 
+#: The phase of an attempt whose worker group has a change in that state.
+PHASES_OF_CHANGES: Mapping[ChangeState, Phase] = {
+    ChangeState.AGREED: Phase.PARKING,
+    ChangeState.PARTING: Phase.PARKING,
+    ChangeState.SHORT: Phase.WAITING,
+    ChangeState.PREPARING: Phase.PARKING,
+    ChangeState.JOINING: Phase.JOINING,
+    ChangeState.DONE: Phase.TRAINING,
+    ChangeState.DROPPED: Phase.STOPPING,
+}
+
 
 class Effect(StrEnum):
     """What a driver does because of an event."""
 
-    #: Drop the change in place that is under way.
-    CANCEL_CHANGE = "cancel_change"
     #: End all workers at once.
     STOP_GROUP = "stop_group"
     #: Ask all workers to end their commands, with the usual grace.
@@ -102,6 +113,8 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self._phase = Phase.FORMING
+        #: The newest change of the worker group.
+        self._change: Change | None = None
         #: True from the start of a worker group's processes until all of them have ended.
         self._has_group = False
         self._stop_reason: EndReason | None = None
@@ -112,7 +125,12 @@ class Lifecycle:
     @property
     def phase(self) -> Phase:
         """What the attempt is doing."""
-        return self._phase
+        return self._phase if self._change is None else PHASES_OF_CHANGES[self._change.state]
+
+    @property
+    def change(self) -> Change | None:
+        """The change in place that is under way."""
+        return None if self._change is None or self._change.is_over else self._change
 
     @property
     def stop_reason(self) -> EndReason | None:
@@ -143,8 +161,8 @@ class Lifecycle:
         """
         if self.is_final:
             return False
-        if self._phase is not Phase.FORMING:
-            raise WrongPhase(f"no worker group can begin while the attempt is {self._phase.value}")
+        if self.phase is not Phase.FORMING:
+            raise WrongPhase(f"no worker group can begin while the attempt is {self.phase.value}")
         self._has_group = True
         self._move(Phase.TRAINING)
         return True
@@ -153,50 +171,52 @@ class Lifecycle:
         """The workers have their assignments: they are not waited for any more."""
         self._waiting_since = None
 
-    def end_group(self) -> Effects:
+    def end_group(self) -> None:
         """The worker group as a whole ends: as planned, or because of a failure."""
-        return self._stop() if self._has_group else ()
+        if self._has_group:
+            self._move(Phase.STOPPING)
 
     def restart_group(self) -> Effects:
         """End the worker group, so that another one reads the storage; after a suspected hang none follows."""
         if self._suspicion is not None:
             return self.conclude(self._suspicion)
-        return (*self._stop(), Effect.STOP_GROUP) if self._has_group else ()
+        return self._stop_group()
 
-    def close_group(self, verdict: Verdict | None = None) -> Effects:
+    def close_group(self, verdict: Verdict | None = None) -> None:
         """The worker group is gone; the verdict, if there is one, says whether another one follows."""
         if verdict is not None and not verdict.goes_on:
             self._verdict = self._verdict or verdict
-        effects = self._cancelled()
         self._has_group = False
-        if self._phase is not Phase.ENDED:
+        if self.phase is not Phase.ENDED:
             self._move(Phase.STOPPING if self.is_final else Phase.FORMING)
-        return effects
 
     # --- the end of the attempt
 
     def stop(self, reason: EndReason) -> Effects:
         """The attempt is asked to stop."""
-        if self._stop_reason is not None or self._phase is Phase.ENDED:
+        if self._stop_reason is not None or self.phase is Phase.ENDED:
             return ()
         self._stop_reason = reason
-        return (*self._stop(), Effect.REPORT_DRAINING, Effect.ASK_TO_STOP)
+        self._move(Phase.STOPPING)
+        return (Effect.REPORT_DRAINING, Effect.ASK_TO_STOP)
 
     def conclude(self, verdict: Verdict) -> Effects:
         """The driver ends the attempt by itself."""
-        if self._phase is Phase.ENDED:
+        if self.phase is Phase.ENDED:
             return ()
         self._verdict = self._verdict or verdict
-        return (*self._stop(), Effect.STOP_GROUP) if self._has_group else self._stop()
+        self._move(Phase.STOPPING)
+        return self._stop_group()
 
-    def finish(self) -> Effects:
+    def finish(self) -> None:
         """Ray Train's controller has returned: no other worker group begins."""
-        return () if self._phase is Phase.ENDED else self._stop()
+        if self.phase is not Phase.ENDED:
+            self._move(Phase.STOPPING)
 
     def end(self) -> None:
         """The last record is written.  Raises WrongPhase when the attempt is not stopping."""
-        if self._phase is not Phase.STOPPING:
-            raise WrongPhase(f"an attempt that is {self._phase.value} cannot have ended")
+        if self.phase is not Phase.STOPPING:
+            raise WrongPhase(f"an attempt that is {self.phase.value} cannot have ended")
         self._has_group = False
         self._move(Phase.ENDED)
 
@@ -204,7 +224,7 @@ class Lifecycle:
 
     def suspect(self, verdict: Verdict) -> bool:
         """No step ends: True when the scripts are to park; False when that was tried since the newest step."""
-        if self._suspicion is not None or self._phase is not Phase.TRAINING:
+        if self._suspicion is not None or self.phase is not Phase.TRAINING:
             return False
         self._suspicion = verdict
         return True
@@ -215,28 +235,12 @@ class Lifecycle:
 
     # --- a change in place
 
-    def park(self) -> bool:
-        """Scripts are to park; False when the worker group must not change."""
-        if self._phase is not Phase.TRAINING and not self._phase.is_changing:
+    def begin_change(self, change: Change) -> bool:
+        """The worker group is to change; False when it must not, or does so already."""
+        if self.phase is not Phase.TRAINING:
             return False
-        self._move(Phase.PARKING)
+        self._change = change
         return True
-
-    def wait(self, now: float) -> None:
-        """All that are left are parked, and too few."""
-        if self._phase is Phase.PARKING:
-            self._move(Phase.WAITING)
-            self._waiting_since = now
-
-    def assign_ranks(self) -> None:
-        """The parked scripts get their ranks in the next worker group."""
-        if self._phase is Phase.PARKING:
-            self._move(Phase.JOINING)
-
-    def join(self) -> None:
-        """All of them have joined it."""
-        if self._phase is Phase.JOINING:
-            self._move(Phase.TRAINING)
 
     # --- time
 
@@ -252,18 +256,17 @@ class Lifecycle:
 
     # --- moves
 
+    def _stop_group(self) -> Effects:
+        if not self._has_group:
+            return ()
+        self._move(Phase.STOPPING)
+        return (Effect.STOP_GROUP,)
+
     def _move(self, phase: Phase) -> None:
-        old = self._phase
+        old = self.phase
         if old is not phase and (old, phase) not in PHASE_EDGES:
             raise WrongPhase(f"no edge leads from {old.value} to {phase.value}")
+        if self._change is not None:
+            self._change.drop()
+            self._change = None
         self._phase = phase
-        if old is Phase.WAITING:
-            self._waiting_since = None
-
-    def _cancelled(self) -> Effects:
-        return (Effect.CANCEL_CHANGE,) if self._phase.is_changing else ()
-
-    def _stop(self) -> Effects:
-        effects = self._cancelled()
-        self._move(Phase.STOPPING)
-        return effects

@@ -123,7 +123,12 @@ class Regrouping:
     @property
     def has_state(self) -> bool:
         """True while a slot that goes on holds the training state in its memory."""
-        return self._newest(self.staying) >= 0
+        return self.newest_step >= 0
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step that a parked slot has done; -1 when none holds a state."""
+        return self._newest(self.staying)
 
     @property
     def is_hopeless(self) -> bool:
@@ -149,7 +154,7 @@ class Regrouping:
             return []
         for slots in ([one for one in self.staying if one not in self.draining], self.staying):
             newest = self._newest(slots)
-            if (size := sizes.fit(len(slots))) and 0 <= newest == self._newest(self.staying):
+            if (size := sizes.fit(len(slots))) and 0 <= newest == self.newest_step:
                 ordered = sorted(slots, key=lambda slot: (-self.parked[slot], slot in self.draining))
                 chosen = set(ordered[:size])
                 return sorted((s for s in slots if s in chosen), key=self._order)

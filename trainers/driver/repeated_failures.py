@@ -21,10 +21,20 @@ class RepeatedFailures:
         self._before: tuple[frozenset[int], int] | None = None
         #: The first message about the newest failure, until it is judged.
         self._said: str | None = None
+        #: Slots that work in the newest group, and were not told to park since.
+        self._working: set[int] = set()
 
-    def note(self, rank: int, why: str) -> None:
-        """A script of a group that worked left it by itself."""
-        if self._said is None:
+    def begin(self) -> None:
+        """A group is formed, or told to park: it may fail because a worker is slow, and what scripts say is no news."""
+        self._working.clear()
+
+    def join(self, slot: int) -> None:
+        """A script works in the newest group."""
+        self._working.add(slot)
+
+    def note(self, slot: int, rank: int, why: str) -> None:
+        """A script left its group by itself, which counts where the group worked."""
+        if slot in self._working and self._said is None:
             self._said = f"rank {rank} said: {why or 'nothing'}"[:500]
 
     def judge(self, slots: frozenset[int], step: int) -> Verdict | None:

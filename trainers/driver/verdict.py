@@ -96,6 +96,14 @@ def judge(failure: GroupFailure) -> Verdict:
     )
 
 
+def too_few_workers(least: int, waited_s: float, start_error: str = "") -> Verdict:
+    """The smallest worker group could not be had; `start_error` is why the last one did not start."""
+    text = f"No {least} workers could be had for {waited_s:.0f} s."
+    if start_error:
+        text += f" The last try failed: {start_error[:500]}"
+    return Verdict(goes_on=False, end_reason=EndReason.NODE_LOST, message=text)
+
+
 def _judge_exit(first: ChildExit) -> Verdict:
     if first.start_failed is not None:
         return Verdict(

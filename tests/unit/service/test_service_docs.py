@@ -9,6 +9,7 @@ from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.api.app import create_app
 from service.queue import diagram
 from service.settings import Settings
+from trainers.driver.change import ChangeState
 from trainers.driver.phases import Phase
 
 ROOT = Path(__file__).parents[3]
@@ -23,7 +24,7 @@ def test_the_states_page_is_the_one_that_the_tables_make() -> None:
 
 def test_every_state_and_end_reason_is_explained() -> None:
     text = diagram.page()
-    for words in (JobState, AttemptState, Phase, NodeState, EndReason):
+    for words in (JobState, AttemptState, Phase, ChangeState, NodeState, EndReason):
         for word in words:
             assert f"| `{word.value}` |" in text
 

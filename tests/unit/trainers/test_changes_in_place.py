@@ -10,7 +10,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import BEGIN, Stage
 from tests.unit.trainers.virtual_time import scene
-from trainers.driver.in_place import JOIN_PAUSE_S, JOIN_S, LOAD_S
+from trainers.driver.change import JOIN_S
+from trainers.driver.in_place import JOIN_PAUSE_S, LOAD_S
 from trainers.driver.regrouping import PARK_S
 
 # --- losses
@@ -93,7 +94,7 @@ async def test_a_loss_just_after_everybody_has_joined_is_not_forgotten() -> None
     stage.joined = lambda: stage.kill(2) and None
     stage.kill(1)
     await stage.settled()
-    assert (stage.order, stage.regrouped) == ([0], [("loss", 1)])
+    assert (stage.order, stage.regrouped) == ([0], [("loss", 2), ("loss", 1)])
 
 
 @scene
@@ -572,6 +573,33 @@ async def test_a_loss_while_all_park_as_agreed_is_a_loss() -> None:
     assert await stage.settled() < 0.5, "nobody's patience is needed"
     assert (stage.order, stage.regrouped) == ([0, 2], [("loss", 2)])
     assert 1 in stage.messages("part")
+
+
+@pytest.mark.parametrize("ends_by", ["deadline", "commit"])
+@scene
+async def test_a_planned_stop_does_not_end_scripts_that_park_for_a_change(ends_by: str) -> None:
+    """Its deadline passes, or its checkpoint is stored, after a loss has begun a change."""
+    stage = Stage(4, min_workers=3)
+    for rank in range(4):
+        stage.slow[rank] = 8.0
+    stage.in_place.drain({"node-2", "node-3"}, stage.now() + 14.0)
+    await stage.after(8.5)
+    decided = [message for _, message in stage.told if message["type"] == "decide"]
+    assert {message["action"] for message in decided} == {"checkpoint"}, "too few would stay"
+    group = stage.attempt.group
+    assert group is not None
+    if ends_by == "commit":
+        stage.attempt.receive(0, {"type": "shard", "step": 11, "files": (), "asked": True})
+    stage.kill(3)
+    assert stage.in_place.is_changing
+    if ends_by == "commit":
+        stage.attempt.apply(group, group.committed(11, stage.now()))
+    await stage.settled()
+    assert stage.messages("stop") == []
+    assert (stage.order, stage.regrouped) == ([0, 1, 2], [("loss", 3)])
+    stage.in_place.drain({"node-2"}, stage.now() + 30.0)
+    await stage.after(0.1)
+    assert len(stage.events("worker_group.drain")) == 2, "the next worker group is asked again"
 
 
 # --- ends

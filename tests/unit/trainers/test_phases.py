@@ -10,17 +10,61 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
+from trainers.driver.change import CHANGE_EDGES, Change, ChangeState, Effects, End, Limits
 from trainers.driver.hang_monitor import HangMonitor
-from trainers.driver.phases import MEANINGS, PHASE_EDGES, Effect, Lifecycle, Phase, WrongPhase
+from trainers.driver.phases import (
+    MEANINGS,
+    PHASE_EDGES,
+    PHASES_OF_CHANGES,
+    Effect,
+    Lifecycle,
+    Phase,
+    WrongPhase,
+)
+from trainers.driver.regrouping import Regrouping
+from trainers.driver.repeated_failures import RepeatedFailures
 from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
 
 HANG = Verdict(goes_on=False, end_reason=EndReason.HANG, message="no step ended")
 LOST = Verdict(goes_on=True, end_reason=EndReason.NODE_LOST, message="a node was lost")
 FAILED = Verdict(goes_on=False, end_reason=EndReason.EXIT_CODE, message="exit code 3", exit_code=3)
+
+
+def new_change() -> Change:
+    """A loss that left two workers, which are enough."""
+    regrouping = Regrouping(generation=1, cause="loss", began_at=0.0, staying=[0, 1])
+    limits = Limits(sizes=WorkerSizes(2, 4), park_s=10.0, regroup_s=600.0)
+    return Change(regrouping, limits, RepeatedFailures())
+
+
+def begin_change(life: Lifecycle) -> bool:
+    change = new_change()
+    if not life.begin_change(change):
+        return False
+    change.begin(0.0)
+    return True
+
+
+def inside(*events: Callable[[Change], Effects]) -> Callable[[Lifecycle], tuple[Effect, ...]]:
+    """Events of the change under way, of which those effects are carried out that concern the attempt."""
+
+    def happen(life: Lifecycle) -> tuple[Effect, ...]:
+        found: tuple[Effect, ...] = ()
+        for event in events:
+            change = life.change
+            for effect in () if change is None else event(change):
+                if isinstance(effect, End):
+                    verdict = effect.verdict
+                    found += life.restart_group() if verdict is None else life.conclude(verdict)
+        return found
+
+    return happen
+
 
 EVENTS: dict[str, Callable[[Lifecycle], object]] = {
     "begin_group": Lifecycle.begin_group,
@@ -37,19 +81,25 @@ EVENTS: dict[str, Callable[[Lifecycle], object]] = {
     "end": Lifecycle.end,
     "suspect": lambda one: one.suspect(HANG),
     "step_ended": Lifecycle.step_ended,
-    "park": Lifecycle.park,
-    "wait": lambda one: one.wait(100.0),
-    "assign_ranks": Lifecycle.assign_ranks,
-    "join": Lifecycle.join,
+    "begin_change": begin_change,
+    "park": inside(*(lambda one, slot=slot: one.park(slot, 7, 1.0, is_planned=False) for slot in (0, 1))),
+    "park_without_state": inside(
+        *(lambda one, slot=slot: one.park(slot, -1, 1.0, is_planned=False) for slot in (0, 1))
+    ),
+    "lose": inside(lambda one: one.lose({1}, 1.0)),
+    "admit": inside(lambda one: one.admit({2: -1}, set(), 1.0)),
+    "prepared": inside(lambda one: one.prepared((0, 1), set(), 2000, 1.0)),
+    "join": inside(*(lambda one, slot=slot: one.join(slot, 1.0) for slot in (0, 1))),
+    "time": inside(lambda one: one.tick(1e6)),
 }
 
 #: Events that lead a new life cycle into each phase.
 WAYS: dict[Phase, tuple[str, ...]] = {
     Phase.FORMING: (),
     Phase.TRAINING: ("begin_group",),
-    Phase.PARKING: ("begin_group", "park"),
-    Phase.WAITING: ("begin_group", "park", "wait"),
-    Phase.JOINING: ("begin_group", "park", "assign_ranks"),
+    Phase.PARKING: ("begin_group", "begin_change"),
+    Phase.WAITING: ("begin_group", "begin_change", "park", "lose"),
+    Phase.JOINING: ("begin_group", "begin_change", "park", "prepared"),
     Phase.STOPPING: ("begin_group", "end_group"),
     Phase.ENDED: ("begin_group", "finish", "end"),
 }
@@ -66,13 +116,13 @@ def happen(life: Lifecycle, event: str) -> tuple[Effect, ...]:
         return ()
     phase, stop_reason, verdict = before
     effects = answer if isinstance(answer, tuple) else ()
-    assert life.phase is phase or (phase, life.phase) in PHASE_EDGES, "every move is an edge"
+    if not phase.is_changing or life.change is None:
+        assert life.phase is phase or (phase, life.phase) in PHASE_EDGES, "every move is an edge"
     assert stop_reason in (None, life.stop_reason), "the first stop reason counts"
     assert verdict in (None, life.verdict), "the first verdict counts"
     if life.is_final:
         assert life.phase in (Phase.STOPPING, Phase.ENDED), "an attempt that is to end does nothing else"
-    was_dropped = phase.is_changing and not life.phase.is_changing and life.phase is not Phase.TRAINING
-    assert (Effect.CANCEL_CHANGE in effects) is was_dropped, "no change outlives its worker group"
+    assert (life.change is not None) is life.phase.is_changing, "no change outlives its worker group"
     assert len(set(effects)) == len(effects)
     return effects
 
@@ -94,13 +144,15 @@ def test_every_pair_of_events_in_every_phase(phase: Phase) -> None:
 
 
 def test_every_edge_is_taken_and_every_phase_is_explained() -> None:
-    taken = set()
+    taken = {(PHASES_OF_CHANGES[old], PHASES_OF_CHANGES[new]) for old, new in CHANGE_EDGES}
     for phase, event in product(Phase, EVENTS):
         life = life_in(phase)
         happen(life, event)
-        taken.add((phase, life.phase))
+        if not phase.is_changing or life.change is None:
+            taken.add((phase, life.phase))
     assert {(old, new) for old, new in taken if old is not new} == set(PHASE_EDGES)
     assert set(MEANINGS) == set(Phase)
+    assert set(PHASES_OF_CHANGES) == set(ChangeState)
 
 
 @given(st.lists(st.sampled_from(sorted(EVENTS)), max_size=40))
@@ -144,8 +196,7 @@ def test_only_an_attempt_that_stops_can_end() -> None:
 
 @pytest.mark.parametrize("phase", Phase)
 def test_answers_say_whether_an_event_was_taken(phase: Phase) -> None:
-    can_park = phase in (Phase.TRAINING, Phase.PARKING, Phase.WAITING, Phase.JOINING)
-    assert life_in(phase).park() is can_park
+    assert life_in(phase).begin_change(new_change()) is (phase is Phase.TRAINING)
     assert life_in(phase).suspect(HANG) is (phase is Phase.TRAINING)
     if phase is Phase.FORMING:
         assert life_in(phase).begin_group() is True
@@ -166,7 +217,7 @@ def test_what_a_failed_worker_group_leads_to() -> None:
 
 def test_a_stop_is_carried_out_once() -> None:
     life = life_in(Phase.PARKING)
-    assert happen(life, "stop") == (Effect.CANCEL_CHANGE, Effect.REPORT_DRAINING, Effect.ASK_TO_STOP)
+    assert happen(life, "stop") == (Effect.REPORT_DRAINING, Effect.ASK_TO_STOP)
     assert happen(life, "stop_again") == ()
     assert life.stop_reason is EndReason.CANCELLED
 
@@ -175,8 +226,8 @@ def test_workers_that_cannot_even_park_after_a_suspected_hang_end_the_attempt() 
     life = life_in(Phase.TRAINING)
     assert life.suspect(HANG)
     assert not life.suspect(HANG), "once per step"
-    happen(life, "park")
-    assert happen(life, "restart_group") == (Effect.CANCEL_CHANGE, Effect.STOP_GROUP)
+    happen(life, "begin_change")
+    assert happen(life, "park_without_state") == (Effect.STOP_GROUP,)
     assert life.verdict is HANG
 
 
@@ -198,15 +249,6 @@ def test_workers_are_waited_for_from_the_first_question_on() -> None:
     assert life.waited_s(200.0) == 0.0
     life.wait_again(190.0)
     assert life.waited_s(200.0) == 10.0
-
-
-@pytest.mark.parametrize("event", ["park", "close_group", "end_group"])
-def test_parked_workers_wait_from_their_parking_on_and_only_while_they_do(event: str) -> None:
-    life = life_in(Phase.WAITING)
-    assert life.waited_s(130.0) == 30.0
-    happen(life, event)
-    assert life.phase is not Phase.WAITING
-    assert life.waited_s(200.0) == 0.0
 
 
 # --- the driver carries the effects out
@@ -313,7 +355,7 @@ async def _act(stage: Stage, act: str, chance: random.Random) -> None:
 
 def _check(stage: Stage) -> None:
     phase, group = stage.attempt.lifecycle.phase, stage.attempt.group
-    assert (stage.in_place._change is not None) is phase.is_changing
+    assert stage.in_place.is_changing is phase.is_changing
     if phase is Phase.FORMING:
         assert group is None
     if phase is Phase.TRAINING or phase.is_changing:
