@@ -140,12 +140,23 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "sharded": Part(
-        ("tests/golden/test_many_regroupings.py", f"{TRAINERS}/test_fsdp_on_nodes.py"),
-        ("remora/torch", "tests/golden/sharded_worker.py", f"{TRAINERS}/fsdp_scripts.py", *LAB),
+        (
+            "tests/golden/test_many_regroupings.py",
+            f"{TRAINERS}/test_fsdp_on_nodes.py",
+            f"{TRAINERS}/test_sharded_on_nodes.py",
+        ),
+        (
+            "examples/fsdp",
+            "remora/torch",
+            "tests/golden/sharded_worker.py",
+            f"{TRAINERS}/fsdp_scripts.py",
+            *LAB,
+        ),
     ),
     "changes": Part(
         (
             f"{TRAINERS}/test_changes_on_nodes.py",
+            f"{TRAINERS}/test_elastic.py",
             f"{TRAINERS}/test_hangs.py",
             f"{TRAINERS}/test_left_alone.py",
             f"{TRAINERS}/test_placement_on_nodes.py",
@@ -155,6 +166,7 @@ PARTS: Mapping[str, Part] = {
     "commands": Part(
         (
             "tests/e2e/test_losses.py",
+            "tests/e2e/test_outages.py",
             "tests/e2e/test_scripts.py",
             f"{TRAINERS}/test_launcher_commands.py",
             f"{TRAINERS}/test_outputs_folder.py",
