@@ -17,9 +17,8 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-# Three tests at a time, as most wait for a third of their time; of those that start clusters, one of each file, and one of all
-# that cut networks.
-LANES := -q -n 3 --dist loadgroup --no-loadscope-reorder --maxfail=5
+# Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
+LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
 .PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
 

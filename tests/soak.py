@@ -25,7 +25,7 @@ from tests.soak_parts import PARTS, ROOT, Ran, choose, stale
 
 SUMMARY = ROOT / "tests" / "soak.json"
 #: As `make test` does, so that the recorded seconds say how long a part takes there.
-LANES = ("-n", "3", "--dist", "loadgroup", "--no-loadscope-reorder")
+LANES = ("-n", "3", "--dist", "loadscope", "--no-loadscope-reorder")
 #: Seconds of stale parts that a change waits for.
 BUDGET_S = 180
 

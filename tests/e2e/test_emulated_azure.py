@@ -52,16 +52,16 @@ def emulated(shared_emulated: Embedded) -> Embedded:
     return shared_emulated
 
 
-def emulator_url(service: Embedded) -> str:
+def emulator_url(emulated: Embedded) -> str:
     """What `remora up` says last about where the emulator is."""
     return until(
-        lambda: re.findall(r"emulator +ready after .*: (http\S+)", service.up_log.read_text()), "it says"
+        lambda: re.findall(r"emulator +ready after .*: (http\S+)", emulated.up_log.read_text()), "it says"
     )[-1]
 
 
-def is_connected(service: Embedded, times: int) -> bool:
+def is_connected(emulated: Embedded, times: int) -> bool:
     """The controller has found its head, and before it its cloud, so many times."""
-    return service.log("controller").count("connected to the Ray head") >= times
+    return emulated.log("controller").count("connected to the Ray head") >= times
 
 
 def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
