@@ -17,10 +17,10 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-# Two tests at a time; of those that start clusters, one of each file, and one of all that cut networks.
-LANES := -q -n 2 --dist loadgroup --no-loadscope-reorder --maxfail=5
+# Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
+LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
+.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
 
 setup: $(STAMP)
 
@@ -95,8 +95,13 @@ chaos: setup
 
 # What is long, or one of many: thirty rounds of killing whatever can be killed, at random moments of a queue of short jobs
 # (ROUNDS and SEED choose others), all seeds of faults, and the tests marked `soak`; tests/soak.json says when that was done.
+# PARTS names some of its parts, which tests/soak_parts.py lists with the files that they cover.
 soak: test-tools setup deepspeed
-	PYTHONPATH=. $(BIN)/python -m tests.soak --rounds $(or $(ROUNDS),30) --seed $(or $(SEED),1)
+	PYTHONPATH=. $(BIN)/python -m tests.soak --rounds $(or $(ROUNDS),30) --seed $(or $(SEED),1) $(PARTS)
+
+# Of its parts those whose files have changed since they passed, the shortest first, as many as take BUDGET seconds together.
+soak-changed: test-tools setup deepspeed
+	PYTHONPATH=. $(BIN)/python -m tests.soak --changed $(if $(BUDGET),--budget $(BUDGET))
 
 check: setup
 	$(BIN)/ruff check .

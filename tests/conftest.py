@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -36,13 +37,13 @@ def pytest_configure() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes one runs all slow tests of a file, one all that cut networks, one those of one service."""
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            used = getattr(item, "fixturenames", ())
-            shared = (name for name in ("lan", "shared_service") if name in used)
-            item.add_marker(pytest.mark.xdist_group(next(shared, str(item.path))))
+    # Without pytest-xdist there is nobody to ask for it.
+    from tests.lanes import Lanes
+
+    return Lanes(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -70,15 +71,22 @@ def postgres() -> Iterator[PostgresServer]:
         own.stop()
 
 
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database, closed: its copies need none of the migrations."""
+    path = tmp_path_factory.mktemp("sqlite") / "template.db"
+    database = Database(f"sqlite:///{path}")
+    migrate(database)
+    database.close()
+    return path
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of an empty, migrated database; every test that uses it runs on both kinds."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'remora.db'}"
-        fresh = Database(url)
-        migrate(fresh)
-        fresh.close()
-        yield url
+        template: Path = request.getfixturevalue("migrated_sqlite")
+        yield f"sqlite:///{shutil.copy(template, tmp_path / 'remora.db')}"
         return
     server: PostgresServer = request.getfixturevalue("postgres")
     url = server.create()

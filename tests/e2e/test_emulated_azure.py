@@ -33,10 +33,10 @@ pools:
 """
 
 
-@pytest.fixture
-def emulated(tmp_path: Path) -> Iterator[Embedded]:
-    """The service with an emulated Azure; at the end nothing of it is left."""
-    service = Embedded(tmp_path / "home", cloud="azure-emulated")
+@pytest.fixture(scope="module")
+def shared_emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    """The service with an emulated Azure; at the end nothing of it is left, of its machines neither."""
+    service = Embedded(tmp_path_factory.mktemp("emulated") / "home", cloud="azure-emulated")
     try:
         service.start()
         yield service
@@ -44,16 +44,24 @@ def emulated(tmp_path: Path) -> Iterator[Embedded]:
         service.end()
 
 
-def emulator_url(service: Embedded) -> str:
+@pytest.fixture
+def emulated(shared_emulated: Embedded) -> Embedded:
+    """The same, without jobs."""
+    # Before a test: what the last one leaves running has to end with the service.
+    shared_emulated.tidy()
+    return shared_emulated
+
+
+def emulator_url(emulated: Embedded) -> str:
     """What `remora up` says last about where the emulator is."""
     return until(
-        lambda: re.findall(r"emulator +ready after .*: (http\S+)", service.up_log.read_text()), "it says"
+        lambda: re.findall(r"emulator +ready after .*: (http\S+)", emulated.up_log.read_text()), "it says"
     )[-1]
 
 
-def is_connected(service: Embedded, times: int) -> bool:
+def is_connected(emulated: Embedded, times: int) -> bool:
     """The controller has found its head, and before it its cloud, so many times."""
-    return service.log("controller").count("connected to the Ray head") >= times
+    return emulated.log("controller").count("connected to the Ray head") >= times
 
 
 def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
@@ -78,46 +86,6 @@ def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     until(lambda: is_connected(emulated, 2), "the controller uses it")
 
     assert RawClient(url).send("GET", "/control/state").json["machines"] == {}
-
-
-def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_service(
-    emulated: Embedded, tmp_path: Path
-) -> None:
-    cloud = RawClient(emulator_url(emulated))
-    assert cloud.send("POST", "/control/knobs", b'{"notice_s": 8.0, "announce_s": 9.0}').status == 204
-    (emulated.home / "policies.yaml").write_text(SPOT)
-    applied = emulated.remora("policy", "apply", "policies.yaml", "--yes")
-    assert applied.code == 0, applied.err
-    (tmp_path / "train.py").write_text(LOCKSTEP)
-    with emulated.client() as client:
-        job = client.submit(
-            {
-                "code": str(tmp_path),
-                "command": ["python", "train.py", "100000", "0.05"],
-                "backend": "command",
-                "workers": {"min": 1, "max": 2},
-                "resources": {"cpus": 4},
-                "checkpoint": {"interval": "1s"},
-            }
-        )
-        until(lambda: client.job(job.id).world_size == 2, "two machines were bought and train")
-        until(lambda: client.job(job.id).checkpoint_step, "there is a checkpoint to go back to")
-        bought = emulated.ready_nodes()
-
-        answer = emulated.remora("drill", "--node", bought[0], "--notice", "8s", "--json")
-        assert answer.code == 0, answer.err
-        (cost,) = answer.document["jobs"]
-        assert (cost["job_id"], cost["repeated_steps"]) == (job.id, 0)
-        assert (cost["workers_before"], cost["workers_least"], cost["workers"]) == (2, 1, 2)
-
-    said = emulated.remora("nodes", bought[0]).out
-    assert "node.drilled" in said
-    assert re.search(r"node.draining .*Preempt", said), said
-    # What is left running here must be gone at the end.
-    machines = cloud.send("GET", "/control/state").json["machines"].values()
-    assert {(one["size"], one["capacity"]) for one in machines} == {("Standard_D4s_v5", "spot")}
-    assert bought[0] not in {one["node"] for one in machines}
-    assert "Traceback" not in emulated.log("controller")
 
 
 def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go_on(
@@ -159,3 +127,45 @@ def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go
         first, second = client.attempts(job.id)
         assert (first.end_reason, second.resumed_from_step) == (EndReason.EVICTED, paused.checkpoint_step)
         assert client.job(job.id).repeated_steps == 0
+
+
+def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_service(
+    emulated: Embedded, tmp_path: Path
+) -> None:
+    cloud = RawClient(emulator_url(emulated))
+    # Before, another test has killed the emulator under its controller.
+    before = len(emulated.log("controller"))
+    assert cloud.send("POST", "/control/knobs", b'{"notice_s": 8.0, "announce_s": 9.0}').status == 204
+    (emulated.home / "policies.yaml").write_text(SPOT)
+    applied = emulated.remora("policy", "apply", "policies.yaml", "--yes")
+    assert applied.code == 0, applied.err
+    (tmp_path / "train.py").write_text(LOCKSTEP)
+    with emulated.client() as client:
+        job = client.submit(
+            {
+                "code": str(tmp_path),
+                "command": ["python", "train.py", "100000", "0.05"],
+                "backend": "command",
+                "workers": {"min": 1, "max": 2},
+                "resources": {"cpus": 4},
+                "checkpoint": {"interval": "1s"},
+            }
+        )
+        until(lambda: client.job(job.id).world_size == 2, "two machines were bought and train")
+        until(lambda: client.job(job.id).checkpoint_step, "there is a checkpoint to go back to")
+        bought = emulated.ready_nodes()
+
+        answer = emulated.remora("drill", "--node", bought[0], "--notice", "8s", "--json")
+        assert answer.code == 0, answer.err
+        (cost,) = answer.document["jobs"]
+        assert (cost["job_id"], cost["repeated_steps"]) == (job.id, 0)
+        assert (cost["workers_before"], cost["workers_least"], cost["workers"]) == (2, 1, 2)
+
+    said = emulated.remora("nodes", bought[0]).out
+    assert "node.drilled" in said
+    assert re.search(r"node.draining .*Preempt", said), said
+    # What is left running here must be gone at the end.
+    machines = cloud.send("GET", "/control/state").json["machines"].values()
+    assert {(one["size"], one["capacity"]) for one in machines} == {("Standard_D4s_v5", "spot")}
+    assert bought[0] not in {one["node"] for one in machines}
+    assert "Traceback" not in emulated.log("controller")[before:]

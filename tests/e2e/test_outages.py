@@ -40,7 +40,8 @@ def test_the_service_is_killed_and_started_again_while_a_job_trains(
     watched.ended_as_if_nothing_had_happened(script)
 
 
-@pytest.mark.parametrize("module", [CONTROLLER, API])
+# The test before this one kills the API, too.
+@pytest.mark.parametrize("module", [CONTROLLER, pytest.param(API, marks=pytest.mark.soak)])
 def test_one_part_of_the_service_is_killed_while_a_job_trains(
     service: Embedded, client: Client, tmp_path: Path, module: str
 ) -> None:

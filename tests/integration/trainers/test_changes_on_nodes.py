@@ -160,7 +160,7 @@ def test_a_frozen_node_is_left_behind(
     assert training.regrouped[0] == ("loss", 1)
 
 
-def test_too_few_wait_with_their_state_for_a_new_node(lab: Lab, tmp_path: Path) -> None:
+def test_too_few_wait_with_their_state_for_a_new_node_and_can_be_stopped(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=2, max_workers=2)
     training.trains(2)
@@ -170,18 +170,14 @@ def test_too_few_wait_with_their_state_for_a_new_node(lab: Lab, tmp_path: Path) 
     lab.provider.delete(victim)
     lab.add_node()
     training.trains(2)
-    training.finish_without_repetition()
     assert training.regrouped == [("loss", 2)]
 
-
-def test_an_attempt_that_waits_for_workers_can_be_stopped(lab: Lab, tmp_path: Path) -> None:
-    lab.nodes(2)
-    training = Training(lab, tmp_path, min_workers=2, max_workers=2)
-    training.trains(2)
     training.kill(1)
     training.run.until(lambda: training.run.progress["world_size"] == 0, "the other one waits")
     lab.stop(training.run, EndReason.CANCELLED)
     assert training.run.end(30.0)["end_reason"] == "cancelled"
+    assert training.run.progress["repeated_steps"] == 0
+    assert len(training.run.events("worker_group.started")) == 1
 
 
 def test_when_nobody_survives_it_starts_again_from_its_checkpoint(lab: Lab, tmp_path: Path) -> None:

@@ -156,8 +156,19 @@ def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab
     ("files", "command", "said"),
     [
         (with_config(train_batch_size=64), COMMAND, "train_batch_size is 64 .* elastic.global_batch is 96"),
-        (EXAMPLE, [*COMMAND[:-1], "absent.json"], "absent.json, and there is no such file"),
-        (with_config(gradient_clipping="auto"), COMMAND, 'gradient_clipping is "auto"'),
+        # What a configuration may not say, tests/unit/remora has without nodes.
+        pytest.param(
+            EXAMPLE,
+            [*COMMAND[:-1], "absent.json"],
+            "absent.json, and there is no such file",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            with_config(gradient_clipping="auto"),
+            COMMAND,
+            'gradient_clipping is "auto"',
+            marks=pytest.mark.soak,
+        ),
         ({"train.py": PIPELINE}, ["python", "train.py", "9", "0"], "2 stages, and 1 workers cannot be cut"),
     ],
 )  # fmt: skip

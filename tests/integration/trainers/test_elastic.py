@@ -106,6 +106,8 @@ def test_a_drained_node_is_left_at_a_checkpoint_before_its_deadline(lab: Lab) ->
     run.close()
 
 
+# test_placement_on_nodes.py has a script that stays in its pool and goes on in place.
+@pytest.mark.soak
 def test_a_job_that_asks_for_a_pool_goes_on_there_after_a_loss(lab: Lab) -> None:
     lab.nodes(1)
     for _ in range(2):
@@ -187,6 +189,8 @@ def test_an_older_driver_cannot_commit_once_a_newer_attempt_began(lab: Lab) -> N
     assert len(old.checkpoints) == committed
 
 
+# The first test of this file grows after a loss.
+@pytest.mark.soak
 def test_a_node_that_is_there_from_the_beginning_but_late_is_grown_into(lab: Lab) -> None:
     lab.nodes(1)
     run = lockstep(lab, 1000, min_workers=1, max_workers=2)

@@ -1,0 +1,224 @@
+"""What `make soak` runs, in parts, and the files of the product that each part covers.
+
+A part is stale when it has not passed on the files that it covers as they are now.  Contents are compared, not commits:
+a clone without history answers as one with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TRAINERS = "tests/integration/trainers"
+#: What every test on real nodes is built of.
+LAB = (f"{TRAINERS}/conftest.py", f"{TRAINERS}/lab.py")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Test files, and the files and folders that they cover beyond what `make test` covers."""
+
+    tests: tuple[str, ...]
+    covers: tuple[str, ...]
+    #: Run only the tests of these files that are marked `soak`; otherwise all, with more rounds or seeds.
+    is_marked: bool = True
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of pytest."""
+        return (*(("-m", "soak") if self.is_marked else ()), *self.tests)
+
+    def digest(self, root: Path = ROOT) -> str:
+        """Of the names and contents of the files that are covered, and of the tests.
+
+        Raises FileNotFoundError when nothing has one of the names.
+        """
+        return digest_of((*self.covers, *self.tests), root)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a part ended the last time: on which files, with how many failures, after how many seconds."""
+
+    digest: str
+    failed: int
+    seconds: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Stale parts that are run, in this order, and those that are left to `make soak`."""
+
+    run: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+PARTS: Mapping[str, Part] = {
+    "rounds": Part(
+        ("tests/chaos/test_soak.py",),
+        ("service", "trainers", "cluster/local", "cluster/ray", "cluster/node", "tests/chaos"),
+        is_marked=False,
+    ),
+    "seeds": Part(
+        ("tests/chaos/test_chaos.py",),
+        ("remora/script", "remora/torch", "trainers", "cluster/ray", "tests/chaos", *LAB),
+        is_marked=False,
+    ),
+    "scale-sets": Part(
+        ("tests/contracts/cluster/test_azure_set_storm.py",),
+        ("cluster/azure", "tests/contracts/cluster/azure_rig.py"),
+    ),
+    "cloud-storms": Part(
+        ("tests/contracts/service/test_azure_chaos.py",),
+        (
+            "cluster/azure",
+            "cluster/policies",
+            "cluster/scheduling",
+            "service/clouds",
+            "service/loops",
+            "service/queue",
+            "tests/contracts/cluster/azure_rig.py",
+            "tests/contracts/service/*storm*.py",
+        ),
+    ),
+    "zones": Part(
+        ("tests/integration/cluster/test_zone_cut_off.py",),
+        (
+            "cluster/azure/emulator",
+            "cluster/scheduling",
+            "service/loops",
+            "tests/integration/cluster/zoned_service.py",
+            "tests/integration/network",
+        ),
+    ),
+    "demos": Part(
+        ("tests/e2e/test_demo.py", "tests/e2e/test_demo_azure.py"),
+        (
+            "examples/demo.py",
+            "examples/demo_azure.py",
+            "examples/azure",
+            "examples/digits",
+            "service/embedded",
+        ),
+    ),
+    "frameworks": Part(
+        (
+            "tests/e2e/test_keras_example.py",
+            f"{TRAINERS}/test_frameworks_go_on.py",
+            f"{TRAINERS}/test_tensorflow.py",
+        ),
+        (
+            "examples/keras",
+            "examples/tensorflow",
+            "requirements/tensorflow.txt",
+            "trainers/backends/mpi",
+            "trainers/backends/tensorflow.py",
+            f"{TRAINERS}/tensorflow_environment.py",
+            *LAB,
+        ),
+    ),
+    "deepspeed-layouts": Part(
+        ("tests/golden/test_deepspeed_layouts.py", "tests/golden/test_deepspeed_resize.py"),
+        (
+            "remora/deepspeed",
+            "requirements/deepspeed.txt",
+            "tests/golden/deepspeed_worker.py",
+            "tests/golden/layouts_worker.py",
+        ),
+    ),
+    "deepspeed-nodes": Part(
+        (f"{TRAINERS}/test_deepspeed.py",),
+        (
+            "remora/deepspeed",
+            "requirements/deepspeed.txt",
+            "trainers/backends/deepspeed.py",
+            f"{TRAINERS}/deepspeed_scripts.py",
+            *LAB,
+        ),
+    ),
+    "sharded": Part(
+        (
+            "tests/golden/test_many_regroupings.py",
+            f"{TRAINERS}/test_fsdp_on_nodes.py",
+            f"{TRAINERS}/test_sharded_on_nodes.py",
+        ),
+        (
+            "examples/fsdp",
+            "remora/torch",
+            "tests/golden/sharded_worker.py",
+            f"{TRAINERS}/fsdp_scripts.py",
+            *LAB,
+        ),
+    ),
+    "changes": Part(
+        (
+            f"{TRAINERS}/test_changes_on_nodes.py",
+            f"{TRAINERS}/test_elastic.py",
+            f"{TRAINERS}/test_hangs.py",
+            f"{TRAINERS}/test_left_alone.py",
+            f"{TRAINERS}/test_placement_on_nodes.py",
+        ),
+        ("trainers/driver", "trainers/ray_train", f"{TRAINERS}/elastic_script.py", *LAB),
+    ),
+    "commands": Part(
+        (
+            "tests/e2e/test_losses.py",
+            "tests/e2e/test_outages.py",
+            "tests/e2e/test_scripts.py",
+            f"{TRAINERS}/test_launcher_commands.py",
+            f"{TRAINERS}/test_outputs_folder.py",
+        ),
+        ("trainers/outputs", "trainers/processes", "trainers/supervisor", "tests/e2e/scripts.py", *LAB),
+    ),
+}
+
+
+def digest_of(names: Iterable[str], root: Path = ROOT) -> str:
+    """SHA-256 over the path and content of every file, and of every file below a folder; in no particular order."""
+    lines = {
+        f"{path.relative_to(root).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+        for name in names
+        for path in _files(name, root)
+    }
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def _files(name: str, root: Path) -> Iterator[Path]:
+    found = list(root.glob(name))
+    if not found:
+        raise FileNotFoundError(name)
+    for one in found:
+        below = one.rglob("*") if one.is_dir() else (one,)
+        yield from (path for path in below if path.is_file() and not _is_left_over(path.relative_to(root)))
+
+
+def _is_left_over(path: Path) -> bool:
+    """What Python and editors leave beside the sources."""
+    return any(part == "__pycache__" or part.startswith(".") for part in path.parts)
+
+
+def stale(digests: Mapping[str, str], ran: Mapping[str, Ran]) -> tuple[str, ...]:
+    """Parts that have not passed on the files of these digests, by name."""
+    return tuple(
+        name
+        for name, digest in sorted(digests.items())
+        if name not in ran or ran[name].failed or ran[name].digest != digest
+    )
+
+
+def choose(names: Sequence[str], ran: Mapping[str, Ran], budget_s: int) -> Choice:
+    """The cheapest of these parts first, as long as their seconds fit into the budget together.
+
+    How long one takes that never ran is not known, and it is left.
+    """
+    run: list[str] = []
+    spent = 0
+    for name in sorted(filter(ran.__contains__, names), key=lambda name: (ran[name].seconds, name)):
+        spent += ran[name].seconds
+        if spent > budget_s:
+            break
+        run.append(name)
+    return Choice(tuple(run), tuple(name for name in names if name not in run))
