@@ -1,8 +1,7 @@
-"""Small worlds for tests of replays, and planners and a queue that are as simple or as wild as one wants."""
+"""Small worlds for tests of replays, and planners that are as simple or as wild as one wants."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -10,7 +9,6 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.actions import Action, Drain, Launch, Plan, Terminate
 from cluster.scheduling.view import ClusterView
-from cluster.simulator.ports import FreeCapacity
 from cluster.traces.trace import TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
@@ -54,36 +52,9 @@ def job(
     )
 
 
-class InOrder:
-    """First come, first served, without back-off."""
-
-    counts_projects = has_quotas = False
-
-    def in_turns(
-        self, waiting: Sequence[TraceJob], running: Sequence[tuple[TraceJob, int]]
-    ) -> Sequence[TraceJob]:
-        raise AssertionError("nobody has a share")
-
-    def turn(self, one: TraceJob) -> tuple[float, str]:
-        return one.at_s, one.id
-
-    def can_ever_start(self, one: TraceJob) -> bool:
-        return one.min_workers <= 20
-
-    def starts(
-        self, waiting: Sequence[TraceJob], free_nodes: Sequence[FreeCapacity], *_: object
-    ) -> Mapping[str, str | None]:
-        free = sum(int(room.free["GPU"] + 1e-9) for room in free_nodes)
-        found = []
-        for one in waiting:
-            if free < one.min_workers:
-                break
-            free -= min(free, one.max_workers)
-            found.append(one.id)
-        return dict.fromkeys(found)
-
-    def after_loss(self, losses: int, now: float) -> float | None:
-        return now if losses < 20 else None
+def without_backoff(losses: int) -> float | None:
+    """A job that was lost starts again at once, and is given up after twenty losses."""
+    return 0.0 if losses < 20 else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType
-from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetPolicy, Policies
 from cluster.scheduling.actions import Drain, Launch, Plan, Terminate
 from cluster.scheduling.health import remembered_s
@@ -20,12 +18,12 @@ from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView
 from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions, FreeCapacity
+from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import ReplayReport, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.states import NodeState
-from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, InOrder, Keep, Wild, job, launch
+from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, Keep, Wild, job, launch, without_backoff
 
 TURNS = st.integers(0, 2**32)
 
@@ -34,7 +32,7 @@ def replay(
     *jobs: TraceJob, planner: object, changes: tuple[MarketChange, ...] = (), seed: int = 0
 ) -> tuple[Replay, ReplayReport]:
     trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=changes, provisioning_s=120.0)
-    run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(seed=seed))  # type: ignore[arg-type]
+    run = Replay(trace, POLICIES, planner, without_backoff, Assumptions(seed=seed))  # type: ignore[arg-type]
     run.run()
     return run, report_of(run)
 
@@ -115,7 +113,7 @@ def test_a_node_that_failed_is_seen_for_as_long_as_it_slows_its_pool_down() -> N
         return Keep(1)(view, policies, now)
 
     trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(job("a", work_s=120_000.0),), provisioning_s=120.0)
-    Replay(trace, POLICIES, planner, InOrder(), Assumptions(asks_always=True)).run()
+    Replay(trace, POLICIES, planner, without_backoff, Assumptions(asks_always=True)).run()
     (failed_until,) = [at for (_, state), at in last_seen.items() if state is NodeState.FAILED]
     assert failed_until == 60.0 + remembered_s(POLICIES)
     assert list(ready_at.values()) == [None, 180.0]
@@ -129,40 +127,6 @@ def test_the_price_of_the_time_is_paid() -> None:
 def test_a_job_that_fits_nowhere_fails_and_stops_nobody() -> None:
     _, report = replay(job("a", workers=21), job("b"), planner=Keep(1))
     assert (report.succeeded, report.failed) == (1, 1)
-
-
-class LastDomain(InOrder):
-    """Starts every job in the fabric domain of the last node; remembers the free capacity that it was shown."""
-
-    def __init__(self) -> None:
-        self.free_nodes: list[FreeCapacity] = []
-
-    def starts(
-        self, waiting: Sequence[TraceJob], free_nodes: Sequence[FreeCapacity], *_: object
-    ) -> Mapping[str, str | None]:
-        self.free_nodes.extend(free_nodes)
-        return {one.id: free_nodes[-1].fabric for one in waiting}
-
-
-def test_workers_start_in_the_domain_that_the_queue_answers_and_it_is_told_where_free_nodes_are() -> None:
-    used: set[str | None] = set()
-
-    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
-        used.update(node.fabric for node in view.nodes if node.jobs)
-        own = launch(SPOT), launch(ON_DEMAND)
-        bought = [replace(one, fabric=name, job_id="a") for one, name in zip(own, "xy", strict=True)]
-        return () if view.nodes else tuple(bought)
-
-    elastic = replace(job("a", workers=8, least=2), placement=Placement(needs_fabric=True))
-    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(elastic,), provisioning_s=120.0)
-    queue = LastDomain()
-    Replay(trace, POLICIES, planner, queue, Assumptions(asks_always=True)).run()
-    # On-demand nodes come first, so that the last room is on the spot node.
-    assert [room[3:] for room in queue.free_nodes] == [
-        ("1", CapacityType.ON_DEMAND, "y", "a"),
-        ("1", CapacityType.SPOT, "x", "a"),
-    ]
-    assert used == {"x"}
 
 
 @pytest.mark.parametrize(("workers", "lasts_s"), [(4, 500.0), (2, 1000.0)])
@@ -189,7 +153,7 @@ def test_a_budget_that_nodes_without_jobs_have_used_up_stays_used_up_until_the_d
     warm = POLICIES.pools["gpu"].model_copy(update={"min_nodes": 24, "max_nodes": 24})
     policies = Policies(pools={"gpu": warm}, budget=BudgetPolicy(usd_per_day=36.0))
     trace = Trace(offerings=(SPOT,), jobs=(job("a", at_s=DAY_S + 60.0),), provisioning_s=120.0)
-    Replay(trace, policies, planner, InOrder(), Assumptions()).run()
+    Replay(trace, policies, planner, without_backoff, Assumptions()).run()
     assert len([at for at in launched_at if at < DAY_S]) == 24
 
 
@@ -204,7 +168,7 @@ def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_is_told_what
     taken = (market(0, nodes=1), market(350, nodes=0), market(351, nodes=1))
     poor = job("a", work_s=40_000.0, budget=0.5)
     trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(poor,), changes=taken, provisioning_s=120.0)
-    run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(asks_always=True))
+    run = Replay(trace, POLICIES, planner, without_backoff, Assumptions(asks_always=True))
     run.run()
     (sim,) = run.work.given_up
     # A dime pays for 100 s: for 230 s of the first node, and for 270 s of the next one, which is ready at 480 s.
@@ -235,7 +199,7 @@ def test_a_job_goes_on_with_whole_copies_of_its_model() -> None:
     after: set[int] = set()
     for seed in range(6):
         seen: list[int] = []
-        run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(seed=seed, asks_always=True))
+        run = Replay(trace, POLICIES, planner, without_backoff, Assumptions(seed=seed, asks_always=True))
         run.run()
         assert report_of(run).shrinks == 1
         assert {workers % 2 for workers in seen} == {0}
@@ -256,7 +220,7 @@ def test_time_goes_on_from_look_to_look_also_where_seconds_between_them_are_no_w
         return Keep(1)(view, policies, now)
 
     trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=(job("a"),), provisioning_s=120.0)
-    run = Replay(trace, POLICIES, planner, InOrder(), Assumptions(look_s=look_s, asks_always=True))
+    run = Replay(trace, POLICIES, planner, without_backoff, Assumptions(look_s=look_s, asks_always=True))
     run.run()
     assert len(looks) == pytest.approx(run.now / look_s, abs=2.0)
 
