@@ -244,15 +244,16 @@ while True: signal.pause()
 
 def test_what_a_shell_has_started_may_say_goodbye_too(harness: ChildHarness) -> None:
     (harness.folder / "save.py").write_text(
-        "import pathlib, signal, sys, threading\n"
+        "import os, pathlib, signal, sys, threading\n"
         "pause = threading.Event()\n"
         "def save(*_):\n"
         "    while pathlib.Path(f'/proc/{sys.argv[1]}').exists():\n"
         "        pause.wait(0.01)\n"
         # More time than is given to what ends by itself.
         "    pause.wait(0.6)\n"
-        "    print('saved', flush=True)\n"
-        "    sys.exit(0)\n"
+        # The signal may come while `print` has not returned yet, which cannot be called again then.
+        "    os.write(1, b'saved\\n')\n"
+        "    os._exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print('ready', flush=True)\n"
         "signal.pause()\n"
