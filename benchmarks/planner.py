@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.policies.offerings import CapacityType, Offering
-from cluster.policies.placement import Placement
+from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.planner import plan
@@ -91,8 +91,7 @@ def _working(
                 replace(
                     demand,
                     sizes=WorkerSizes(1, workers + dice.choice((0, 4))),
-                    needs_fabric=False,
-                    pools=(),
+                    placement=ANYWHERE,
                     worker_resources={"CPU": 4.0, "GPU": 1.0},
                     is_running=True,
                 )

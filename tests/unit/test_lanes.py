@@ -18,7 +18,7 @@ SERVICE, NETWORK = "the service of tests/e2e", "the network"
     ("file", "group"),
     [
         ("tests/e2e/test_losses.py", SERVICE),
-        ("tests/e2e/test_front_door.py", SERVICE),
+        ("tests/e2e/test_commands.py", SERVICE),
         ("tests/e2e/test_emulated_azure.py", "tests/e2e/test_emulated_azure.py"),
         ("tests/chaos/test_soak.py", "tests/chaos/test_soak.py"),
         ("tests/chaos/test_chaos.py", NETWORK),

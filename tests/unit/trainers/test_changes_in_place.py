@@ -584,7 +584,7 @@ async def test_a_planned_stop_does_not_end_scripts_that_park_for_a_change(ends_b
         stage.slow[rank] = 8.0
     stage.in_place.drain({"node-2", "node-3"}, stage.now() + 14.0)
     await stage.after(8.5)
-    decided = [message for _, message in stage.told if message["type"] == "decide"]
+    decided = [message for _, message in stage.sent if message["type"] == "decide"]
     assert {message["action"] for message in decided} == {"checkpoint"}, "too few would stay"
     group = stage.attempt.group
     assert group is not None
