@@ -7,6 +7,7 @@ was interrupted is removed and built again, and what `uv` had downloaded by then
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import importlib.metadata
 import importlib.util
@@ -43,6 +44,8 @@ MOST_KEPT = 8
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Lines of `uv` that an error shows.
 _LAST_LINES = 12
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 _COMPLETE = "remora.json"
 #: Says in a job's environment where its packages come from.
 _PIP = """\
@@ -236,6 +239,7 @@ def _uv(arguments: list[str], code: Path, say: Callable[[str], None], deadline: 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=_end_with_parent,
         text=True,
         errors="replace",
     ) as process:
@@ -267,6 +271,11 @@ def _uv(arguments: list[str], code: Path, say: Callable[[str], None], deadline: 
     if code_of_end:
         raise EnvironmentFailed("uv could not build it: " + "\n".join(lines))
     return installed
+
+
+def _end_with_parent() -> None:
+    """In the new process: have the kernel end it with the supervisor, which may be killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _variables(inherited: Mapping[str, str]) -> dict[str, str]:
