@@ -91,6 +91,8 @@ class EndReason(StrEnum):
     #: The command could not be started at all: not found, not executable, or the code bundle is unusable; or its ranks
     #: wait for one that has ended well.
     START_FAILED = "start_failed"
+    #: The Python environment that the job describes could not be built on a node.
+    ENVIRONMENT_FAILED = "environment_failed"
     #: The supervisor of some rank died while its node lived.
     SUPERVISOR_LOST = "supervisor_lost"
     #: The driver died.
@@ -126,4 +128,5 @@ class EndReason(StrEnum):
             EndReason.RUN_TIME_EXCEEDED,
             EndReason.BUDGET_SPENT,
             EndReason.DIVERGED,
+            EndReason.ENVIRONMENT_FAILED,
         )

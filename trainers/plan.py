@@ -14,6 +14,7 @@ from remora.spec.backends import BackendName
 from remora.spec.sections import Device, Precision
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
+from trainers.environments.request import EnvironmentRequest
 
 RecordKind = Literal["event", "log", "metric", "checkpoint", "checkpoints", "output", "progress", "ended"]
 
@@ -47,6 +48,8 @@ class AttemptPlan:
     device: Device = "auto"
     #: How exactly its processor multiplies.
     precision: Precision = "full"
+    #: The job's Python environment; None: that of the nodes.
+    environment: EnvironmentRequest | None = None
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
     #: Our variables with what the job asks of an elastic loop (`REMORA_EXACTNESS`, ...).

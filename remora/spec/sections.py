@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictStr,
     field_validator,
     model_validator,
@@ -121,12 +122,72 @@ class Resources(Section):
         return self
 
 
-class Environment(Section):
-    """What surrounds the command."""
+#: Requirements of an environment, and characters of one.
+MAX_REQUIREMENTS, LONGEST_REQUIREMENT = 500, 1000
+_PYTHON = re.compile(r"3\.\d{1,2}")
 
+
+class Environment(Section):
+    """What surrounds the command: its Python packages and its variables."""
+
+    #: Version of Python; None: that of the nodes.
+    python: StrictStr | None = Field(None, description='a version of Python in quotes, e.g. "3.12"')
+    #: Requirements as pip writes them.
+    pip: tuple[Text, ...] = Field(
+        (), max_length=MAX_REQUIREMENTS, description="a list of requirements, e.g. [transformers==5.*]"
+    )
+    #: A file of the code that lists requirements.
+    requirements: Text | None = Field(
+        None,
+        max_length=LONGEST_PATH,
+        description="a file in `code`: requirements.txt, pylock.toml or pyproject.toml",
+    )
+    #: Whether the environment is layered on the nodes' packages; None: where that is possible.
+    inherit: StrictBool | None = Field(None, description="true or false")
     variables: dict[StrictStr, Text] = Field(
         {}, description="names with text values; put quotes around numbers"
     )
+
+    @field_validator("python")
+    @classmethod
+    def _is_a_version(cls, value: str | None) -> str | None:
+        if value is not None and not _PYTHON.fullmatch(value):
+            raise ValueError
+        return value
+
+    @field_validator("pip", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: object) -> object:
+        return () if value is None else value
+
+    @field_validator("pip")
+    @classmethod
+    def _are_requirements(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        for line in lines:
+            if not line.strip() or line.lstrip().startswith("-") or len(line) > LONGEST_REQUIREMENT:
+                raise ValueError(
+                    f"{line[:60]!r} is no requirement; write packages such as transformers==5.*, and options of pip"
+                    " into the file of environment.requirements"
+                )
+        return lines
+
+    @field_validator("requirements")
+    @classmethod
+    def _is_within_the_code(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        path = PurePosixPath(value)
+        if path.is_absolute() or ".." in path.parts or path.suffix not in (".txt", ".in", ".toml"):
+            raise ValueError(
+                f"{value[:60]!r} is no file of requirements below `code`; write the path of a requirements.txt,"
+                " pylock.toml or pyproject.toml, relative to `code`"
+            )
+        return value
+
+    @property
+    def is_built(self) -> bool:
+        """The job has an environment of its own."""
+        return bool(self.python or self.pip or self.requirements)
 
     @field_validator("variables")
     @classmethod

@@ -77,7 +77,9 @@ class JobSpec(Section):
         description=f"a whole number from 1 to {MAX_WORKERS}, or {{min: .., max: .., multiple_of: ..}}",
     )
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
-    environment: Environment = Field(Environment(), description="the key variables")
+    environment: Environment = Field(
+        Environment(), description="keys python, pip, requirements, inherit, variables"
+    )
     #: Folders below `REMORA_OUTPUTS_DIR`, by name.
     outputs: Outputs = Field({}, description="names, each with {} or the keys model, path, commit")
     placement: Placement = Field(Placement(), description="keys pools, capacity, zones, fabric")
@@ -110,6 +112,14 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _launcher_agrees(self) -> Self:
         check_launcher(self.command, self.backend, self.workers.min, self.workers.max)
+        return self
+
+    @model_validator(mode="after")
+    def _requirements_are_in_the_code(self) -> Self:
+        if self.environment.requirements is not None and self.code is None:
+            raise ValueError(
+                "environment.requirements names a file of the code; write the folder of the code in `code`"
+            )
         return self
 
     @model_validator(mode="after")

@@ -12,9 +12,7 @@ from remora.spec.backends import LATER_BACKENDS
 REFUSED: dict[str, str] = {
     "entrypoint": "write the whole command in `command`",
     "workers_per_node": "workers are placed by their `resources`; leave it out",
-    "environment.python": "use the interpreter that `command` names",
-    "environment.pip": "install the packages on the nodes beforehand",
-    "environment.image": "install what the script needs on the nodes beforehand",
+    "environment.image": "list what the script needs in `environment.pip`, or install it on the nodes beforehand",
     "environment.secrets": "read the secret from a file on the nodes; `variables` are visible to all users",
     "inputs": "let the script open its data itself",
     "retry.on_exit_codes": "every exit code but 0 is retried up to `retry.limit` times",

@@ -18,6 +18,7 @@ from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.stores import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
+from trainers.environments.request import EnvironmentRequest
 from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         lasting=dict(LASTING),
         device=spec.resources.device,
         precision=spec.resources.precision,
+        environment=_environment(spec),
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
         output_paths=_paths(spec, is_file=False),
@@ -68,6 +70,16 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
+    )
+
+
+def _environment(spec: JobSpec) -> EnvironmentRequest | None:
+    """What the job asks of its Python environment; None where it has none of its own."""
+    asked = spec.environment
+    if not asked.is_built:
+        return None
+    return EnvironmentRequest(
+        python=asked.python, pip=asked.pip, requirements=asked.requirements, inherit=asked.inherit
     )
 
 

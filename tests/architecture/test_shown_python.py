@@ -146,7 +146,8 @@ def test_every_job_that_a_page_shows_is_accepted() -> None:
     ]
     assert len(jobs) > 3
     for page, job in jobs:
-        job.pop("code", None)
+        if "code" in job:
+            job["code"] = "sha256:" + "0" * 64
         try:
             JobSpec.from_mapping(job)
         except remora.SpecError as error:

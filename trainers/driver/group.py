@@ -364,6 +364,7 @@ class WorkerGroup:
             exit_code=message.get("exit_code"),
             signal=message.get("signal"),
             start_failed=message.get("start_failed"),
+            environment_failed=message.get("environment_failed"),
             excess=message.get("excess"),
             last_words=self._last_words.get(rank, ""),
         )

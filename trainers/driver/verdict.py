@@ -27,6 +27,8 @@ class ChildExit:
     exit_code: int | None = None
     signal: int | None = None
     start_failed: str | None = None
+    #: Why the job's Python environment could not be built on its node.
+    environment_failed: str | None = None
     #: What it had too much of, when it was ended for that.
     excess: str | None = None
     #: The last line that it wrote to its standard error, which for Python names the error.
@@ -105,6 +107,12 @@ def too_few_workers(least: int, waited_s: float, start_error: str = "") -> Verdi
 
 
 def _judge_exit(first: ChildExit) -> Verdict:
+    if first.environment_failed is not None:
+        return Verdict(
+            goes_on=False,
+            end_reason=EndReason.ENVIRONMENT_FAILED,
+            message=f"The environment of the job could not be built for rank {first.rank}: {first.environment_failed}",
+        )
     if first.start_failed is not None:
         return Verdict(
             goes_on=False,
@@ -120,7 +128,10 @@ def _judge_exit(first: ChildExit) -> Verdict:
         )
     why = f": {first.last_words}" if first.last_words else "; its log says why."
     if _ABSENT_MODULE.match(first.last_words):
-        why += ". Install it on the nodes in the environment whose `python` the command names, or put it into `code`."
+        why += (
+            ". List it in `environment.pip`, put it into `code`, or install it on the nodes in the environment whose"
+            " `python` the command names."
+        )
     return Verdict(
         goes_on=False,
         end_reason=EndReason.EXIT_CODE,

@@ -27,11 +27,24 @@ from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.worker_identity import WorkerIdentity
 
 
+def fetch_code(plan: AttemptPlan, folder: Path) -> Path:
+    """The folder of the job's code below its worker group's `folder` on this node.
+
+    Raises BundleError, StorageError, OSError.
+    """
+    try:
+        return unpack_once(Storage(plan.storage_url), plan.bundle, folder)
+    except FileNotFoundError as error:
+        raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
+
+
 def prepare_launch(
     plan: AttemptPlan,
     identity: WorkerIdentity,
     folder: Path,
     *,
+    code: Path,
+    python: Path | None,
     resume: Manifest | None,
     outputs: Path,
     snapshots: SnapshotSpace | None,
@@ -40,13 +53,10 @@ def prepare_launch(
 ) -> LaunchContext:
     """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
 
-    The command's temporary files lie in `temporary`, unless the job says where.
-    Raises BundleError, StorageError, OSError, and BackendUnusable.
+    `code` is the folder of the job's code, `python` the interpreter of its environment, None: this one.  The command's
+    temporary files lie in `temporary`, unless the job says where.
+    Raises StorageError, OSError, and BackendUnusable.
     """
-    try:
-        code = unpack_once(Storage(plan.storage_url), plan.bundle, folder)
-    except FileNotFoundError as error:
-        raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
     scratch = folder / f"scratch-{identity.rank}"
     scratch.mkdir()
     interface = _interface_of(ray.util.get_node_ip_address())
@@ -59,8 +69,10 @@ def prepare_launch(
         identity,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
-        python_folder=str(Path(sys.executable).parent),
+        python_folder=str((python or Path(sys.executable)).parent),
     )
+    if python is not None:
+        environment["VIRTUAL_ENV"] = str(python.parent.parent)
     if may_start_a_launcher(unwrapped.command):
         programs = folder / f"launchers-{identity.rank}"
         sizes = plan.sizes

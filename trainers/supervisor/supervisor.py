@@ -27,6 +27,7 @@ from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
+from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible, environment
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
@@ -42,7 +43,7 @@ from trainers.supervisor.checkpoint_intake import (
     TakeCounter,
     TakenFolder,
 )
-from trainers.supervisor.launch_context import expression_values, prepare_launch
+from trainers.supervisor.launch_context import expression_values, fetch_code, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox, ReportFilter
@@ -214,13 +215,18 @@ class Supervisor:
             ) as temporary,
             shared_folder(name) as folder,
             snapshot_space(own, identity.local_world_size) as self._snapshots,
+            contextlib.ExitStack() as in_use,
         ):
             try:
+                code = fetch_code(self._plan, folder)
+                python = self._build_environment(in_use, code)
                 collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,
                     identity,
                     folder,
+                    code=code,
+                    python=python,
                     resume=self._resume,
                     outputs=collector.folder,
                     snapshots=self._snapshots,
@@ -230,6 +236,8 @@ class Supervisor:
                 child = self._start(launch, folder, collector)
             except CommandUnusable as error:
                 self._finish({"start_failed": str(error)})
+            except (EnvironmentFailed, EnvironmentImpossible) as error:
+                self._finish({"environment_failed": str(error)[:4000]})
             except (StorageError, OSError) as error:
                 self._report_trouble(f"preparing the code failed: {error}")
                 raise ChildFailed(str(error)) from error
@@ -244,6 +252,15 @@ class Supervisor:
                     self._sidecar.end()
                 if self._intake is not None:
                     self._intake.close()
+
+    def _build_environment(self, in_use: contextlib.ExitStack, code: Path) -> Path | None:
+        """The interpreter of the job's environment, which stays as long as `in_use` is open; None: it has none."""
+        if self._plan.environment is None:
+            return None
+        built = in_use.enter_context(
+            environment(self._plan.environment, code, lambda text: self._outbox.put_lines("remora", text))
+        )
+        return built.python
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:

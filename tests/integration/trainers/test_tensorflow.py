@@ -51,7 +51,7 @@ def test_an_environment_without_tensorflow_says_what_to_do(lab: Lab) -> None:
     )
     end = run.end()
     assert end["end_reason"] == "exit_code"
-    assert "No module named 'keras'. Install it on the nodes" in end["message"]
+    assert "No module named 'keras'. List it in `environment.pip`" in end["message"]
 
 
 @pytest.mark.backend("tensorflow", "unmodified script")

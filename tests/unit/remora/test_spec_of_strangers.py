@@ -50,6 +50,8 @@ MAPPINGS = {
     "keys that are no texts": lambda n: {"environment": {"variables": dict.fromkeys(range(n), "1")}},
     "values that are no texts": lambda n: {"environment": {"variables": {f"V{i}": i for i in range(n)}}},
     "variables": lambda n: {"environment": {"variables": {f"V{i}": "${{job.id}}" for i in range(n)}}},
+    "requirements": lambda n: {"environment": {"pip": [f"package{i}==1.*" for i in range(n)]}},
+    "a requirement": lambda n: {"environment": {"pip": ["x" * n]}},
     "outputs": lambda n: {"outputs": {f"o{i}": {"path": f"p/{i}", "model": f"m{i}"} for i in range(n)}},
     "words": lambda n: {"command": ["python"] * n},
     "a word": lambda n: {"command": ["x" * n]},

@@ -1,0 +1,234 @@
+"""A job's Python environment is built once for each description, on the packages of the node, and kept while used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.wheels import wheel
+from trainers.environments import build
+from trainers.environments.build import EnvironmentFailed, environment, node_packages, prune
+from trainers.environments.request import (
+    EnvironmentImpossible,
+    EnvironmentRequest,
+    NodePackages,
+    digest_of,
+    inherits,
+)
+
+NODE = NodePackages(python="3.11", torch="2.12.0")
+OWN = ".".join(map(str, sys.version_info[:2]))
+
+
+def said_by(python: Path, code: str) -> str:
+    """What the interpreter prints for this code, without any variable of this process."""
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, env={}, check=False)
+    return done.stdout.strip() or done.stderr.strip()
+
+
+class Log:
+    """The lines for the job's log."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    @property
+    def builds(self) -> int:
+        return sum(line.startswith("building") for line in self.lines)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("asked", "text", "node", "expected"),
+    [
+        (EnvironmentRequest(pip=("transformers==5.*",)), "", NODE, True),
+        (EnvironmentRequest(pip=("torch>=2.10",)), "", NODE, True),
+        (EnvironmentRequest(pip=("torch<2.6",)), "", NODE, False),
+        (EnvironmentRequest(), "torch<2.6  # old\n", NODE, False),
+        (EnvironmentRequest(), "torch<=2.12.0 --hash=sha256:00 \\\n", NODE, True),
+        (EnvironmentRequest(), "-r other.txt\n./a.whl\n", NODE, True),
+        (EnvironmentRequest(pip=("numpy",)), "", NodePackages(python="3.11", torch=None), True),
+        (EnvironmentRequest(pip=("torch",)), "", NodePackages(python="3.11", torch=None), False),
+        (EnvironmentRequest(python="3.12"), "", NODE, False),
+        (EnvironmentRequest(python="3.11"), "", NODE, True),
+        (EnvironmentRequest(pip=("numpy",), inherit=False), "", NODE, False),
+    ],
+)
+def test_an_environment_inherits_where_the_packages_of_the_node_satisfy_it(
+    asked: EnvironmentRequest, text: str, node: NodePackages, expected: bool
+) -> None:
+    assert inherits(asked, text, node) is expected
+
+
+def test_what_cannot_inherit_and_asks_for_it_is_refused_with_the_reason() -> None:
+    with pytest.raises(
+        EnvironmentImpossible, match=r"PyTorch 2\.12\.0, which does not satisfy 'torch<2\.6'"
+    ):
+        inherits(EnvironmentRequest(pip=("torch<2.6",), inherit=True), "", NODE)
+    with pytest.raises(EnvironmentImpossible, match=r"the nodes have Python 3\.11, not 3\.9"):
+        inherits(EnvironmentRequest(python="3.9", inherit=True), "", NODE)
+
+
+def test_equal_requests_have_one_environment_and_others_have_their_own() -> None:
+    def digest(*pip: str, contents: bytes = b"", node: NodePackages = NODE, is_inherited: bool = True) -> str:
+        return digest_of(EnvironmentRequest(pip=pip), contents, node, is_inherited=is_inherited)
+
+    assert digest("a", "b") == digest("b", "a")
+    newer = NodePackages(python="3.11", torch="2.14.1")
+    others = [
+        digest("a"),
+        digest("a", contents=b"c"),
+        digest("a", node=newer),
+        digest("a", is_inherited=False),
+    ]
+    assert len({digest("a", "b"), *others}) == 5
+    assert digest("a", is_inherited=False) == digest("a", node=newer, is_inherited=False)
+
+
+def test_it_has_its_own_packages_and_behind_them_those_of_the_node(code: Path, tmp_path: Path) -> None:
+    log, asked = Log(), EnvironmentRequest(pip=(f"./{wheel(code)}",))
+    with environment(asked, code, log, tmp_path / "envs") as built:
+        assert built.packages == 1
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == "1.0"
+        place = said_by(built.python, "import pydantic; print(pydantic.__file__)")
+        assert Path(place).is_relative_to(Path(sys.prefix))
+        assert said_by(built.python, "import remora.training, sys; print(sys.prefix)") == str(
+            built.python.parent.parent
+        )
+    assert log.lines[-1].endswith("1 packages were installed")
+    with environment(asked, code, log, tmp_path / "envs") as again:
+        assert (again.digest, again.build_s, log.builds) == (built.digest, 0.0, 1)
+
+
+def test_one_that_does_not_inherit_has_remora_and_no_other_package_of_the_node(
+    code: Path, tmp_path: Path
+) -> None:
+    asked = EnvironmentRequest(pip=(f"./{wheel(code)}",), inherit=False)
+    with environment(asked, code, Log(), tmp_path / "envs") as built:
+        assert said_by(built.python, "import remora.training, tiny; print('both')") == "both"
+        assert "No module named 'pydantic'" in said_by(built.python, "import pydantic")
+
+
+def test_another_version_of_python_has_remora(code: Path, tmp_path: Path) -> None:
+    installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    others = sorted({path.name.rpartition(".")[0] for path in installed.glob("3.1[23].*")} - {OWN})
+    if not others:
+        pytest.skip("no other Python is installed below pyenv")
+    with environment(EnvironmentRequest(python=others[0]), code, Log(), tmp_path / "envs") as built:
+        said = said_by(built.python, "import remora.training, sys; print(sys.version)")
+        assert said.startswith(others[0])
+
+
+def test_workers_of_a_node_build_it_once(code: Path, tmp_path: Path) -> None:
+    log, asked = Log(), EnvironmentRequest(pip=(f"./{wheel(code)}",))
+    together = threading.Barrier(3)
+
+    def use() -> None:
+        with environment(asked, code, log, tmp_path / "envs"):
+            together.wait(60)  # all of them have it at one time
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert log.builds == 1
+    assert not together.broken
+
+
+def test_requirements_are_a_file_of_the_code(code: Path, tmp_path: Path) -> None:
+    (code / "requirements.txt").write_text(f"./{wheel(code)}\n")
+    with environment(
+        EnvironmentRequest(requirements="requirements.txt"), code, Log(), tmp_path / "e"
+    ) as built:
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == "1.0"
+    outside = tmp_path / "outside.txt"
+    outside.write_text("tiny\n")
+    (code / "link.txt").symlink_to(outside)
+    for name in ("link.txt", "absent.txt"):
+        asked = EnvironmentRequest(requirements=name)
+        with (
+            pytest.raises(EnvironmentFailed, match="there is no file"),
+            environment(asked, code, Log(), tmp_path / "e"),
+        ):
+            pass
+
+
+def test_a_failure_shows_what_uv_said_and_the_next_try_begins_anew(code: Path, tmp_path: Path) -> None:
+    file, log = wheel(code), Log()
+    whole = (code / file).read_bytes()
+    (code / file).write_bytes(whole[:40])
+    asked = EnvironmentRequest(pip=(f"./{file}",))
+    with pytest.raises(EnvironmentFailed, match=file), environment(asked, code, log, tmp_path / "envs"):
+        pass
+    (code / file).write_bytes(whole)
+    with environment(asked, code, log, tmp_path / "envs") as built:
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert log.builds == 2
+
+
+def test_a_build_that_takes_too_long_ends_with_all_its_processes(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "uv"
+    slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 600 & wait\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(build, "uv_program", lambda: str(slow))
+    monkeypatch.setattr(build, "BUILD_LIMIT_S", 0.5)
+    with (
+        pytest.raises(EnvironmentFailed, match=r"not built within 0\.5 s"),
+        environment(EnvironmentRequest(pip=("a",)), code, Log(), tmp_path / "envs"),
+    ):
+        pass
+    group = int((tmp_path / "pid").read_text())
+    left = [one for one in psutil.process_iter() if _group_of(one) == group]
+    assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def _group_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None
+
+
+def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(code: Path, tmp_path: Path) -> None:
+    root = tmp_path / "envs"
+    asked = [EnvironmentRequest(pip=(f"./{wheel(code, version=f'1.{n}')}",)) for n in range(3)]
+    with environment(asked[0], code, Log(), root) as used:
+        digests = []
+        for at, one in enumerate(asked[1:], 1):
+            with environment(one, code, Log(), root) as built:
+                digests.append(built.digest)
+            os.utime(root / built.digest / "remora.json", (1000.0 + at, 1000.0 + at))
+        os.utime(root / used.digest / "remora.json", (1.0, 1.0))
+        assert prune(root, most=1) == [digests[0]], "the first one is in use"
+        assert used.python.exists()
+
+
+def test_it_has_no_pip_that_changes_it_for_others(code: Path, tmp_path: Path) -> None:
+    with environment(EnvironmentRequest(pip=(f"./{wheel(code)}",)), code, Log(), tmp_path / "envs") as built:
+        done = subprocess.run(
+            [built.python.with_name("pip"), "install", "numpy"], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "add packages to environment.pip" in done.stderr
+
+
+def test_the_node_names_its_python() -> None:
+    assert node_packages().python == OWN

@@ -1,0 +1,305 @@
+"""Builds the Python environment of a job on its node with `uv`, once for all workers that ask for the same.
+
+An environment is a virtual environment at its final path.  It is complete when a file in it says so; one whose build
+was interrupted is removed and built again, and what `uv` had downloaded by then is in its cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainers.confined_folders import remove_tree
+from trainers.environments.request import (
+    INHERITED,
+    EnvironmentImpossible,
+    EnvironmentRequest,
+    NodePackages,
+    digest_of,
+    inherits,
+)
+from trainers.node_folders import open_lock, work_root
+
+#: Seconds that a build may take.
+BUILD_LIMIT_S = 1800.0
+#: Environments that a node keeps; of the others the ones that were used longest ago are removed.
+MOST_KEPT = 8
+#: Bytes of a file of requirements.
+MOST_REQUIREMENTS_BYTES = 4 * 2**20
+#: Lines of `uv` that an error shows.
+_LAST_LINES = 12
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+_COMPLETE = "remora.json"
+#: Says in a job's environment where its packages come from.
+_PIP = """\
+#!/bin/sh
+echo "This environment is built from the job's specification and is shared by the jobs that ask for the same:" >&2
+echo "add packages to environment.pip or to the file of environment.requirements." >&2
+exit 1
+"""
+
+
+class EnvironmentFailed(Exception):
+    """The environment cannot be built; the message has the last lines of uv."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltEnvironment:
+    """An environment that is ready."""
+
+    digest: str
+    #: Its interpreter.
+    python: Path
+    #: Seconds that its build took; 0 where it was there already.
+    build_s: float
+    #: How many packages were installed in it.
+    packages: int
+
+
+@contextlib.contextmanager
+def environment(
+    asked: EnvironmentRequest, code: Path, say: Callable[[str], None], root: Path | None = None
+) -> Iterator[BuiltEnvironment]:
+    """The environment, built where it is not there yet; it stays as long as the context is open.
+
+    `code` is the folder of the job's code, `say` is called with lines for the job's log.
+    Raises EnvironmentFailed, EnvironmentImpossible, OSError.
+    """
+    root = root or work_root() / "environments"
+    root.mkdir(exist_ok=True, mode=0o700)
+    node = node_packages()
+    file, contents = _file_of_requirements(asked, code)
+    is_inherited = inherits(asked, contents.decode(errors="replace"), node)
+    digest = digest_of(asked, contents, node, is_inherited=is_inherited)
+    folder = root / digest
+    with open_lock(root / f"{digest}.lock") as lock:
+        built = None
+        while True:
+            # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if (known := _known(folder)) is not None:
+                break
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _known(folder) is None:
+                if folder.exists():
+                    remove_tree(folder)
+                built = _build(asked, folder, file, code, say, is_inherited=is_inherited)
+        os.utime(folder / _COMPLETE)
+        prune(root)
+        yield built or known
+
+
+def node_packages() -> NodePackages:
+    """What this interpreter's environment has."""
+    try:
+        torch: str | None = importlib.metadata.version(INHERITED).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        torch = None
+    return NodePackages(python=f"{sys.version_info[0]}.{sys.version_info[1]}", torch=torch)
+
+
+def prune(root: Path, most: int = MOST_KEPT) -> list[str]:
+    """Remove environments that nothing uses, those used longest ago first, until `most` are left; returns digests."""
+    found = sorted(
+        (path for path in root.iterdir() if path.is_dir()), key=lambda path: _used_at(path), reverse=True
+    )
+    removed = []
+    for folder in found[most:]:
+        with contextlib.suppress(OSError), open_lock(root / f"{folder.name}.lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(folder)
+            removed.append(folder.name)
+    return removed
+
+
+def _used_at(folder: Path) -> float:
+    try:
+        return (folder / _COMPLETE).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _known(folder: Path) -> BuiltEnvironment | None:
+    try:
+        facts = json.loads((folder / _COMPLETE).read_text())
+    except (OSError, ValueError):
+        return None
+    return BuiltEnvironment(
+        digest=folder.name, python=folder / "bin" / "python", build_s=0.0, packages=facts["packages"]
+    )
+
+
+def _file_of_requirements(asked: EnvironmentRequest, code: Path) -> tuple[Path | None, bytes]:
+    """The file of requirements within the code, and what is in it.  Raises EnvironmentFailed."""
+    if asked.requirements is None:
+        return None, b""
+    path = code / asked.requirements
+    if not path.resolve().is_relative_to(code.resolve()) or not path.is_file():
+        raise EnvironmentFailed(
+            f"environment.requirements: there is no file {asked.requirements!r} in the code"
+        )
+    with path.open("rb") as opened:
+        contents = opened.read(MOST_REQUIREMENTS_BYTES + 1)
+    if len(contents) > MOST_REQUIREMENTS_BYTES:
+        raise EnvironmentFailed(
+            f"environment.requirements: {asked.requirements!r} has more than {MOST_REQUIREMENTS_BYTES} bytes"
+        )
+    return path, contents
+
+
+def _build(
+    asked: EnvironmentRequest,
+    folder: Path,
+    file: Path | None,
+    code: Path,
+    say: Callable[[str], None],
+    *,
+    is_inherited: bool,
+) -> BuiltEnvironment:
+    began = time.monotonic()
+    say(f"building the environment {folder.name[:12]} of the job")
+    wanted = _interpreter(asked.python)
+    deadline = began + BUILD_LIMIT_S
+    _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, say, deadline)
+    installed = 0
+    if asked.pip or file is not None:
+        options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
+        if is_inherited:
+            excluded = folder / "excluded.txt"
+            excluded.write_text(f"{INHERITED}\n")
+            options += ["--excludes", str(excluded)]
+        options += ["--requirements", str(file)] if file is not None else []
+        installed = _uv([*options, "--", *asked.pip], code, say, deadline)
+    _layer(folder, is_inherited=is_inherited)
+    for name in ("pip", "pip3"):
+        program = folder / "bin" / name
+        if not program.exists():
+            program.write_text(_PIP)
+            program.chmod(0o755)
+    build_s = time.monotonic() - began
+    (folder / _COMPLETE).write_text(json.dumps({"packages": installed}))
+    say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
+    return BuiltEnvironment(
+        digest=folder.name, python=folder / "bin" / "python", build_s=build_s, packages=installed
+    )
+
+
+def _interpreter(version: str | None) -> str:
+    """The node's own interpreter, another one that is installed, or the version, of which uv fetches one."""
+    if version is None or version == node_packages().python:
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    installed = sorted(pyenv.glob(f"{version}.*/bin/python"))
+    if installed:
+        return str(installed[-1])
+    return shutil.which(f"python{version}") or version
+
+
+def _layer(folder: Path, *, is_inherited: bool) -> None:
+    """Make `remora`, and all other packages of the node where it inherits, importable behind its own."""
+    (own,) = folder.glob("lib/python3.*/site-packages")
+    layers = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")] if is_inherited else []
+    public = folder / "remora-public"
+    public.mkdir()
+    spec = importlib.util.find_spec("remora")
+    assert spec is not None
+    assert spec.origin is not None
+    (public / "remora").symlink_to(Path(spec.origin).parent)
+    lines = dict.fromkeys([*layers, str(public)])
+    (own / "remora-layers.pth").write_text("".join(f"{line}\n" for line in lines))
+
+
+def _uv(arguments: list[str], code: Path, say: Callable[[str], None], deadline: float) -> int:
+    """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
+    command = [uv_program(), "--no-progress", "--color", "never", *arguments]
+    lines: deque[str] = deque(maxlen=_LAST_LINES)
+    installed = 0
+    with subprocess.Popen(
+        command,
+        cwd=code,
+        env=_variables(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        is_late = False
+
+        def end() -> None:
+            nonlocal is_late
+            is_late = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
+        timer.daemon = True
+        timer.start()
+        try:
+            for line in process.stdout:
+                lines.append(line.rstrip()[:500])
+                installed += line.startswith(" + ")
+                if line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
+                    say(line.rstrip()[:500])
+            code_of_end = process.wait()
+        finally:
+            timer.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if is_late:
+        raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")
+    if code_of_end:
+        raise EnvironmentFailed("uv could not build it: " + "\n".join(lines))
+    return installed
+
+
+def _end_with_parent() -> None:
+    """In the new process: have the kernel end it with the supervisor, which may be killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _variables(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What uv sees: the node's variables without those of the interpreter that runs us."""
+    hidden = ("RAY_", "REMORA_", "PYTHON", "VIRTUAL_ENV", "CONDA")
+    return {name: value for name, value in inherited.items() if not name.startswith(hidden)}
+
+
+def uv_program() -> str:
+    """The program.  Raises EnvironmentFailed where the node has none."""
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if beside.exists() else shutil.which("uv")
+    if found is None:
+        raise EnvironmentFailed(
+            "the node has no uv, which builds environments: install remora[service] there"
+        )
+    return found
+
+
+__all__ = [
+    "BuiltEnvironment",
+    "EnvironmentFailed",
+    "EnvironmentImpossible",
+    "environment",
+    "node_packages",
+    "prune",
+]

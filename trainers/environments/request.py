@@ -1,0 +1,101 @@
+"""What a job asks of its Python environment, and what of that the node's own packages provide (pure).
+
+An environment that *inherits* is layered on the node's packages: PyTorch, which has gigabytes, is not installed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+#: The package that is inherited; what it needs itself (the libraries of its accelerator) comes with it.
+INHERITED = "torch"
+#: Changes when environments are built in another way, so that those of before are not used any more.
+_FORMAT = 1
+_COMMENT = re.compile(r"(^|\s)#.*$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRequest:
+    """The environment that a job's specification describes."""
+
+    #: Version of Python, `3.12`; None: that of the node.
+    python: str | None = None
+    #: Requirements as pip writes them.
+    pip: tuple[str, ...] = ()
+    #: A file of the job's code that `uv pip install -r` reads: `requirements.txt`, `pylock.toml`, `pyproject.toml`.
+    requirements: str | None = None
+    #: Whether it is layered on the node's packages; None: where that is possible.
+    inherit: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePackages:
+    """What a node has itself."""
+
+    #: Version of its Python, `3.11`.
+    python: str
+    #: Version of its PyTorch, without the local part (`+cpu`); None: it has none.
+    torch: str | None
+
+
+class EnvironmentImpossible(ValueError):
+    """A node cannot have such an environment; the message says why and what to do."""
+
+
+def inherits(asked: EnvironmentRequest, text: str, node: NodePackages) -> bool:
+    """Whether the environment is layered on the node's packages; `text` is that of its file of requirements.
+
+    Raises EnvironmentImpossible where it asks for that and the node's packages do not fit.
+    """
+    why = _why_not(asked, text, node)
+    if why is not None and asked.inherit:
+        raise EnvironmentImpossible(
+            f"environment.inherit is true, and {why}; leave inherit out, or write false"
+        )
+    return why is None and asked.inherit is not False
+
+
+def _why_not(asked: EnvironmentRequest, text: str, node: NodePackages) -> str | None:
+    if asked.python is not None and asked.python != node.python:
+        return f"the nodes have Python {node.python}, not {asked.python}"
+    for one in _requirements([*asked.pip, *text.splitlines()]):
+        if canonicalize_name(one.name) != INHERITED:
+            continue
+        if node.torch is None:
+            return "the nodes have no PyTorch"
+        if not one.specifier.contains(node.torch, prereleases=True):
+            return f"the nodes have PyTorch {node.torch}, which does not satisfy {str(one)!r}"
+    return None
+
+
+def _requirements(lines: Iterable[str]) -> Iterable[Requirement]:
+    """Requirements among the lines; others (options, URLs, paths, the lines of a lock file) are uv's to read."""
+    for line in lines:
+        bare = _COMMENT.sub("", line).strip().rstrip("\\").strip()
+        try:
+            yield Requirement(bare.partition(" --hash=")[0])
+        except InvalidRequirement:
+            continue
+
+
+def digest_of(asked: EnvironmentRequest, contents: bytes, node: NodePackages, *, is_inherited: bool) -> str:
+    """32 hexadecimal digits that name the environment: equal requests on equal nodes have one environment.
+
+    `contents` are those of the file of requirements.
+    """
+    facts = {
+        "format": _FORMAT,
+        "python": asked.python or node.python,
+        "pip": sorted(asked.pip),
+        "file": "" if asked.requirements is None else asked.requirements.rpartition("/")[2],
+        "contents": hashlib.sha256(contents).hexdigest(),
+        "inherits": [node.python, node.torch] if is_inherited else None,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
