@@ -50,6 +50,22 @@ def submit(
         list[str] | None,
         typer.Option("--env", "-e", metavar="NAME=VALUE", help="Environment variable; repeat it."),
     ] = None,
+    pip: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pip",
+            metavar="REQUIREMENT",
+            help="Package for the job's environment, as pip writes it; repeat it.",
+        ),
+    ] = None,
+    requirements: Annotated[
+        str | None,
+        typer.Option("--requirements", metavar="FILE", help="File of the code that lists such packages."),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option("--python", metavar="VERSION", help="Version of Python, e.g. 3.12; else the nodes'."),
+    ] = None,
     pool: Annotated[
         list[str] | None,
         typer.Option("--pool", metavar="NAME", help="Pool of nodes; repeat it, the preferred one first."),
@@ -107,6 +123,7 @@ def submit(
     )
     _override(raw, {"limit": retries}, "retry")
     _override(raw, {"run_time": _duration(run_time, "--run-time")}, "limits")
+    _override(raw, {"pip": pip or None, "requirements": requirements, "python": python}, "environment")
     _add_variables(raw, env or [])
     if code is not None or no_code:
         raw["code"] = None if no_code else str(code)

@@ -16,7 +16,8 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
     (tmp_path / "train.py").touch()
     options = f"""--name digits --project vision --workers 1:3 --cpus 2 --gpus 0.5 --memory 1GiB --env A=1 -e B=x=y
         --backend command --priority 9 --checkpoint-interval 90 --checkpoint-keep 2 --retries 0 --run-time 2h
-        --pool ib --pool a100 --capacity spot --fabric infiniband --code {tmp_path} -q""".split()
+        --pool ib --pool a100 --capacity spot --fabric infiniband --code {tmp_path} -q
+        --pip numpy --pip transformers==5.* --requirements needs.txt --python 3.12""".split()
 
     assert cli("submit", *options, "--", "python", "train.py", "--name", "mine") == ExitCode.OK
 
@@ -31,9 +32,9 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "workers": {"min": 1, "max": 3, "multiple_of": 1},
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30, "device": "auto", "precision": "full"},
         "environment": {
-            "python": None,
-            "pip": [],
-            "requirements": None,
+            "python": "3.12",
+            "pip": ["numpy", "transformers==5.*"],
+            "requirements": "needs.txt",
             "inherit": None,
             "variables": {"A": "1", "B": "x=y"},
         },

@@ -76,9 +76,7 @@ def test_an_environment_inherits_where_the_packages_of_the_node_satisfy_it(
 
 
 def test_what_cannot_inherit_and_asks_for_it_is_refused_with_the_reason() -> None:
-    with pytest.raises(
-        EnvironmentImpossible, match=r"PyTorch 2\.12\.0, which does not satisfy 'torch<2\.6'"
-    ):
+    with pytest.raises(EnvironmentImpossible, match=r"PyTorch 2\.12\.0, which does not satisfy 'torch<2\.6'"):
         inherits(EnvironmentRequest(pip=("torch<2.6",), inherit=True), "", NODE)
     with pytest.raises(EnvironmentImpossible, match=r"the nodes have Python 3\.11, not 3\.9"):
         inherits(EnvironmentRequest(python="3.9", inherit=True), "", NODE)
