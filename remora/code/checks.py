@@ -21,6 +21,11 @@ def check_code(spec: JobSpec, bundle: IO[bytes]) -> None:
                 check_scripts(spec.command, read)
         except ValueError as refused:
             raise SpecError([SpecProblem("command", str(refused))]) from None
+    if (file := spec.environment.requirements) is not None:
+        with texts_of(bundle) as read:
+            if read(posixpath.normpath(file)) is None:
+                said = f"there is no file {file!r} in the code; write its path relative to `code`"
+                raise SpecError([SpecProblem("environment.requirements", said)])
     if spec.backend == "deepspeed":
         _check_deepspeed(spec, bundle)
 
@@ -37,7 +42,8 @@ def _check_deepspeed(spec: JobSpec, bundle: IO[bytes]) -> None:
 
 def needs_code(spec: JobSpec) -> bool:
     """True when something in the code may contradict the specification."""
-    return spec.backend == "deepspeed" or any(scripts_of(spec.command))
+    is_listed = spec.environment.requirements is not None
+    return is_listed or spec.backend == "deepspeed" or any(scripts_of(spec.command))
 
 
 #: Characters of a script that are looked at.

@@ -14,6 +14,7 @@ from tests.unit.remora.fake_service import FakeService
 
 def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
+    (tmp_path / "needs.txt").touch()
     options = f"""--name digits --project vision --workers 1:3 --cpus 2 --gpus 0.5 --memory 1GiB --env A=1 -e B=x=y
         --backend command --priority 9 --checkpoint-interval 90 --checkpoint-keep 2 --retries 0 --run-time 2h
         --pool ib --pool a100 --capacity spot --fabric infiniband --code {tmp_path} -q
@@ -52,6 +53,13 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
             "deadline": None,
         },
     }
+
+
+def test_a_file_of_requirements_that_is_not_in_the_code_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    options = ("--code", str(tmp_path), "--requirements", "needs.txt")
+    assert cli("submit", *options, "--", "python", "train.py") != ExitCode.OK
+    assert "environment.requirements: there is no file 'needs.txt' in the code" in cli.err
 
 
 def test_submit_a_file_whose_fields_options_override(cli: Cli, service: FakeService, tmp_path: Path) -> None:
