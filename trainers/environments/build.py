@@ -75,11 +75,16 @@ class BuiltEnvironment:
 
 @contextlib.contextmanager
 def environment(
-    asked: EnvironmentRequest, code: Path, say: Callable[[str], None], root: Path | None = None
+    asked: EnvironmentRequest,
+    code: Path,
+    say: Callable[[str], None],
+    root: Path | None = None,
+    *,
+    bundle: str | None = None,
 ) -> Iterator[BuiltEnvironment]:
     """The environment, built where it is not there yet; it stays as long as the context is open.
 
-    `code` is the folder of the job's code, `say` is called with lines for the job's log.
+    `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log.
     Raises EnvironmentFailed, EnvironmentImpossible, OSError.
     """
     root = root or work_root() / "environments"
@@ -87,7 +92,7 @@ def environment(
     node = node_packages()
     file, contents = _file_of_requirements(asked, code)
     is_inherited = inherits(asked, contents.decode(errors="replace"), node)
-    digest = digest_of(asked, contents, node, is_inherited=is_inherited)
+    digest = digest_of(asked, contents, node, bundle, is_inherited=is_inherited)
     folder = root / digest
     with open_lock(root / f"{digest}.lock") as lock:
         built = None
@@ -124,6 +129,8 @@ def prune(root: Path, most: int = MOST_KEPT) -> list[str]:
     for folder in found[most:]:
         with contextlib.suppress(OSError), open_lock(root / f"{folder.name}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # First, so that half of it is never taken for an environment.
+            (folder / _COMPLETE).unlink(missing_ok=True)
             remove_tree(folder)
             removed.append(folder.name)
     return removed
@@ -138,11 +145,11 @@ def _used_at(folder: Path) -> float:
 
 def _known(folder: Path) -> BuiltEnvironment | None:
     try:
-        facts = json.loads((folder / _COMPLETE).read_text())
-    except (OSError, ValueError):
+        packages = int(json.loads((folder / _COMPLETE).read_text())["packages"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return BuiltEnvironment(
-        digest=folder.name, python=folder / "bin" / "python", build_s=0.0, packages=facts["packages"]
+        digest=folder.name, python=folder / "bin" / "python", build_s=0.0, packages=packages
     )
 
 

@@ -18,6 +18,8 @@ from packaging.utils import canonicalize_name
 INHERITED = "torch"
 #: Changes when environments are built in another way, so that those of before are not used any more.
 _FORMAT = 1
+#: What a TOML file of requirements writes for something that is not fetched from an index.
+_LOCAL = re.compile(r"\b(path|directory|workspace|editable)\b|file:")
 _COMMENT = re.compile(r"(^|\s)#.*$")
 
 
@@ -85,10 +87,25 @@ def _requirements(lines: Iterable[str]) -> Iterable[Requirement]:
             continue
 
 
-def digest_of(asked: EnvironmentRequest, contents: bytes, node: NodePackages, *, is_inherited: bool) -> str:
+def reads_code(asked: EnvironmentRequest, text: str) -> bool:
+    """Some of it may be installed from files of the code, whose names do not say what is in them.
+
+    True for everything but named packages of an index, and for a TOML file that names a path.
+    """
+    is_toml = asked.requirements is not None and asked.requirements.endswith(".toml")
+    lines = [*asked.pip, *([] if is_toml else text.splitlines())]
+    bare = [stripped for line in lines if (stripped := _COMMENT.sub("", line).strip())]
+    wanted = [line for line in bare if not line.startswith("--hash=")]
+    named = [one for one in _requirements(wanted) if one.url is None]
+    return len(named) < len(wanted) or (is_toml and _LOCAL.search(text) is not None)
+
+
+def digest_of(
+    asked: EnvironmentRequest, contents: bytes, node: NodePackages, bundle: str | None, *, is_inherited: bool
+) -> str:
     """32 hexadecimal digits that name the environment: equal requests on equal nodes have one environment.
 
-    `contents` are those of the file of requirements.
+    `contents` are those of the file of requirements; `bundle` is the digest of the code, which counts where it is read.
     """
     facts = {
         "format": _FORMAT,
@@ -96,6 +113,7 @@ def digest_of(asked: EnvironmentRequest, contents: bytes, node: NodePackages, *,
         "pip": sorted(asked.pip),
         "file": "" if asked.requirements is None else asked.requirements.rpartition("/")[2],
         "contents": hashlib.sha256(contents).hexdigest(),
+        "code": bundle if reads_code(asked, contents.decode(errors="replace")) else None,
         "inherits": [node.python, node.torch] if is_inherited else None,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -258,7 +258,12 @@ class Supervisor:
         if self._plan.environment is None:
             return None
         built = in_use.enter_context(
-            environment(self._plan.environment, code, lambda text: self._outbox.put_lines("remora", text))
+            environment(
+                self._plan.environment,
+                code,
+                lambda text: self._outbox.put_lines("remora", text),
+                bundle=self._plan.bundle,
+            )
         )
         return built.python
 

@@ -84,7 +84,7 @@ def test_what_cannot_inherit_and_asks_for_it_is_refused_with_the_reason() -> Non
 
 def test_equal_requests_have_one_environment_and_others_have_their_own() -> None:
     def digest(*pip: str, contents: bytes = b"", node: NodePackages = NODE, is_inherited: bool = True) -> str:
-        return digest_of(EnvironmentRequest(pip=pip), contents, node, is_inherited=is_inherited)
+        return digest_of(EnvironmentRequest(pip=pip), contents, node, "sha256:1", is_inherited=is_inherited)
 
     assert digest("a", "b") == digest("b", "a")
     newer = NodePackages(python="3.11", torch="2.14.1")
@@ -96,6 +96,44 @@ def test_equal_requests_have_one_environment_and_others_have_their_own() -> None
     ]
     assert len({digest("a", "b"), *others}) == 5
     assert digest("a", is_inherited=False) == digest("a", node=newer, is_inherited=False)
+
+
+@pytest.mark.parametrize(
+    ("pip", "file", "text", "expected"),
+    [
+        (("numpy", "transformers==5.*"), None, "", False),
+        (("./own-1.0-py3-none-any.whl",), None, "", True),
+        (("own @ file:///own-1.0-py3-none-any.whl",), None, "", True),
+        ((), "requirements.txt", "numpy==2.4.6 \\\n    --hash=sha256:00  # via torch\n\n# end\n", False),
+        ((), "requirements.txt", "-r other.txt\n", True),
+        ((), "pylock.toml", "[[packages]]\nname = 'numpy'\n", False),
+        ((), "pyproject.toml", "own = { path = 'own' }\n", True),
+    ],
+)
+def test_what_is_installed_from_the_code_belongs_to_that_code_alone(
+    pip: tuple[str, ...], file: str | None, text: str, expected: bool
+) -> None:
+    asked = EnvironmentRequest(pip=pip, requirements=file)
+    one, other = (digest_of(asked, text.encode(), NODE, code, is_inherited=True) for code in ("a", "b"))
+    assert (one != other) is expected
+
+
+def test_what_a_removal_has_left_is_never_taken_for_an_environment(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path) -> None:
+        raise OSError(f"killed while {folder} was removed")
+
+    root, asked = tmp_path / "envs", EnvironmentRequest(pip=(f"./{wheel(code)}",))
+    with environment(asked, code, Log(), root) as built:
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "remove_tree", killed)
+        assert prune(root, most=0) == []
+    (built.python.parent.parent / "lib").rename(tmp_path / "half")
+    with environment(asked, code, log := Log(), root) as again:
+        assert said_by(again.python, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert log.builds == 1
 
 
 def test_it_has_its_own_packages_and_behind_them_those_of_the_node(code: Path, tmp_path: Path) -> None:
