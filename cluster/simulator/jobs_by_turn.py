@@ -36,7 +36,7 @@ class JobsByTurn:
         return self._sims[:count]
 
     def show(self, width: int) -> None:
-        """Show a plan so many times as many jobs as usual, which changes nothing here."""
+        """Show a plan `width` times as many jobs as usual, which changes nothing here."""
 
     def cut_at(self, shown: Sequence[SimJob]) -> frozenset[str]:
         """The jobs behind which more wait than are shown, by id."""
@@ -76,7 +76,7 @@ class JobsByProject(JobsByTurn):
         self._known = None
 
     def first(self, count: int) -> list[SimJob]:
-        """The jobs whose turn comes next, of at most so many of each project as are shown."""
+        """The jobs whose turn comes next, of each project at most the number that is shown."""
         if self._known is None:
             self._known = self._order(
                 [sim for jobs in self._by_project.values() for sim in jobs.first(self._most)]
@@ -87,7 +87,7 @@ class JobsByProject(JobsByTurn):
         return self._known[:count]
 
     def show(self, width: int) -> None:
-        """Show so many times as many jobs of each project as usual."""
+        """Show `width` times as many jobs of each project as usual."""
         if self._most != width * WINDOW_OF_EACH:
             self._most, self._known = width * WINDOW_OF_EACH, None
 

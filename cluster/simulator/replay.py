@@ -249,7 +249,7 @@ class Replay:
         return waiting.first(len(waiting) if self.work.counts_projects else self._width * WINDOW)
 
     def _show(self, width: int) -> None:
-        """Show plans so many times as many of the waiting jobs as usual, as the service does."""
+        """Show plans `width` times as many of the waiting jobs as usual, as the service does."""
         self._width = width
         self.work.waiting.show(width)
 

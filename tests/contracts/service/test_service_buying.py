@@ -69,7 +69,7 @@ def test_nodes_are_bought_for_jobs_and_for_nothing_else(world: World) -> None:
 
 
 def test_one_plan_buys_for_all_jobs_of_a_burst(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan is shown so many of the waiting jobs at first, and more as long as all of them have their nodes."""
+    """A plan is shown some of the waiting jobs at first, and more as long as all of them have their nodes."""
     monkeypatch.setattr(workload, "WINDOW", 2)
     pace = "    grow_per_minute: 6000\n"
     apply(world, DOCUMENT.format(max_nodes=50) + pace)
