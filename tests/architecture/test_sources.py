@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 from tests.architecture.repository import PACKAGES, ROOT, sources, texts
@@ -66,3 +67,10 @@ def test_nothing_is_left_unfinished() -> None:
         for match in marks.finditer(text)
     ]
     assert found == []
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Folders of tests are no packages, so pytest refuses a second file of a name, but only when both are collected."""
+    names = Counter(name.rsplit("/", 1)[1] for name in sources("tests") if "/test_" in name)
+    twice = sorted(name for name, times in names.items() if times > 1)
+    assert not twice, "test files with the same name as another: " + ", ".join(twice)
