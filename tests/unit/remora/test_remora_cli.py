@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import remora
-from remora import JobState, NodeState
+from remora import JobState, NodeState, installation
 from remora.cli.exits import HELP, ExitCode
 from remora.cli.output import clock, date
 from remora.spec.quantities import format_duration
@@ -350,7 +350,7 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
     for package in ("remora", "service"):
         (root / package).mkdir(parents=True)
     (root / "service/up.py").touch()
-    monkeypatch.setattr(remora, "__file__", str(root / "remora/__init__.py"))
+    monkeypatch.setattr(installation, "_PACKAGE", root / "remora")
     became: list[list[str]] = []
 
     def execve(program: str, command: list[str], environ: dict[str, str]) -> None:
@@ -361,8 +361,9 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.chdir(tmp_path)
 
-    cli("up", "--home", "here", "--port", "0", "--nodes", "2", "--node-cpus", "1")
+    cli("up", "--home", "here", "--port", "0", "--nodes", "2", "--node-cpus", "1", "--node-gpus", "4")
     cli("down")
+    cli("demo", "--example", "digits", "--home", "there")
 
     assert became == [
         [
@@ -371,9 +372,10 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
             "service.up",
             "--home",
             str(tmp_path / "here"),
-            *["--port", "0", "--nodes", "2", "--node-cpus", "1"],
+            *["--port", "0", "--nodes", "2", "--node-cpus", "1", "--node-gpus", "4"],
         ],
         ["-P", "-m", "service.up", "--down"],
+        ["-P", "-m", "examples.demo", "--example", "digits", "--home", str(tmp_path / "there")],
     ]
     (root / "service/up.py").unlink()
     assert cli("up") == ExitCode.USAGE
