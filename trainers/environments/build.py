@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,13 +48,6 @@ _LAST_LINES = 12
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _COMPLETE = "remora.json"
-#: Says in a job's environment where its packages come from.
-_PIP = """\
-#!/bin/sh
-echo "This environment is built from the job's specification and is shared by the jobs that ask for the same:" >&2
-echo "add packages to environment.pip or to the file of environment.requirements." >&2
-exit 1
-"""
 
 
 class EnvironmentFailed(Exception):
@@ -71,6 +65,10 @@ class BuiltEnvironment:
     build_s: float
     #: How many packages were installed in it.
     packages: int
+    #: Differs between two builds of the same digest, which may have found other versions.
+    build_id: str
+    #: Version of its Python.
+    version: tuple[int, int]
 
 
 @contextlib.contextmanager
@@ -145,11 +143,24 @@ def _used_at(folder: Path) -> float:
 
 def _known(folder: Path) -> BuiltEnvironment | None:
     try:
-        packages = int(json.loads((folder / _COMPLETE).read_text())["packages"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = json.loads((folder / _COMPLETE).read_text())
+        packages, build_id = int(record["packages"]), str(uuid.UUID(record["build_id"]).hex[:16])
+        return _built(folder, 0.0, packages, build_id)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _built(folder: Path, build_s: float, packages: int, build_id: str) -> BuiltEnvironment:
+    """Raises ValueError where there is no interpreter."""
+    (own,) = folder.glob("lib/python3.*")
+    major, minor = own.name.removeprefix("python").split(".")
     return BuiltEnvironment(
-        digest=folder.name, python=folder / "bin" / "python", build_s=0.0, packages=packages
+        digest=folder.name,
+        python=folder / "bin" / "python",
+        build_s=build_s,
+        packages=packages,
+        build_id=build_id,
+        version=(int(major), int(minor)),
     )
 
 
@@ -195,17 +206,11 @@ def _build(
         options += ["--requirements", str(file)] if file is not None else []
         installed = _uv([*options, "--", *asked.pip], code, say, deadline)
     _layer(folder, is_inherited=is_inherited)
-    for name in ("pip", "pip3"):
-        program = folder / "bin" / name
-        if not program.exists():
-            program.write_text(_PIP)
-            program.chmod(0o755)
     build_s = time.monotonic() - began
-    (folder / _COMPLETE).write_text(json.dumps({"packages": installed}))
+    build_id = uuid.uuid4()
+    (folder / _COMPLETE).write_text(json.dumps({"packages": installed, "build_id": build_id.hex}))
     say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
-    return BuiltEnvironment(
-        digest=folder.name, python=folder / "bin" / "python", build_s=build_s, packages=installed
-    )
+    return _built(folder, build_s, installed, build_id.hex[:16])
 
 
 def _interpreter(version: str | None) -> str:

@@ -27,13 +27,19 @@ from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
-from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible, environment
+from trainers.environments.build import (
+    BuiltEnvironment,
+    EnvironmentFailed,
+    EnvironmentImpossible,
+    environment,
+)
+from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
 from trainers.processes.child import Child
-from trainers.processes.fork_server_client import node_fork_server
+from trainers.processes.fork_server_client import ForkServer, job_fork_server
 from trainers.processes.python_stacks import stacks_below
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.checkpoint_intake import (
@@ -165,6 +171,9 @@ class Supervisor:
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
         self._sidecar: RunningSidecar | None = None
+        #: The interpreter for the command, and what forks it; None until they are there.
+        self._python: WorkerPython | None = None
+        self._fork_server: ForkServer | None = None
         self._sidecar_failure: str | None = None
         #: True once the command is over, or will not be started.
         self._is_over = False
@@ -219,14 +228,18 @@ class Supervisor:
         ):
             try:
                 code = fetch_code(self._plan, folder)
-                python = self._build_environment(in_use, code)
+                built = self._build_environment(in_use, code)
+                self._python = make_worker_python(
+                    folder / f"python-{identity.rank}", None if built is None else built.python
+                )
+                self._fork_server = job_fork_server(self._plan.warm_modules, built)
                 collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,
                     identity,
                     folder,
                     code=code,
-                    python=python,
+                    python=self._python,
                     resume=self._resume,
                     outputs=collector.folder,
                     snapshots=self._snapshots,
@@ -253,11 +266,11 @@ class Supervisor:
                 if self._intake is not None:
                     self._intake.close()
 
-    def _build_environment(self, in_use: contextlib.ExitStack, code: Path) -> Path | None:
-        """The interpreter of the job's environment, which stays as long as `in_use` is open; None: it has none."""
+    def _build_environment(self, in_use: contextlib.ExitStack, code: Path) -> BuiltEnvironment | None:
+        """The job's environment, which stays as long as `in_use` is open; None: it has none."""
         if self._plan.environment is None:
             return None
-        built = in_use.enter_context(
+        return in_use.enter_context(
             environment(
                 self._plan.environment,
                 code,
@@ -265,7 +278,6 @@ class Supervisor:
                 bundle=self._plan.bundle,
             )
         )
-        return built.python
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -427,7 +439,8 @@ class Supervisor:
                     on_lines=self._outbox.put_lines,
                     on_over=self._outbox.flush,
                     on_message=self._receive,
-                    fork_server=node_fork_server(plan.warm_modules),
+                    fork_server=self._fork_server,
+                    python=self._python,
                     most_processes=plan.max_processes,
                 )
             except ValueError as error:

@@ -257,14 +257,5 @@ def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(code: Path, 
         assert used.python.exists()
 
 
-def test_it_has_no_pip_that_changes_it_for_others(code: Path, tmp_path: Path) -> None:
-    with environment(EnvironmentRequest(pip=(f"./{wheel(code)}",)), code, Log(), tmp_path / "envs") as built:
-        done = subprocess.run(
-            [built.python.with_name("pip"), "install", "numpy"], capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert "add packages to environment.pip" in done.stderr
-
-
 def test_the_node_names_its_python() -> None:
     assert node_packages().python == OWN
