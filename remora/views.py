@@ -48,6 +48,8 @@ class Attempt(View):
     world_size: int = 0
     #: Step the attempt resumed from; None when it began at the beginning.
     resumed_from_step: int | None = None
+    #: Digest of the Python environment that its workers have; None: that of the nodes, or none yet.
+    environment: str | None = None
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None

@@ -73,6 +73,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("checkpoint", None if found.checkpoint_step is None else f"step {found.checkpoint_step}"),
             ("priority", str(found.priority)),
             ("resources", json.dumps(found.spec.get("resources"))),
+            ("environment", attempts[-1].environment if attempts else None),
             ("created", output.date(found.created_at)),
             ("started", output.date(found.started_at)),
             ("paused since", output.date(found.paused_at)),

@@ -10,7 +10,13 @@ from enum import StrEnum
 from typing import TypeVar
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
-from service.queue.lifecycle import ATTEMPT_EDGES, JOB_EDGES, NODE_EDGES, WAITING_FOR_BUDGET
+from service.queue.lifecycle import (
+    ATTEMPT_EDGES,
+    JOB_EDGES,
+    NODE_EDGES,
+    PREPARING,
+    WAITING_FOR_BUDGET,
+)
 from service.queue.retry import (
     FRUITLESS_LIMIT,
     LOSS_BACKOFF_CAP_S,
@@ -127,9 +133,10 @@ def page() -> str:
         _states(_JOBS),
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota` or\n"
-        "`waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a new worker group is\n"
-        f"being gathered; while it is `paused`, it is `{WAITING_FOR_BUDGET}`; at the end it is the last\n"
-        f"attempt's end reason, `{NO_PROGRESS}` or `wait_time_exceeded`.",
+        f"`waiting_for_retry`; while it has an attempt, it is `{PREPARING}` while its environment is being built, and\n"
+        "`regrouping` when none work and a new worker group is being gathered; while it is `paused`, it is\n"
+        f"`{WAITING_FOR_BUDGET}`; at the end it is the last attempt's end reason, `{NO_PROGRESS}` or\n"
+        "`wait_time_exceeded`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainers.confined_folders import remove_tree
@@ -45,9 +46,58 @@ MOST_KEPT = 8
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Lines of `uv` that an error shows.
 _LAST_LINES = 12
+#: Characters of one of them.
+_LONGEST_LINE = 500
+#: Seconds between two looks at whether a build has to end.
+_LOOK_S = 0.2
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _COMPLETE = "remora.json"
+
+
+@dataclass
+class BuildWork:
+    """A build while it runs: what it reports, and what ends it."""
+
+    #: Called with lines for the job's log.
+    say: Callable[[str], None]
+    #: Called with the state of the build, in a few words, when it changes.
+    show: Callable[[str], None]
+    stop: threading.Event
+    #: By the monotonic clock.
+    deadline: float = 0.0
+    #: Packages that uv has found; 0: it has not yet.
+    packages: int = 0
+    #: Files that are being downloaded, with their sizes.
+    downloads: dict[str, str] = field(default_factory=dict)
+    _shown: str = ""
+
+    def take(self, line: str) -> None:
+        """Take a line of uv."""
+        if line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
+            self.say(line)
+        word, _, rest = line.strip().partition(" ")
+        name, _, size = rest.partition(" ")
+        if word == "Resolved" and name.isdecimal():
+            self.packages = int(name)
+        elif word == "Downloading":
+            self.downloads[name] = size
+        elif word == "Downloaded":
+            self.downloads.pop(name, None)
+        elif word == "Prepared":
+            self.downloads.clear()
+        else:
+            return
+        self._show()
+
+    def _show(self) -> None:
+        count = f"{self.packages} package{'s' * (self.packages != 1)}"
+        ahead = [f"{name} {size}" for name, size in list(self.downloads.items())[:3]]
+        more = f" and {len(self.downloads) - 3} others" if len(self.downloads) > 3 else ""
+        state = f"{count}, downloading {', '.join(ahead)}{more}" if ahead else count
+        if state != self._shown:
+            self._shown = state
+            self.show(state[:200])
 
 
 class EnvironmentFailed(Exception):
@@ -79,12 +129,16 @@ def environment(
     root: Path | None = None,
     *,
     bundle: str | None = None,
+    show: Callable[[str], None] = lambda _: None,
+    stop: threading.Event | None = None,
 ) -> Iterator[BuiltEnvironment]:
     """The environment, built where it is not there yet; it stays as long as the context is open.
 
-    `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log.
+    `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log, and
+    `show` with the state of a build whenever that changes.  A build ends when `stop` is set.
     Raises EnvironmentFailed, EnvironmentImpossible, OSError.
     """
+    work = BuildWork(say, show, stop or threading.Event())
     root = root or work_root() / "environments"
     root.mkdir(exist_ok=True, mode=0o700)
     node = node_packages()
@@ -103,7 +157,7 @@ def environment(
             if _known(folder) is None:
                 if folder.exists():
                     remove_tree(folder)
-                built = _build(asked, folder, file, code, say, is_inherited=is_inherited)
+                built = _build(asked, folder, file, code, work, is_inherited=is_inherited)
         os.utime(folder / _COMPLETE)
         prune(root)
         yield built or known
@@ -187,15 +241,15 @@ def _build(
     folder: Path,
     file: Path | None,
     code: Path,
-    say: Callable[[str], None],
+    work: BuildWork,
     *,
     is_inherited: bool,
 ) -> BuiltEnvironment:
     began = time.monotonic()
-    say(f"building the environment {folder.name[:12]} of the job")
+    work.deadline = began + BUILD_LIMIT_S
+    work.say(f"building the environment {folder.name[:12]} of the job")
     wanted = _interpreter(asked.python)
-    deadline = began + BUILD_LIMIT_S
-    _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, say, deadline)
+    _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, work)
     installed = 0
     if asked.pip or file is not None:
         options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
@@ -204,12 +258,12 @@ def _build(
             excluded.write_text(f"{INHERITED}\n")
             options += ["--excludes", str(excluded)]
         options += ["--requirements", str(file)] if file is not None else []
-        installed = _uv([*options, "--", *asked.pip], code, say, deadline)
+        installed = _uv([*options, "--", *asked.pip], code, work)
     _layer(folder, is_inherited=is_inherited)
     build_s = time.monotonic() - began
     build_id = uuid.uuid4()
     (folder / _COMPLETE).write_text(json.dumps({"packages": installed, "build_id": build_id.hex}))
-    say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
+    work.say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
     return _built(folder, build_s, installed, build_id.hex[:16])
 
 
@@ -238,7 +292,7 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
     (own / "remora-layers.pth").write_text("".join(f"{line}\n" for line in lines))
 
 
-def _uv(arguments: list[str], code: Path, say: Callable[[str], None], deadline: float) -> int:
+def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
     command = [uv_program(), "--no-progress", "--color", "never", *arguments]
     lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -252,37 +306,41 @@ def _uv(arguments: list[str], code: Path, say: Callable[[str], None], deadline: 
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=_end_with_parent,
-        text=True,
-        errors="replace",
     ) as process:
-        assert process.stdout is not None
-        is_late = False
-
-        def end() -> None:
-            nonlocal is_late
-            is_late = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
-        timer.daemon = True
-        timer.start()
         try:
-            for line in process.stdout:
-                lines.append(line.rstrip()[:500])
+            for line in _lines_of(process, work):
+                lines.append(line)
                 installed += line.startswith(" + ")
-                if line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
-                    say(line.rstrip()[:500])
+                work.take(line)
             code_of_end = process.wait()
         finally:
-            timer.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if is_late:
-        raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")
     if code_of_end:
         raise EnvironmentFailed("uv could not build it: " + "\n".join(lines))
     return installed
+
+
+def _lines_of(process: subprocess.Popen[bytes], work: BuildWork) -> Iterator[str]:
+    """What it prints, as long as its time is not over and nothing stops it.  Raises EnvironmentFailed."""
+    assert process.stdout is not None
+    rest = b""
+    while True:
+        if work.stop.is_set():
+            raise EnvironmentFailed("its job is being stopped")
+        left_s = work.deadline - time.monotonic()
+        if left_s <= 0:
+            raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")
+        readable, _, _ = select.select([process.stdout], [], [], min(left_s, _LOOK_S))
+        if not readable:
+            continue
+        read = os.read(process.stdout.fileno(), 1 << 16)
+        *whole, rest = (rest + read).split(b"\n")
+        rest = rest[:_LONGEST_LINE]
+        for line in whole if read else [rest] * bool(rest):
+            yield line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
+        if not read:
+            return
 
 
 def _end_with_parent() -> None:

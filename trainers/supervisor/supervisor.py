@@ -178,6 +178,10 @@ class Supervisor:
         #: True once the command is over, or will not be started.
         self._is_over = False
         self._stop_requested = False
+        #: Set with it, for what waits.
+        self._stopping = threading.Event()
+        #: Set once all ranks have their environment, or this one is to stop.
+        self._may_begin = threading.Event()
         self._stop_is_near = False
         self._driver = assignment.driver
         self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
@@ -229,6 +233,9 @@ class Supervisor:
             try:
                 code = fetch_code(self._plan, folder)
                 built = self._build_environment(in_use, code)
+                if built is not None and not self._is_joining:
+                    # A rank that waited in the rendezvous for one whose node still builds could give up.
+                    self._may_begin.wait()
                 self._python = make_worker_python(
                     folder / f"python-{identity.rank}", None if built is None else built.python
                 )
@@ -270,14 +277,22 @@ class Supervisor:
         """The job's environment, which stays as long as `in_use` is open; None: it has none."""
         if self._plan.environment is None:
             return None
-        return in_use.enter_context(
+        # A joiner's environment is built while the others train; they are the group that the driver reports.
+        reports = (lambda _: None) if self._is_joining else self._outbox.put
+        built = in_use.enter_context(
             environment(
                 self._plan.environment,
                 code,
                 lambda text: self._outbox.put_lines("remora", text),
                 bundle=self._plan.bundle,
+                show=lambda state: reports({"type": "preparing", "state": state}),
+                stop=self._stopping,
             )
         )
+        facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
+        reports({"type": "prepared", **facts})
+        self._outbox.flush()
+        return built
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -308,7 +323,9 @@ class Supervisor:
         with self._lock:
             child = self._child
             if kind == "stop":
-                self._stop_requested = True
+                self._note_stop()
+            elif kind == "begin":
+                self._may_begin.set()
             elif kind == "decide":
                 self._stop_is_near = bool(message.get("stop"))
             elif kind == "regroup":
@@ -322,7 +339,7 @@ class Supervisor:
                 self._deadline_at = None if left_s is None else time.monotonic() + left_s
                 if self._collector is not None:
                     self._collector.scan_now()
-            if child is not None and kind != "stop":
+            if child is not None and kind not in ("stop", "begin"):
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
             if self._sidecar is not None and kind == "stop" and self._is_over:
@@ -331,6 +348,11 @@ class Supervisor:
             self._outbox.flush()
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
+
+    def _note_stop(self) -> None:
+        self._stop_requested = True
+        self._stopping.set()
+        self._may_begin.set()
 
     def _dump(self) -> None:
         """Report the stacks of the child's processes."""
@@ -599,7 +621,7 @@ class Supervisor:
     def _driver_is_gone(self) -> None:
         """The driver is gone: end the child."""
         with self._lock:
-            self._stop_requested = True
+            self._note_stop()
             child, sidecar = self._child, self._sidecar
         if child is not None:
             child.stop(at_once=True)

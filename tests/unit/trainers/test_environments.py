@@ -259,3 +259,59 @@ def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(code: Path, 
 
 def test_the_node_names_its_python() -> None:
     assert node_packages().python == OWN
+
+
+def test_a_build_ends_at_once_when_its_job_is_stopped(code: Path, tmp_path: Path) -> None:
+    # A source whose build waits for something that never comes.
+    (code / "own").mkdir()
+    (code / "own/pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "slow"\nbackend-path = ["."]\n'
+        '[project]\nname = "own"\nversion = "1.0"\n'
+    )
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    (code / "own/slow.py").write_text(
+        f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n"
+    )
+    stop = threading.Event()
+
+    def stop_once_it_builds() -> None:
+        with begun.open():
+            stop.set()
+
+    waiting = threading.Thread(target=stop_once_it_builds)
+    waiting.start()
+    asked = EnvironmentRequest(pip=("./own",))
+    building = environment(asked, code, Log(), tmp_path / "envs", stop=stop)
+    with pytest.raises(EnvironmentFailed, match="is being stopped"), building:
+        pytest.fail("it was built")
+    waiting.join()
+    assert not [one for one in psutil.process_iter() if str(code) in " ".join(cmdline(one))]
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_the_state_of_a_build_is_shown_as_it_changes() -> None:
+    shown: list[str] = []
+    work = build.BuildWork(Log(), shown.append, threading.Event())
+    for line in (
+        "Resolved 31 packages in 753ms",
+        "Downloading numpy (16.1MiB)",
+        "Downloading tokenizers (3.2MiB)",
+        "Downloaded tokenizers",
+        "Prepared 31 packages in 3.00s",
+        "Installed 31 packages in 150ms",
+    ):
+        work.take(line)
+    assert shown == [
+        "31 packages",
+        "31 packages, downloading numpy (16.1MiB)",
+        "31 packages, downloading numpy (16.1MiB), tokenizers (3.2MiB)",
+        "31 packages, downloading numpy (16.1MiB)",
+        "31 packages",
+    ]

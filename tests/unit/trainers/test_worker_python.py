@@ -118,6 +118,10 @@ def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter(
         environment=asked,
         warm_modules=("json",),
     )
+    assert stage.driver.wait_for("prepared")["packages"] == 1
+    assert stage.driver.all("started") == [], "it waits for the others"
+    assert stage.supervisor is not None
+    stage.supervisor.instruct({"type": "begin"})
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}, stage.driver.messages
     assert stage.driver.all("started")[0]["is_warm"] is True
     assert "1.0 True" in [line["text"] for line in stage.driver.all("log")]
