@@ -22,7 +22,7 @@ def environment(
         IDENTITY,
         cpus=cpus,
         interface="lo",
-        path_folders=("/work/python-5/bin", "/opt/env/bin"),
+        path_folders=("/node/python-5/bin", "/opt/env/bin"),
     )
 
 
@@ -67,6 +67,6 @@ def test_threads_follow_the_cpus(cpus: float, threads: str) -> None:
 
 
 def test_python_means_the_workers_interpreter() -> None:
-    assert environment({"PATH": "/usr/bin"})["PATH"] == "/work/python-5/bin:/opt/env/bin:/usr/bin"
-    assert environment()["PATH"].startswith("/work/python-5/bin:/opt/env/bin:/")
+    assert environment({"PATH": "/usr/bin"})["PATH"] == "/node/python-5/bin:/opt/env/bin:/usr/bin"
+    assert environment()["PATH"].startswith("/node/python-5/bin:/opt/env/bin:/")
     assert environment({"PYTHONUNBUFFERED": "0"})["PYTHONUNBUFFERED"] == "0"
