@@ -26,6 +26,10 @@ def check_code(spec: JobSpec, bundle: IO[bytes]) -> None:
             if read(posixpath.normpath(file)) is None:
                 said = f"there is no file {file!r} in the code; write its path relative to `code`"
                 raise SpecError([SpecProblem("environment.requirements", said)])
+            project = posixpath.join(posixpath.dirname(posixpath.normpath(file)), "pyproject.toml")
+            if file.endswith(".lock") and read(project) is None:
+                said = f"there is no {project!r} in the code, to which {file!r} belongs; add it"
+                raise SpecError([SpecProblem("environment.requirements", said)])
     if spec.backend == "deepspeed":
         _check_deepspeed(spec, bundle)
 

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -36,6 +37,7 @@ from trainers.environments.request import (
     digest_of,
     inherits,
 )
+from trainers.environments.worker_python import write_pip
 from trainers.node_folders import open_lock, work_root
 
 #: Seconds that a build may take.
@@ -50,6 +52,8 @@ _LAST_LINES = 12
 _LONGEST_LINE = 500
 #: Seconds between two looks at whether a build has to end.
 _LOOK_S = 0.2
+#: Packages that PyTorch requires for an accelerator.
+_LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _COMPLETE = "remora.json"
@@ -66,6 +70,8 @@ class BuildWork:
     stop: threading.Event
     #: By the monotonic clock.
     deadline: float = 0.0
+    #: Every line goes to the job's log, not only the summaries of uv.
+    says_all: bool = False
     #: Packages that uv has found; 0: it has not yet.
     packages: int = 0
     #: Files that are being downloaded, with their sizes.
@@ -74,7 +80,7 @@ class BuildWork:
 
     def take(self, line: str) -> None:
         """Take a line of uv."""
-        if line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
+        if self.says_all or line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
             self.say(line)
         word, _, rest = line.strip().partition(" ")
         name, _, size = rest.partition(" ")
@@ -144,7 +150,7 @@ def environment(
     node = node_packages()
     file, contents = _file_of_requirements(asked, code)
     is_inherited = inherits(asked, contents.decode(errors="replace"), node)
-    digest = digest_of(asked, contents, node, bundle, is_inherited=is_inherited)
+    digest = digest_of(asked, contents + _project_of(file), node, bundle, is_inherited=is_inherited)
     folder = root / digest
     with open_lock(root / f"{digest}.lock") as lock:
         built = None
@@ -236,6 +242,16 @@ def _file_of_requirements(asked: EnvironmentRequest, code: Path) -> tuple[Path |
     return path, contents
 
 
+def _project_of(file: Path | None) -> bytes:
+    """What is in the pyproject.toml that a uv.lock belongs to.  Raises EnvironmentFailed."""
+    if file is None or file.suffix != ".lock":
+        return b""
+    path = file.with_name("pyproject.toml")
+    if not path.is_file() or path.is_symlink() or path.stat().st_size > MOST_REQUIREMENTS_BYTES:
+        raise EnvironmentFailed(f"environment.requirements: {file.name} needs its pyproject.toml beside it")
+    return path.read_bytes()
+
+
 def _build(
     asked: EnvironmentRequest,
     folder: Path,
@@ -251,15 +267,28 @@ def _build(
     wanted = _interpreter(asked.python)
     _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, work)
     installed = 0
+    if file is not None and file.suffix == ".lock":
+        file = _export(file, folder, work, is_inherited=is_inherited)
     if asked.pip or file is not None:
         options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
         if is_inherited:
             excluded = folder / "excluded.txt"
-            excluded.write_text(f"{INHERITED}\n")
+            excluded.write_text("".join(f"{name}\n" for name in _not_installed()))
             options += ["--excludes", str(excluded)]
         options += ["--requirements", str(file)] if file is not None else []
         installed = _uv([*options, "--", *asked.pip], code, work)
     _layer(folder, is_inherited=is_inherited)
+    if asked.setup is not None:
+        work.say("environment.setup begins")
+        write_pip(folder / "bin")
+        variables = {
+            **_variables(os.environ),
+            "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
+            "VIRTUAL_ENV": str(folder),
+        }
+        work.says_all = True
+        command = ["bash", "-euo", "pipefail", "-c", asked.setup]
+        _run("environment.setup failed", command, code, variables, work)
     build_s = time.monotonic() - began
     build_id = uuid.uuid4()
     (folder / _COMPLETE).write_text(json.dumps({"packages": installed, "build_id": build_id.hex}))
@@ -295,12 +324,40 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
 def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
     command = [uv_program(), "--no-progress", "--color", "never", *arguments]
+    return _run("uv could not build it", command, code, _variables(os.environ), work)
+
+
+def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) -> Path:
+    """Write the packages of a uv.lock as a file of requirements, without the project itself; returns that file."""
+    exported = folder / "exported.txt"
+    options = ["--frozen", "--no-emit-project", "--no-dev", "--quiet", "--output-file", str(exported)]
+    # What only an inherited package needs goes with it.
+    pruned = ["--prune", INHERITED] if is_inherited else []
+    _uv(["export", *options, *pruned], lock.parent, work)
+    return exported
+
+
+def _not_installed() -> list[str]:
+    """Packages that an environment has from the node: PyTorch, and the libraries of its accelerator."""
+    try:
+        needed = importlib.metadata.requires(INHERITED) or []
+    except importlib.metadata.PackageNotFoundError:
+        needed = []
+    names = [match.group() for line in needed if (match := _LIBRARY.match(line))]
+    return [INHERITED, *dict.fromkeys(names)]
+
+
+def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, str], work: BuildWork) -> int:
+    """Run a command of a build; returns how many packages it says it installed.
+
+    Raises EnvironmentFailed, which begins with `failure` and has its last lines.
+    """
     lines: deque[str] = deque(maxlen=_LAST_LINES)
     installed = 0
     with subprocess.Popen(
         command,
         cwd=code,
-        env=_variables(os.environ),
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -317,7 +374,7 @@ def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     if code_of_end:
-        raise EnvironmentFailed("uv could not build it: " + "\n".join(lines))
+        raise EnvironmentFailed(f"{failure}: " + "\n".join(lines))
     return installed
 
 

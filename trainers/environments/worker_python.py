@@ -64,11 +64,17 @@ def make_worker_python(folder: Path, base: Path | None) -> WorkerPython:
     # addsitedir follows the .pth files there, which a bare path in a .pth file does not.
     lines = "".join(f"import site; site.addsitedir({layer!r})\n" for layer in layers)
     (packages / "remora-layers.pth").write_text(lines)
+    write_pip(programs)
+    return WorkerPython(python=programs / "python", packages=packages, base=base)
+
+
+def write_pip(programs: Path) -> None:
+    """Give an environment a `pip` that installs into it, unless it has one.  Raises OSError."""
     uv = Path(sys.executable).with_name("uv")
     for name in ("pip", "pip3"):
-        (programs / name).write_text(_PIP.format(uv=shlex.quote(str(uv)) if uv.exists() else "uv"))
-        (programs / name).chmod(0o755)
-    return WorkerPython(python=programs / "python", packages=packages, base=base)
+        if not (programs / name).exists():
+            (programs / name).write_text(_PIP.format(uv=shlex.quote(str(uv)) if uv.exists() else "uv"))
+            (programs / name).chmod(0o755)
 
 
 def _home_of(python: Path) -> Path:

@@ -43,7 +43,14 @@ def test_a_command_is_enough() -> None:
             "device": "auto",
             "precision": "full",
         },
-        "environment": {"python": None, "pip": [], "requirements": None, "inherit": None, "variables": {}},
+        "environment": {
+            "python": None,
+            "pip": [],
+            "requirements": None,
+            "setup": None,
+            "inherit": None,
+            "variables": {},
+        },
         "outputs": {},
         "placement": {"pools": [], "capacity": None, "zones": [], "fabric": "any"},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
@@ -182,6 +189,10 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
         (
             {"environment": {"pip": "numpy"}},
             "environment.pip: 'numpy' given, expected a list of requirements",
+        ),
+        (
+            {"environment": {"requirements": "poetry.lock"}},
+            "environment.requirements: 'poetry.lock' is no file of requirements below `code`; write the path of a",
         ),
         (
             {"environment": {"pip": ["-r x.txt"]}},
