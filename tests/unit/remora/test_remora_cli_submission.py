@@ -36,6 +36,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
             "python": "3.12",
             "pip": ["numpy", "transformers==5.*"],
             "requirements": "needs.txt",
+            "setup": None,
             "inherit": None,
             "variables": {"A": "1", "B": "x=y"},
         },
@@ -60,6 +61,10 @@ def test_a_file_of_requirements_that_is_not_in_the_code_is_named(cli: Cli, tmp_p
     options = ("--code", str(tmp_path), "--requirements", "needs.txt")
     assert cli("submit", *options, "--", "python", "train.py") != ExitCode.OK
     assert "environment.requirements: there is no file 'needs.txt' in the code" in cli.err
+    (tmp_path / "uv.lock").touch()
+    options = ("--code", str(tmp_path), "--requirements", "uv.lock")
+    assert cli("submit", *options, "--", "python", "train.py") != ExitCode.OK
+    assert "there is no 'pyproject.toml' in the code, to which 'uv.lock' belongs; add it" in cli.err
 
 
 def test_submit_a_file_whose_fields_options_override(cli: Cli, service: FakeService, tmp_path: Path) -> None:
