@@ -21,12 +21,16 @@ from pydantic import (
 )
 
 from remora.spec.fields import (
+    EXIT_CODES_FORM,
+    LONGEST_PATTERN,
     MAX_PLACES,
+    MAX_RETRY_RULES,
     MAX_WORKERS,
     NAME_FORM,
     SHARE_FORM,
     Budget,
     Duration,
+    ExitCodes,
     Interval,
     Moment,
     Name,
@@ -303,6 +307,39 @@ class Retry(Section):
 
     limit: Whole = Field(3, ge=0, le=100, description="a whole number from 0 to 100")
     backoff: Duration = Field(1.0, description=DURATION_FORM)
+    #: Exit codes that are retried; with both lists empty all are.
+    on_exit_codes: tuple[ExitCodes, ...] = Field((), max_length=MAX_RETRY_RULES, description=EXIT_CODES_FORM)
+    #: Texts in a line of the log after which any exit code is retried.
+    on_log_patterns: tuple[Text, ...] = Field(
+        (), max_length=MAX_RETRY_RULES, description='a list of texts, e.g. ["CUDA error: unspecified"]'
+    )
+
+    @field_validator("on_exit_codes", "on_log_patterns", mode="before")
+    @classmethod
+    def _one_needs_no_list(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, int | str) else value
+
+    @field_validator("on_log_patterns")
+    @classmethod
+    def _are_within_a_line(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not text.strip() or len(text) > LONGEST_PATTERN or "\n" in text:
+                raise ValueError(
+                    f"{text[:60]!r} is no text to look for in a line of the log; write 1 to {LONGEST_PATTERN}"
+                    " characters of one line, which are compared as they are"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _retries_something(self) -> Self:
+        if not self.limit and (self.on_exit_codes or self.on_log_patterns):
+            raise ValueError(
+                "limit is 0, so that nothing is retried; set it to at least 1, or leave on_exit_codes and"
+                " on_log_patterns out"
+            )
+        return self
 
     @property
     def backoff_s(self) -> float:

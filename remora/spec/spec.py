@@ -86,7 +86,7 @@ class JobSpec(Section):
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards, nonfinite")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
-    retry: Retry = Field(Retry(), description="keys limit, backoff")
+    retry: Retry = Field(Retry(), description="keys limit, backoff, on_exit_codes, on_log_patterns")
     limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time, budget, deadline")
 
     @field_validator("command", mode="before")

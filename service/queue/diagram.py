@@ -106,6 +106,8 @@ def _what_follows(reason: EndReason) -> str:
         return "the job is cancelled"
     if reason.is_final or reason is EndReason.START_FAILED:
         return "the job failed"
+    if reason is EndReason.EXIT_CODE:
+        return "another attempt while `retry` allows it, else the job failed"
     if reason.is_users:
         return "another attempt while `retry.limit` allows it, else the job failed"
     return "another attempt; does not count as a retry"

@@ -64,6 +64,10 @@ def after(
     # A command that cannot be started now cannot be started later either.
     if end_reason.is_final or end_reason is EndReason.START_FAILED:
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=message)
+    rules = job.retry_rules
+    if end_reason is EndReason.EXIT_CODE and not rules.allow(attempt.exit_code, attempt.log_match):
+        said = f"{message.rstrip('.')}; it is not retried: {rules.in_words}"
+        return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
     if end_reason.is_users:
         return _after_failure(job, end_reason, message, now)
     # An attempt whose driver was lost before it had workers has run nothing of the job's.

@@ -15,7 +15,14 @@ from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
 from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
-from service.queue.specification import budget_of, deadline_of, placement_of, repeats_s
+from service.queue.specification import (
+    RetryRules,
+    budget_of,
+    deadline_of,
+    placement_of,
+    repeats_s,
+    retry_rules_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +111,11 @@ class JobRow:
         return deadline_of(self.spec)
 
     @lazy
+    def retry_rules(self) -> RetryRules:
+        """Which ends with an exit code are retried."""
+        return retry_rules_of(self.spec)
+
+    @lazy
     def repeats_s(self) -> float:
         """Seconds of training that it does again at most after a loss, by what it asks of checkpoints."""
         return repeats_s(self.spec)
@@ -136,6 +148,8 @@ class AttemptRow:
     #: Totals that the driver reported.
     repeated_steps: int = 0
     lost_s: float = 0.0
+    #: The first text of `retry.on_log_patterns` that a line of its log had; None: none so far.
+    log_match: str | None = None
     #: Everything up to this record is stored.
     last_record_seq: int = 0
     #: Why and since when it is being stopped.

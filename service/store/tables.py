@@ -143,6 +143,7 @@ attempts = sa.Table(
     sa.Column("resumed_from_step", sa.BigInteger),
     sa.Column("repeated_steps", sa.BigInteger, nullable=False),
     sa.Column("lost_s", sa.Double, nullable=False),
+    sa.Column("log_match", sa.Text),
     sa.Column("last_record_seq", sa.BigInteger, nullable=False),
     sa.Column("stop_reason", Word(EndReason)),
     sa.Column("stop_requested_at", sa.Double),

@@ -320,6 +320,36 @@ class TestRetry:
             retry.Finish,
         )
 
+    @pytest.mark.parametrize(
+        ("rules", "code", "log_match", "is_retried"),
+        [
+            ({}, 1, None, True),
+            ({"on_exit_codes": [75, "128-255"]}, 75, None, True),
+            ({"on_exit_codes": [75, "128-255"]}, 200, None, True),
+            ({"on_exit_codes": [75, "128-255"]}, 76, None, False),
+            ({"on_log_patterns": ["NCCL"]}, 1, "NCCL", True),
+            ({"on_log_patterns": ["NCCL"]}, 1, None, False),
+            ({"on_exit_codes": [3], "on_log_patterns": ["NCCL"]}, 3, None, True),
+            ({"on_exit_codes": [3], "on_log_patterns": ["NCCL"]}, 4, "NCCL", True),
+        ],
+    )
+    def test_a_job_says_which_exit_codes_are_retried(
+        self, rules: dict[str, object], code: int, log_match: str | None, is_retried: bool
+    ) -> None:
+        job = job_row(spec={"retry": rules})
+        attempt = replace(launched(), exit_code=code, log_match=log_match)
+        after = retry.after(job, attempt, EndReason.EXIT_CODE, "It ended.", 0.0, by_driver=True)
+        assert isinstance(after, retry.Again) is is_retried
+        if isinstance(after, retry.Finish):
+            assert after.message.startswith("It ended; it is not retried: ")
+        lost = retry.after(job, attempt, EndReason.SIGNAL, "It was killed.", 0.0, by_driver=True)
+        assert isinstance(lost, retry.Again), "a signal is no exit code"
+
+    def test_a_pattern_is_compared_as_it_is_with_each_line(self) -> None:
+        rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).retry_rules
+        assert rules.match(["abc", "a" * 16_000]) is None
+        assert rules.match(["x", "1 a.c 2"]) == "a.c"
+
     @pytest.mark.parametrize("reason", LOSSES)
     def test_losses_do_not_count_but_are_bounded(self, reason: EndReason) -> None:
         again = retry.after(
