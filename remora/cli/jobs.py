@@ -54,7 +54,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
     if as_json:
         output.print_json(found)
         return
-    workers = found.spec.get("workers", {})
+    workers, entrypoint = found.spec.get("workers", {}), found.spec.get("entrypoint")
     output.print_pairs(
         [
             ("id", found.id),
@@ -63,7 +63,9 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("state", found.state),
             ("reason", found.reason),
             ("message", found.message),
-            ("command", shlex.join(found.spec.get("command", []))),
+            ("command", None if entrypoint else shlex.join(found.spec.get("command", []))),
+            ("entrypoint", entrypoint),
+            ("arguments", json.dumps(found.spec.get("arguments")) if entrypoint else None),
             ("code", found.spec.get("code")),
             ("workers", f"{found.world_size} now, {workers.get('min')} to {workers.get('max')} wanted"),
             ("why not more", found.why_short),

@@ -30,6 +30,13 @@ from remora.commands.launchers import check_launcher, unwrap
 from remora.errors import SpecError, SpecProblem
 from remora.spec.backends import BACKEND_WORDS, BackendName
 from remora.spec.bounds import exceeds
+from remora.spec.entrypoint import (
+    ARGUMENTS_FORM,
+    ENTRYPOINT_FORM,
+    add_command,
+    is_entrypoint,
+    refuses_arguments,
+)
 from remora.spec.expressions import refuses_expressions
 from remora.spec.fields import MAX_WORKERS, NAME_FORM, Name, Text, Whole, refuses_variable
 from remora.spec.problems import problems_of, read_spec_file, read_yaml, section_of
@@ -71,6 +78,9 @@ class JobSpec(Section):
         None, description="a folder, or sha256: and 64 hexadecimal digits"
     )
     command: list[Text] = Field(min_length=1, description="a command line, or a list of texts")
+    #: A function that is called in place of a command; `command` is then what it becomes.
+    entrypoint: Text | None = Field(None, description=ENTRYPOINT_FORM)
+    arguments: dict[str, Any] | list[Any] = Field({}, description=ARGUMENTS_FORM)
     backend: BackendName = Field("ddp", description=BACKEND_WORDS)
     workers: Workers = Field(
         Workers(min=1, max=1),
@@ -107,6 +117,24 @@ class JobSpec(Section):
         for name in unwrap(value).variables:
             if refusal := refuses_variable(name):
                 raise ValueError(f"its launcher sets a variable: {refusal}")
+        return value
+
+    @field_validator("entrypoint")
+    @classmethod
+    def _names_a_function(cls, value: str | None) -> str | None:
+        if value is not None and not is_entrypoint(value):
+            raise ValueError
+        return value
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _can_be_passed(cls, value: object) -> object:
+        if value is None:
+            return {}
+        if not isinstance(value, dict | list):
+            raise ValueError  # noqa: TRY004 - pydantic reports ValueError only
+        if refusal := refuses_arguments(value):
+            raise ValueError(refusal)
         return value
 
     @model_validator(mode="after")
@@ -185,8 +213,9 @@ class JobSpec(Section):
             raise SpecError([SpecProblem("", f"{too_much}; put the data into files")])
         refused = refusals(value)
         raw = without_refused(value, refused)
+        refused += add_command(raw)
         if raw.get("name") is None:
-            raw["name"] = _name_from_command(raw.get("command"))
+            raw["name"] = _name_from_command(raw.get("entrypoint") or raw.get("command"))
         try:
             spec = handler(raw)
         except ValidationError as error:
@@ -277,6 +306,8 @@ def _name_from_command(command: object) -> str:
     scripts = [word for word in words if word.endswith((".py", ".sh"))]
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     # The first program of a script for a shell may be any.
+    if len(words) == 1 and is_entrypoint(words[0]):
+        modules = [words[0].partition(":")[0].rpartition(".")[2]]
     source = Path((scripts or modules or (["job"] if is_script else words))[0])
     stem = source.stem if scripts else source.name
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63] or "job"

@@ -44,7 +44,9 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
-        "retry": {"limit": 0, "backoff": 1.0},
+        "entrypoint": None,
+        "arguments": {},
+        "retry": {"limit": 0, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
         "limits": {
             "run_time": 7200.0,
             "wait_time": None,
@@ -115,7 +117,7 @@ def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["submit"], "Missing argument"),
+        (["submit"], "name a specification's file"),
         (["submit", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
         (["submit", "list.yaml"], "list.yaml holds no mapping"),
         (["submit", "bad.yaml"], "bad.yaml is not YAML"),

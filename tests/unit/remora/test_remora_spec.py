@@ -34,6 +34,8 @@ def test_a_command_is_enough() -> None:
         "project": "default",
         "code": None,
         "command": ["python", "train.py", "--epochs", "5 6"],
+        "entrypoint": None,
+        "arguments": {},
         "backend": "ddp",
         "workers": {"min": 1, "max": 1, "multiple_of": 1},
         "resources": {
