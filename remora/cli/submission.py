@@ -109,6 +109,14 @@ def submit(
     run_time: Annotated[
         str | None, typer.Option("--run-time", metavar="DURATION", help="Longest time to train.")
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="JOB[:END]",
+            help="Wait for another job's success, or for its failure or any end; repeat it.",
+        ),
+    ] = None,
     inputs: InputOption = None,
     idempotency_key: Annotated[
         str | None,
@@ -139,6 +147,7 @@ def submit(
     _override(raw, {"run_time": _duration(run_time, "--run-time")}, "limits")
     _override(raw, {"pip": pip or None, "requirements": requirements, "python": python}, "environment")
     _add_variables(raw, env or [])
+    _override(raw, {"after": _after(after, server) if after else None})
     if code is not None or no_code:
         raw["code"] = None if no_code else str(code)
     _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
@@ -229,6 +238,16 @@ def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None =
         raw.update(given)
     elif given and isinstance(raw.get(section) or {}, dict):
         raw[section] = {**(raw.get(section) or {}), **given}
+
+
+def _after(words: list[str], server: str | None) -> list[dict[str, str]]:
+    """Jobs that come first, by their whole ids."""
+    found = []
+    with connect(server) as client:
+        for word in words:
+            job, colon, end = word.partition(":")
+            found.append({"job": client.find(job).id, "on": end if colon else "success"})
+    return found
 
 
 def _workers(text: str | None) -> Any:

@@ -19,6 +19,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
 _ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 _EXIT_CODES = re.compile(r"(\d{1,3})\s*-\s*(\d{1,3})")
+_JOB_ID = re.compile(r"job_[0-9A-HJKMNP-TV-Z]{26}")
 EXIT_CODES_FORM = 'a list of exit codes from 1 to 255 and of ranges, e.g. [75, "128-255"]'
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Variables that the supervisor sets for every worker.
@@ -58,6 +59,12 @@ def is_name(text: str) -> bool:
 
 def _name(value: str) -> str:
     if not is_name(value):
+        raise ValueError
+    return value
+
+
+def _job_id(value: str) -> str:
+    if not _JOB_ID.fullmatch(value):
         raise ValueError
     return value
 
@@ -123,6 +130,8 @@ def refuses_variable(name: str) -> str | None:
 Whole = Annotated[int, BeforeValidator(whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[StrictStr, AfterValidator(_name)]
+JOB_ID_FORM = "the whole id of a job, job_ and 26 characters"
+JobId = Annotated[StrictStr, AfterValidator(_job_id)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 #: A zone as its cloud writes it; a number becomes a text.
 Zone = Annotated[str, BeforeValidator(_zone)]

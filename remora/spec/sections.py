@@ -22,6 +22,7 @@ from pydantic import (
 
 from remora.spec.fields import (
     EXIT_CODES_FORM,
+    JOB_ID_FORM,
     LONGEST_PATTERN,
     MAX_PLACES,
     MAX_RETRY_RULES,
@@ -32,6 +33,7 @@ from remora.spec.fields import (
     Duration,
     ExitCodes,
     Interval,
+    JobId,
     Moment,
     Name,
     Number,
@@ -345,6 +347,23 @@ class Retry(Section):
     def backoff_s(self) -> float:
         """Seconds before the first new attempt; doubled for each further one."""
         return self.backoff
+
+
+#: Jobs that one job may wait for.
+MAX_AFTER = 100
+AFTER_FORM = "whole ids of jobs, job_ and 26 characters, or {job: an id, on: success, failure or any}"
+
+
+class After(Section):
+    """The end of another job that comes first."""
+
+    job: JobId = Field(description=JOB_ID_FORM)
+    on: Literal["success", "failure", "any"] = Field("success", description="success, failure or any")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_id(cls, value: object) -> object:
+        return {"job": value} if isinstance(value, str) else value
 
 
 class Limits(Section):

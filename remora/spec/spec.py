@@ -41,6 +41,9 @@ from remora.spec.expressions import refuses_expressions
 from remora.spec.fields import MAX_WORKERS, NAME_FORM, Name, Text, Whole, refuses_variable
 from remora.spec.problems import problems_of, read_spec_file, read_yaml, section_of
 from remora.spec.sections import (
+    AFTER_FORM,
+    MAX_AFTER,
+    After,
     CheckpointPolicy,
     Elastic,
     Environment,
@@ -97,6 +100,8 @@ class JobSpec(Section):
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff, on_exit_codes, on_log_patterns")
+    #: Ends of other jobs before which no attempt starts.
+    after: tuple[After, ...] = Field((), max_length=MAX_AFTER, description=AFTER_FORM)
     limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time, budget, deadline")
 
     @field_validator("command", mode="before")
@@ -194,6 +199,21 @@ class JobSpec(Section):
         except NoSizePossible as error:
             raise ValueError(f"workers and elastic.global_batch do not agree: {error}") from None
         return self
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _one_job_needs_no_list(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str | Mapping) else value
+
+    @field_validator("after")
+    @classmethod
+    def _names_each_job_once(cls, value: tuple[After, ...]) -> tuple[After, ...]:
+        named = [one.job for one in value]
+        if doubled := next((one for one in named if named.count(one) > 1), None):
+            raise ValueError(f"{doubled} is there twice")
+        return value
 
     @field_validator("code")
     @classmethod

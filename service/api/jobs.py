@@ -31,8 +31,9 @@ from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.views import attempt_view, job_view
 from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle
+from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.rows import JobRow
-from service.store import answers, bundles
+from service.store import answers, bundles, dependencies
 from service.store import jobs as store
 from service.store.answers import SavedAnswer
 from service.store.bundles import bundle_name
@@ -161,11 +162,38 @@ def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -
     # Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
     if new.spec.bundle is not None and not bundles.use(connection, new.spec.bundle, new.now):
         raise _no_bundle(new.spec.bundle)
-    row = store.insert_job(connection, lifecycle.submit(_row(new.spec, new.now)))
+    row = _row(new.spec, new.now)
+    awaited = _awaited(connection, row)
+    row = store.insert_job(connection, lifecycle.submit(row, awaited))
+    dependencies.insert(connection, [one for one in awaited if not one.is_met])
     answer = job_view(row).model_dump_json()
     if new.key is not None:
         answers.save_answer(connection, new.key, SavedAnswer(new.body_digest, row.id, answer), new.now)
     return answer, False
+
+
+def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
+    """What a new job waits for.  Raises ApiProblem for jobs that are not there or have ended otherwise."""
+    named = [one["job"] for one in job.spec["after"]]
+    if not named:
+        return []
+    # Locked, so that an end of them is seen here or noted by the transaction that ends them.
+    others = store.lock_jobs(connection, named)
+    problems = [
+        SpecProblem(f"after.{place}.job", f"there is no job {job_id}")
+        for place, job_id in enumerate(named)
+        if job_id not in others
+    ]
+    if not problems:
+        found = dependencies_of(job, others)
+        problems = [
+            SpecProblem(f"after.{place}", f"{why}; leave it out, or write another `on`")
+            for place, one in enumerate(found)
+            if (why := why_impossible([one])) is not None
+        ]
+        if not problems:
+            return found
+    raise _invalid(SpecError(problems))
 
 
 def _row(spec: JobSpec, now: float) -> JobRow:

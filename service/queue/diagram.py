@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
-from service.queue.lifecycle import ATTEMPT_EDGES, JOB_EDGES, NODE_EDGES, WAITING_FOR_BUDGET
+from service.queue.lifecycle import ATTEMPT_EDGES, DEPENDENCY_UNMET, JOB_EDGES, NODE_EDGES, WAITING_FOR_BUDGET
 from service.queue.retry import (
     FRUITLESS_LIMIT,
     LOSS_BACKOFF_CAP_S,
@@ -128,10 +128,10 @@ def page() -> str:
         mermaid(JOB_EDGES, JobState.QUEUED),
         _states(_JOBS),
         _edges(JOB_EDGES),
-        "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota` or\n"
-        "`waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a new worker group is\n"
-        f"being gathered; while it is `paused`, it is `{WAITING_FOR_BUDGET}`; at the end it is the last\n"
-        f"attempt's end reason, `{NO_PROGRESS}` or `wait_time_exceeded`.",
+        "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota`,\n"
+        "`waiting_for_jobs` or `waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a\n"
+        f"new worker group is being gathered; while it is `paused`, it is `{WAITING_FOR_BUDGET}`; at the end it is\n"
+        f"the last attempt's end reason, `{NO_PROGRESS}`, `wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

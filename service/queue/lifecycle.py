@@ -6,17 +6,20 @@ with the events of the change, and the store writes both in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeVar
 
 from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.policies import BudgetStep
+from cluster.scheduling.actions import WaitsFor
 from cluster.scheduling.health import DRAIN_S
 from cluster.scheduling.view import JOINED
 from cluster.scheduling.words import clock
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
+from service.queue.dependencies import Dependency, waits_for, why_impossible
 from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 
@@ -27,7 +30,8 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     (
         JobState.QUEUED,
         JobState.FAILED,
-    ): "it waited longer than `limits.wait_time`, or has spent `limits.budget`",
+    ): "it waited longer than `limits.wait_time`, has spent `limits.budget`, or a job of its `after` did not end as"
+    " wanted",
     (JobState.QUEUED, JobState.CANCELLED): "its owner cancelled it while no attempt existed",
     (
         JobState.QUEUED,
@@ -101,6 +105,8 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
 }
 
 
+#: What a job ends with when a job that it waits for did not end as wanted.
+DEPENDENCY_UNMET = "dependency_unmet"
 #: Why a paused job is paused, as a stable word; and its message until the budget's figures are known.
 WAITING_FOR_BUDGET = "waiting_for_budget"
 _PAUSED = (
@@ -147,14 +153,28 @@ def _event(attempt: AttemptRow, at: float, kind: str, message: str, **data: obje
     return NewEvent(at=at, kind=kind, message=message, attempt=attempt.attempt, data=data)
 
 
-def submit(job: JobRow) -> Decision:
-    """A new job begins to wait."""
-    waiting = replace(job, reason="waiting_for_turn", message="accepted; waits to be looked at")
-    return Decision(
-        waiting,
-        None,
-        (NewEvent(at=job.created_at, kind="job.queued", message=f"job {job.name} was accepted"),),
+def submit(job: JobRow, dependencies: Sequence[Dependency] = ()) -> Decision:
+    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn."""
+    said = f"job {job.name} was accepted"
+    if (message := waits_for(dependencies)) is None:
+        message = "accepted; waits to be looked at"
+        waiting = replace(job, reason=WaitsFor.TURN.value, message=message, waits_from=job.created_at)
+    else:
+        said += f"; it {message}"
+        waiting = replace(job, reason=WaitsFor.JOBS.value, message=message, not_before=inf, waits_from=inf)
+    return Decision(waiting, None, (NewEvent(at=job.created_at, kind="job.queued", message=said),))
+
+
+def others_ended(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
+    """Some of the jobs that a queued job waits for have ended: it waits on, or for its turn, or can never start."""
+    if (why := why_impossible(dependencies)) is not None:
+        return _finish(job, JobState.FAILED, DEPENDENCY_UNMET, why, now)
+    if (message := waits_for(dependencies)) is not None:
+        return wait(job, WaitsFor.JOBS.value, message, now)
+    decision = wait(
+        job, WaitsFor.TURN.value, "the jobs that it waited for have ended; waits to be looked at", now
     )
+    return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
 
 
 def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:

@@ -58,8 +58,10 @@ class JobRow:
     loss_streak: int = 0
     #: Attempts that were lost on nodes that lived, since its last progress: `service.queue.retry`.
     fruitless: int = 0
-    #: No attempt starts before this time.
+    #: No attempt starts before this time; infinite while it waits for other jobs.
     not_before: float = 0.0
+    #: From when `wait_time_s` counts; infinite while it waits for other jobs.
+    waits_from: float | None = None
     #: Newest step reported, and the highest one ever.
     step: int | None = None
     max_step: int | None = None

@@ -12,6 +12,7 @@ from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queu
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
+from service.store import dependencies
 from service.store.rows import (
     changing_columns,
     columns,
@@ -60,7 +61,7 @@ def _rows_in_line(index: str, rest: str) -> dict[str, sa.TextualSelect]:
 _TURN = "priority DESC, created_at, id"
 _NEXT = _rows_in_line("ix_jobs_line", f"not_before <= :now ORDER BY {_TURN} LIMIT :most")
 _OVERDUE = _rows_in_line(
-    "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (created_at + wait_time_s) < :now"
+    "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (waits_from + wait_time_s) < :now"
 )
 # How many of those ahead of it wait for their turn too.
 _AHEAD = {
@@ -208,6 +209,7 @@ def save(
 def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
     """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
     new, old, moved, told, after = [], [], [], [], []
+    ends, waited = [], []
     counted = Counted()
     for change in changes:
         before, decision, attempt = change.before, change.decision, change.decision.attempt
@@ -220,6 +222,9 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
             after.append(before)
             continue
         job = replace(_append(decision.job, decision.events), version=before.version + 1)
+        if job.state.is_terminal and not before.state.is_terminal:
+            ends.append((job.id, job.state))
+            waited += [job.id] if job.spec.get("after") else []
         moved.append(job)
         told += _event_rows(decision.job, decision.events)
         after.append(job)
@@ -230,6 +235,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     if moved:
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
     _insert_events(connection, told)
+    dependencies.note_ends(connection, ends, waited)
     counted.write(connection)
     return after
 

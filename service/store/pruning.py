@@ -16,6 +16,7 @@ from service.store.tables import (
     attempts,
     checkpoints,
     cluster_events,
+    dependencies,
     events,
     idempotency,
     jobs,
@@ -152,7 +153,7 @@ def _end(connection: sa.Connection, job_id: str, now: float) -> int:
     state = connection.execute(
         sa.select(jobs.c.state).where(jobs.c.id == job_id).with_for_update()
     ).scalar_one()
-    for table in (events, uses, attempts):
+    for table in (events, uses, attempts, dependencies):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     connection.execute(sa.delete(jobs).where(jobs.c.id == job_id))
     counted = Counted()

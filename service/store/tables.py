@@ -46,6 +46,7 @@ KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 UNLISTED_ATTEMPTS = sa.text("state = 'ended' AND released_at IS NOT NULL AND listed_at IS NULL")
+ENDED_DEPENDENCIES = sa.text("ended_as IS NOT NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
 OPEN_DRILLS = sa.text("ended_at IS NULL")
 OPEN_USES = sa.text("ended_at IS NULL")
@@ -61,7 +62,7 @@ def _partial(
 
 
 #: When a job has waited for its first attempt for as long as its owner allowed.
-OVERDUE_AT = sa.text("(created_at + wait_time_s)")
+OVERDUE_AT = sa.text("(waits_from + wait_time_s)")
 
 jobs = sa.Table(
     "jobs",
@@ -88,6 +89,7 @@ jobs = sa.Table(
     sa.Column("loss_streak", sa.Integer, nullable=False),
     sa.Column("fruitless", sa.Integer, nullable=False, server_default="0"),
     sa.Column("not_before", sa.Double, nullable=False),
+    sa.Column("waits_from", sa.Double),
     sa.Column("step", sa.BigInteger),
     sa.Column("max_step", sa.BigInteger),
     sa.Column("step_at", sa.Double),
@@ -122,6 +124,20 @@ _partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_paused", jobs.c.id, where=PAUSED_JOBS)
 _partial("ix_jobs_queued_again", jobs.c.id, where=QUEUED_AGAIN)
+
+# Which jobs wait for which others: `service.queue.dependencies`.
+dependencies = sa.Table(
+    "dependencies",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    # The other one may be deleted before this one has noticed its end.
+    sa.Column("other_id", sa.String(40), primary_key=True),
+    sa.Column("other_name", sa.Text, nullable=False),
+    sa.Column("wanted", sa.String(16), nullable=False),
+    sa.Column("ended_as", Word(JobState)),
+    sa.Index("ix_dependencies_other_id", "other_id"),
+    _partial("ix_dependencies_ended", "job_id", where=ENDED_DEPENDENCIES),
+)
 
 attempts = sa.Table(
     "attempts",

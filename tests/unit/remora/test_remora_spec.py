@@ -52,6 +52,7 @@ def test_a_command_is_enough() -> None:
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
+        "after": [],
         "limits": {"run_time": None, "wait_time": None, "step_time": 600.0, "budget": None, "deadline": None},
     }
 
@@ -234,6 +235,13 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
         ({"limits": {"run_time": -1}}, "limits.run_time: -1 given"),
         ({"limits": {"run_time": "11111111d"}}, "between 0 and ten years"),
         ({"limits": 3}, "limits: 3 given, expected keys run_time, wait_time"),
+        ({"after": ["job_1"]}, "after.0.job: 'job_1' given, expected whole ids of jobs, job_ and 26"),
+        ({"after": [f"job_{'0' * 26}"] * 2}, f"after: job_{'0' * 26} is there twice"),
+        (
+            {"after": {"job": f"job_{'0' * 26}", "on": "x"}},
+            "after.0.on: 'x' given, expected whole ids",
+        ),
+        ({"after": 3}, "after: 3 given, expected whole ids of jobs"),
         ({"priority": 10**5000}, "priority: a value given"),
         ({"placement": {"pools": ["A b"]}}, "placement.pools.0: 'A b' given, expected a list of names"),
         ({"placement": {"pools": ["a", "a"]}}, "placement.pools: a is there twice"),
