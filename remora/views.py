@@ -67,6 +67,8 @@ class Job(View):
     #: The same for people.
     message: str | None = None
     priority: int
+    #: As they are now; `spec` has those of the submission.
+    labels: dict[str, str] = Field(default_factory=dict)
     #: The JobSpec as accepted, `code` replaced by the bundle's digest.
     spec: dict[str, Any]
     #: Number of the newest attempt, 0 before the first.

@@ -389,6 +389,7 @@ class World:
         for _ in range(count):
             self.now += 0.25
             assert self.controller.tick(self.now)
+            self.controller.deletion.wait(10.0)
 
     def ticks_until(self, what: str) -> Iterator[int]:
         """Turns until the test breaks out of the loop."""

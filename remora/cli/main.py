@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from remora.cli import (
+    changes,
     cluster,
     conversion,
     drill,
@@ -42,6 +43,8 @@ for command in (
     jobs.events,
     results.metrics,
     jobs.cancel,
+    changes.label,
+    changes.delete,
     jobs.wait,
     cluster.nodes,
     drill.drill,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remora.cli import output
+from remora.cli.changes import labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
@@ -117,6 +118,10 @@ def submit(
             help="Wait for another job's success, or for its failure or any end; repeat it.",
         ),
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="NAME=VALUE", help="Label of the job; repeat it."),
+    ] = None,
     inputs: InputOption = None,
     idempotency_key: Annotated[
         str | None,
@@ -147,6 +152,7 @@ def submit(
     _override(raw, {"run_time": _duration(run_time, "--run-time")}, "limits")
     _override(raw, {"pip": pip or None, "requirements": requirements, "python": python}, "environment")
     _add_variables(raw, env or [])
+    _override(raw, labels_of(label or [], "--label"), "labels")
     _override(raw, {"after": _after(after, server) if after else None})
     if code is not None or no_code:
         raw["code"] = None if no_code else str(code)

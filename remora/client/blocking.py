@@ -108,10 +108,15 @@ class Client(Shell):
         return self._run(flows.submit(job, idempotency_key))
 
     def jobs(
-        self, *, state: str | None = None, project: str | None = None, limit: int | None = None
+        self,
+        *,
+        state: str | None = None,
+        project: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        limit: int | None = None,
     ) -> list[Job]:
-        """Jobs, newest first."""
-        return self._run(flows.jobs(state, project, limit))
+        """Jobs, newest first; those with all of the `labels`, of which None stands for any value."""
+        return self._run(flows.jobs(state, project, limit, labels))
 
     def job(self, job_id: str) -> Job:
         """One job by its full id."""
@@ -124,6 +129,17 @@ class Client(Shell):
     def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; it ends after its workers have stopped."""
         return self._send(requests.cancel_job(job_id))
+
+    def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
+        """Set labels of a job, also after its end, and remove those whose value is None; others stay."""
+        return self._send(requests.label_job(job_id, labels))
+
+    def delete(self, job_id: str) -> Job:
+        """Delete an ended job with its logs, metrics, checkpoints and outputs, for good.
+
+        Raises Conflict while it has not ended, and when a model was made from its outputs.
+        """
+        return self._send(requests.delete_job(job_id))
 
     def attempts(self, job_id: str) -> list[Attempt]:
         """A job's attempts, oldest first."""

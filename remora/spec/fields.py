@@ -19,6 +19,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
 _ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 _EXIT_CODES = re.compile(r"(\d{1,3})\s*-\s*(\d{1,3})")
+#: Labels of one job, and characters of a label's value.
+MAX_LABELS, LONGEST_LABEL = 50, 200
+LABELS_FORM = 'names with text values; put quotes around numbers, e.g. {team: vision, run: "3"}'
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
 _JOB_ID = re.compile(r"job_[0-9A-HJKMNP-TV-Z]{26}")
 EXIT_CODES_FORM = 'a list of exit codes from 1 to 255 and of ranges, e.g. [75, "128-255"]'
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -124,6 +128,20 @@ def refuses_variable(name: str) -> str | None:
         return f"{name[:80]!r} is not a variable's name; use letters, digits and '_'"
     if name in _OUR_VARIABLES or name.startswith(_OUR_PREFIXES):
         return f"{name} is set by Remora for every worker; choose another name"
+    return None
+
+
+def refuses_label(name: object, value: object) -> str | None:
+    """Why a job cannot have this label; None when it can."""
+    if not isinstance(name, str) or not _LABEL.fullmatch(name):
+        return (
+            f"{str(name)[:80]!r} is not a label's name; use 1 to 63 letters, digits, '-', '_', '.' and '/', beginning"
+            " with a letter or a digit"
+        )
+    if not isinstance(value, str):
+        return f"the value of the label {name} is no text; put quotes around it"
+    if len(value) > LONGEST_LABEL or not value.isprintable():
+        return f"the value of the label {name} is no line of at most {LONGEST_LABEL} characters"
     return None
 
 

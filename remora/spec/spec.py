@@ -38,7 +38,17 @@ from remora.spec.entrypoint import (
     refuses_arguments,
 )
 from remora.spec.expressions import refuses_expressions
-from remora.spec.fields import MAX_WORKERS, NAME_FORM, Name, Text, Whole, refuses_variable
+from remora.spec.fields import (
+    LABELS_FORM,
+    MAX_LABELS,
+    MAX_WORKERS,
+    NAME_FORM,
+    Name,
+    Text,
+    Whole,
+    refuses_label,
+    refuses_variable,
+)
 from remora.spec.problems import problems_of, read_spec_file, read_yaml, section_of
 from remora.spec.sections import (
     AFTER_FORM,
@@ -100,6 +110,7 @@ class JobSpec(Section):
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff, on_exit_codes, on_log_patterns")
+    labels: dict[str, Any] = Field({}, max_length=MAX_LABELS, description=LABELS_FORM)
     #: Ends of other jobs before which no attempt starts.
     after: tuple[After, ...] = Field((), max_length=MAX_AFTER, description=AFTER_FORM)
     limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time, budget, deadline")
@@ -199,6 +210,16 @@ class JobSpec(Section):
         except NoSizePossible as error:
             raise ValueError(f"workers and elastic.global_batch do not agree: {error}") from None
         return self
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _are_labels(cls, value: object) -> object:
+        if value is None:
+            return {}
+        for name, one in value.items() if isinstance(value, dict) else ():
+            if refusal := refuses_label(name, one):
+                raise ValueError(refusal)
+        return value
 
     @field_validator("after", mode="before")
     @classmethod

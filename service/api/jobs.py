@@ -211,6 +211,7 @@ def _row(spec: JobSpec, now: float) -> JobRow:
         run_time_s=spec.limits.run_time_s,
         wait_time_s=spec.limits.wait_time_s,
         created_at=now,
+        labels=spec.labels,
     )
 
 
@@ -224,13 +225,19 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     context = context_of(request)
     now = context.clock()
     states, project, limit = query.state, query.project, query.limit
+    having = [
+        (name, value if equals else None)
+        for name, equals, value in (one.partition("=") for one in query.label)
+    ]
 
     def work(connection: sa.Connection) -> bytes:
         waiting = store.waiting_on_page(
-            connection, states=states, project=project, before=before, limit=limit
+            connection, states=states, project=project, before=before, limit=limit, having=having
         )
         place = _placing(connection, context, waiting, now)
-        found = store.page_of_jobs(connection, states=states, project=project, before=before, limit=limit)
+        found = store.page_of_jobs(
+            connection, states=states, project=project, before=before, limit=limit, having=having
+        )
         rows = (place(row) for row in found)
         return write_page(rows, job_view, lambda row: row.id, limit)
 
@@ -275,7 +282,7 @@ async def cancel(request: Request, job_id: str, _: Annotated[Parameters, Query()
 
     def work(connection: sa.Connection) -> JobRow:
         row = store.lock_job(connection, job_id)
-        if row is None:
+        if row is None or row.delete_requested_at is not None:
             raise job_not_found(job_id)
         if row.state in (JobState.SUCCEEDED, JobState.FAILED):
             raise ApiProblem(409, "not_cancellable", f"the job has ended already: {row.state.value}")

@@ -21,6 +21,7 @@ def job_view(row: JobRow) -> Job:
         reason=row.reason,
         message=row.message,
         priority=row.priority,
+        labels=row.labels,
         spec=row.spec,
         attempt=row.attempt,
         step=row.step,

@@ -89,6 +89,10 @@ class JobRow:
     #: Numbers of the newest event and of the newest log line.
     event_seq: int = 0
     log_seq: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    #: When its owner asked to delete it, and when that was done; from the request on it is hidden.
+    delete_requested_at: float | None = None
+    deleted_at: float | None = None
     #: When all of it was deleted that is not kept for ever: `service.store.pruning`.
     pruned_at: float | None = None
 

@@ -12,7 +12,8 @@ from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queu
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store import dependencies
+from service.store import dependencies, labels
+from service.store.labels import Label
 from service.store.rows import (
     changing_columns,
     columns,
@@ -194,6 +195,7 @@ def insert_job(connection: sa.Connection, decision: Decision) -> JobRow:
     """Store a new job with its first events."""
     job = _append(decision.job, decision.events)
     connection.execute(insert_into(jobs), columns(job))
+    labels.insert(connection, job.id, job.labels)
     _insert_events(connection, _event_rows(decision.job, decision.events))
     return job
 
@@ -359,12 +361,13 @@ def page_of_jobs(
     project: str | None,
     before: str | None,
     limit: int,
+    having: Sequence[Label] = (),
 ) -> Iterator[JobRow]:
-    """Jobs newest first; `before` is the id of the last job of the page before.
+    """Jobs newest first, those with all labels of `having`; `before` is the id of the last job of the page before.
 
     They are read as they are asked for, while the transaction lasts: specifications may be large.
     """
-    statement = _page(sa.select(jobs), states, project, before, limit)
+    statement = _page(sa.select(jobs), states, project, before, limit, having)
     with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
         for row in found:
             yield to_row(JobRow, row)
@@ -377,19 +380,26 @@ def waiting_on_page(
     project: str | None,
     before: str | None,
     limit: int,
+    having: Sequence[Label] = (),
 ) -> list[str]:
     """Ids of the jobs on that page that wait for their turn; nothing else of them is read."""
     page = _page(
-        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit, having
     ).subquery()
     waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_FOR_TURN
     return list(connection.execute(sa.select(page.c.id).where(*waiting)).scalars())
 
 
 def _page(
-    statement: sa.Select[Any], states: Sequence[JobState], project: str | None, before: str | None, limit: int
+    statement: sa.Select[Any],
+    states: Sequence[JobState],
+    project: str | None,
+    before: str | None,
+    limit: int,
+    having: Sequence[Label],
 ) -> sa.Select[Any]:
     statement = statement.order_by(jobs.c.id.desc()).limit(limit)
+    statement = statement.where(jobs.c.delete_requested_at.is_(None), *labels.have_all(having))
     if states:
         statement = statement.where(jobs.c.state.in_(states))
     if project is not None:

@@ -43,6 +43,7 @@ PAUSED_JOBS = sa.text("state = 'paused'")
 QUEUED_AGAIN = sa.text("state = 'queued' AND attempt > 0")
 WAITING_FOR_THEIR_FIRST = sa.text("state = 'queued' AND attempt = 0 AND wait_time_s IS NOT NULL")
 KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
+GOING_JOBS = sa.text("delete_requested_at IS NOT NULL AND deleted_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 UNLISTED_ATTEMPTS = sa.text("state = 'ended' AND released_at IS NOT NULL AND listed_at IS NULL")
@@ -109,6 +110,9 @@ jobs = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
     sa.Column("log_seq", sa.BigInteger, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False, server_default="{}"),
+    sa.Column("delete_requested_at", sa.Double),
+    sa.Column("deleted_at", sa.Double),
     # When all of it was deleted that is not kept for ever; nothing else than retention reads or writes it.
     sa.Column("pruned_at", sa.Double),
     _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
@@ -123,7 +127,18 @@ _LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jo
 _partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_paused", jobs.c.id, where=PAUSED_JOBS)
+_partial("ix_jobs_going", jobs.c.delete_requested_at, where=GOING_JOBS)
 _partial("ix_jobs_queued_again", jobs.c.id, where=QUEUED_AGAIN)
+
+# The labels of jobs, for those who look for jobs: `service.store.labels`.
+job_labels = sa.Table(
+    "job_labels",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("value", sa.String(200), nullable=False),
+    sa.Index("ix_job_labels_name", "name", "value", "job_id"),
+)
 
 # Which jobs wait for which others: `service.queue.dependencies`.
 dependencies = sa.Table(

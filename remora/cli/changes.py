@@ -1,0 +1,75 @@
+"""Commands with which owners change their jobs: `label`, `delete`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from remora.cli import output
+from remora.cli.options import JobArgument, JsonOption, ServerOption
+from remora.cli.session import connect
+
+
+def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
+    """Labels of `NAME=VALUE`.  Raises BadParameter."""
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{option} {word!r}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def label(
+    job: JobArgument,
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="NAME=VALUE...", help="Labels to set; NAME- removes one.", show_default=False),
+    ],
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Set and remove labels of a job, also after its end."""
+    removed = [word for word in words if "=" not in word and word.endswith("-")]
+    wanted: dict[str, str | None] = {word[:-1]: None for word in removed}
+    wanted.update(labels_of((word for word in words if word not in removed), "the label"))
+    with connect(server) as client:
+        answer = client.label(client.find(job).id, wanted)
+    if as_json:
+        output.print_json(answer)
+    else:
+        shown = " ".join(f"{name}={value}" for name, value in sorted(answer.labels.items()))
+        output.print_line(f"{answer.id}  {shown or 'has no labels'}")
+
+
+def delete(
+    jobs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...", help="Ids of ended jobs, or the beginnings of ids.", show_default=False
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Delete ended jobs with their logs, metrics, checkpoints and outputs, for good."""
+    with connect(server) as client:
+        found = [client.find(job) for job in jobs]
+        if not yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter("there is no terminal to ask at; add --yes to do it")
+            for one in found:
+                output.say(output.summary(one))
+            if not typer.confirm("Delete it for good?" if len(found) == 1 else "Delete them for good?"):
+                raise typer.Abort
+        deleted = [client.delete(one.id) for one in found]
+    if as_json:
+        output.print_json(deleted)
+        return
+    for one in deleted:
+        output.print_line(f"{one.id}  {one.name}  is deleted")

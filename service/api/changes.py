@@ -1,0 +1,90 @@
+"""What owners change of their jobs: labels, and whether a job is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from remora.spec.fields import refuses_label
+from remora.views import Job
+from service.api.bodies import read_object
+from service.api.context import context_of
+from service.api.parameters import Parameters
+from service.api.problem_documents import ApiProblem, job_not_found
+from service.api.views import job_view
+from service.queue import changes
+from service.queue.lifecycle import Decision
+from service.queue.rows import JobRow
+from service.store import deletion, labels
+from service.store import jobs as store
+from service.store.ids import is_id
+
+router = APIRouter(prefix="/v1/jobs")
+
+#: Bytes of a body that asks for a change, and values in it.
+MAX_CHANGE_BYTES, MAX_CHANGE_VALUES = 64 * 1024, 500
+
+
+@router.patch("/{job_id}/labels", operation_id="label_job", response_model=Job)
+async def label(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Set labels, `{"name": "value"}`, and remove those whose value is null; others stay."""
+    context = context_of(request)
+    wanted = await read_object(request, MAX_CHANGE_BYTES, MAX_CHANGE_VALUES, context.checks, _labels)
+    now = context.clock()
+
+    def work(connection: sa.Connection, job: JobRow) -> JobRow:
+        decision = changes.relabel(job, wanted, now)
+        if decision.events:
+            labels.replace_all(connection, job.id, decision.job.labels)
+        return store.save(connection, job, decision)
+
+    return await _change(request, job_id, work, 200)
+
+
+@router.delete("/{job_id}", status_code=202, operation_id="delete_job", response_model=Job)
+async def delete(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Delete an ended job with its logs, metrics, checkpoints and outputs, for good; it is hidden at once."""
+    now = context_of(request).clock()
+
+    def work(connection: sa.Connection, job: JobRow) -> JobRow:
+        decision: Decision = changes.request_deletion(job, deletion.models_of(connection, job.id), now)
+        return store.save(connection, job, decision)
+
+    return await _change(request, job_id, work, 202, takes_deleted=True)
+
+
+async def _change(
+    request: Request,
+    job_id: str,
+    change: Callable[[sa.Connection, JobRow], JobRow],
+    status: int,
+    *,
+    takes_deleted: bool = False,
+) -> Response:
+    """Change the locked job and answer with it.  Raises ApiProblem."""
+
+    def work(connection: sa.Connection) -> JobRow:
+        job = store.lock_job(connection, job_id)
+        if job is None or (job.delete_requested_at is not None and not takes_deleted):
+            raise job_not_found(job_id)
+        try:
+            return change(connection, job)
+        except changes.Refused as refused:
+            raise ApiProblem(409, "not_changeable", str(refused)) from None
+
+    if not is_id("job", job_id):
+        raise job_not_found(job_id)
+    row = await context_of(request).database.write(work)
+    headers = {"ETag": f'"{row.version}"'}
+    return Response(job_view(row).model_dump_json(), status, headers, media_type="application/json")
+
+
+def _labels(body: dict[str, Any]) -> dict[str, str | None]:
+    for name, value in body.items():
+        if value is not None and (refusal := refuses_label(name, value)):
+            raise ApiProblem(422, "invalid_change", refusal)
+    return body

@@ -1,0 +1,51 @@
+"""What owners change of their jobs besides the state of the life cycle: labels, and whether a job is kept (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from remora.spec.fields import MAX_LABELS, refuses_label
+from service.queue.lifecycle import Decision
+from service.queue.rows import JobRow, NewEvent
+
+
+class Refused(Exception):
+    """The job cannot be changed so; the message is one sentence that says what to do."""
+
+
+def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decision:
+    """The job with these labels set, and those without a value removed.  Raises Refused."""
+    labels = dict(job.labels)
+    for name, value in changes.items():
+        if value is None:
+            labels.pop(name, None)
+            continue
+        if refusal := refuses_label(name, value):
+            raise Refused(refusal)
+        labels[name] = value
+    if len(labels) > MAX_LABELS:
+        raise Refused(f"{len(labels)} labels, expected at most {MAX_LABELS}; remove some")
+    if labels == job.labels:
+        return Decision(job, None)
+    shown = ", ".join(f"{name}={value}" for name, value in sorted(labels.items())) or "none"
+    event = NewEvent(
+        at=now, kind="job.labelled", message=f"its labels are now {shown}"[:1000], data={"labels": labels}
+    )
+    return Decision(replace(job, labels=labels), None, (event,))
+
+
+def request_deletion(job: JobRow, models: list[str], now: float) -> Decision:
+    """An ended job is to be deleted with its files; asking again changes nothing.  Raises Refused.
+
+    `models` are the versions of models that were made from its outputs.
+    """
+    if job.delete_requested_at is not None:
+        return Decision(job, None)
+    if not job.state.is_terminal:
+        raise Refused(f"the job is {job.state.value}; cancel it first, and delete it when it has ended")
+    if models:
+        named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+        raise Refused(f"its outputs are {named}, and a job whose outputs are a model is kept")
+    event = NewEvent(at=now, kind="job.delete_requested", message="its owner asked to delete the job")
+    return Decision(replace(job, delete_requested_at=now), None, (event,))
