@@ -87,9 +87,11 @@ class Job(View):
     #: Newest committed checkpoint's step.
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
+    #: When its owner asked to pause it, until it is resumed.
+    pause_requested_at: float | None = None
     created_at: float
     started_at: float | None = None
-    #: Since when a budget keeps it from running, while it is paused.
+    #: Since when its owner or a budget keeps it from running, while it is paused.
     paused_at: float | None = None
     ended_at: float | None = None
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.

@@ -83,7 +83,7 @@ class RayLauncher:
         #: What drivers that were sent their plan have not answered yet.
         self._starting: dict[str, Any] = {}
         #: What drivers that were asked to stop have not answered yet.
-        self._stopping: dict[str, Any] = {}
+        self._stopping: dict[str, tuple[EndReason, Any]] = {}
         #: What drivers were sent of kept nodes.
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
@@ -201,15 +201,15 @@ class RayLauncher:
         """Ask the driver to end the attempt; it answers with its last record.
 
         To be called until it has: the call is lost with this process.  A driver that was asked is not asked again,
-        unless that failed.
+        unless that failed, or for another reason: one that is being paused may be cancelled.
         """
         handle = self._handle(attempt_id)
-        if handle is not None and not self._is_stopping(attempt_id):
-            self._stopping[attempt_id] = handle.stop.remote(reason)
+        if handle is not None and not self._is_stopping(attempt_id, reason):
+            self._stopping[attempt_id] = (reason, handle.stop.remote(reason))
 
-    def _is_stopping(self, attempt_id: str) -> bool:
-        sent = self._stopping.get(attempt_id)
-        if sent is None:
+    def _is_stopping(self, attempt_id: str, reason: EndReason) -> bool:
+        asked, sent = self._stopping.get(attempt_id, (None, None))
+        if asked is not reason:
             return False
         if ray.wait([sent], timeout=0)[0]:
             try:

@@ -1,16 +1,19 @@
-"""Commands with which owners change their jobs: `label`, `delete`."""
+"""Commands with which owners change their jobs: `pause`, `resume`, `label`, `delete`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from remora.cli import output
 from remora.cli.options import JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect
+
+if TYPE_CHECKING:
+    from remora.views import Job
 
 
 def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
@@ -22,6 +25,25 @@ def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{option} {word!r}: expected NAME=VALUE")
         found[name] = value
     return found
+
+
+def pause(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """Pause a job: its workers end after a checkpoint, and it uses nothing until it is resumed."""
+    with connect(server) as client:
+        _say(client.pause(client.find(job).id), as_json=as_json)
+
+
+def resume(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """Let a paused job go on from its newest checkpoint, when it is its turn."""
+    with connect(server) as client:
+        _say(client.resume(client.find(job).id), as_json=as_json)
+
+
+def _say(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        output.print_json(job)
+    else:
+        output.print_line(output.summary(job))
 
 
 def label(

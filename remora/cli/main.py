@@ -43,6 +43,8 @@ for command in (
     jobs.events,
     results.metrics,
     jobs.cancel,
+    changes.pause,
+    changes.resume,
     changes.label,
     changes.delete,
     jobs.wait,

@@ -130,6 +130,14 @@ class AsyncClient(Shell):
         """Ask for a job's end; it ends after its workers have stopped."""
         return await self._send(requests.cancel_job(job_id))
 
+    async def pause(self, job_id: str) -> Job:
+        """Keep a job from running until it is resumed; its workers end after a checkpoint.  Raises Conflict."""
+        return await self._send(requests.pause_job(job_id))
+
+    async def resume(self, job_id: str) -> Job:
+        """Let a job go on that was paused, from its newest checkpoint.  Raises Conflict."""
+        return await self._send(requests.resume_job(job_id))
+
     async def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
         """Set labels of a job, also after its end, and remove those whose value is None; others stay."""
         return await self._send(requests.label_job(job_id, labels))

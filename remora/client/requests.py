@@ -175,6 +175,16 @@ def cancel_job(job_id: str) -> Request[Job]:
     return Request(method="POST", path=job_path(job_id, "cancel"), parse=_one(Job))
 
 
+def pause_job(job_id: str) -> Request[Job]:
+    """Keep a job from running until it is resumed."""
+    return Request(method="POST", path=job_path(job_id, "pause"), parse=_one(Job))
+
+
+def resume_job(job_id: str) -> Request[Job]:
+    """Let a paused job go on."""
+    return Request(method="POST", path=job_path(job_id, "resume"), parse=_one(Job))
+
+
 def label_job(job_id: str, labels: Mapping[str, str | None]) -> Request[Job]:
     """Set labels of a job, and remove those whose value is None."""
     return Request(method="PATCH", path=job_path(job_id, "labels"), json=dict(labels), parse=_one(Job))

@@ -16,10 +16,10 @@ from service.api.context import context_of
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.views import job_view
-from service.queue import changes
+from service.queue import changes, lifecycle
 from service.queue.lifecycle import Decision
 from service.queue.rows import JobRow
-from service.store import deletion, labels
+from service.store import deletion, dependencies, labels
 from service.store import jobs as store
 from service.store.ids import is_id
 
@@ -43,6 +43,32 @@ async def label(request: Request, job_id: str, _: Annotated[Parameters, Query()]
         return store.save(connection, job, decision)
 
     return await _change(request, job_id, work, 200)
+
+
+@router.post("/{job_id}/pause", status_code=202, operation_id="pause_job", response_model=Job)
+async def pause(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Keep a job from running until it is resumed: its workers end after a checkpoint.  Asking again is fine."""
+    now = context_of(request).clock()
+
+    def work(connection: sa.Connection, job: JobRow) -> JobRow:
+        changes.check_not_ended(job, "paused")
+        return store.save(connection, job, lifecycle.request_pause(job, now))
+
+    return await _change(request, job_id, work, 202)
+
+
+@router.post("/{job_id}/resume", status_code=202, operation_id="resume_job", response_model=Job)
+async def resume(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Let a job go on that its owner paused.  Asking again is fine."""
+    now = context_of(request).clock()
+
+    def work(connection: sa.Connection, job: JobRow) -> JobRow:
+        changes.check_not_ended(job, "resumed")
+        changes.check_is_owners_pause(job)
+        waits_for = dependencies.of_jobs(connection, [job.id]).get(job.id, ())
+        return store.save(connection, job, lifecycle.request_resume(job, waits_for, now))
+
+    return await _change(request, job_id, work, 202)
 
 
 @router.delete("/{job_id}", status_code=202, operation_id="delete_job", response_model=Job)

@@ -32,6 +32,7 @@ def job_view(row: JobRow) -> Job:
         lost_s=row.lost_s,
         checkpoint_step=row.checkpoint_step,
         cancel_requested_at=row.cancel_requested_at,
+        pause_requested_at=row.pause_requested_at,
         created_at=row.created_at,
         started_at=row.started_at,
         paused_at=row.paused_at,

@@ -27,7 +27,7 @@ def settle_dependencies(tick: Tick, job_ids: Sequence[str]) -> None:
         changes = [
             store.Change(job, lifecycle.others_ended(job, found.get(job_id, ()), tick.now))
             for job_id, job in locked.items()
-            if job.state is JobState.QUEUED
+            if job.state in (JobState.QUEUED, JobState.PAUSED)
         ]
         seen = [one for some in found.values() for one in some if one.ended_as is not None]
         dependencies.forget(connection, seen)

@@ -6,12 +6,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from remora.spec.fields import MAX_LABELS, refuses_label
+from remora.states import JobState
 from service.queue.lifecycle import Decision
 from service.queue.rows import JobRow, NewEvent
 
 
 class Refused(Exception):
     """The job cannot be changed so; the message is one sentence that says what to do."""
+
+
+def check_not_ended(job: JobRow, done: str) -> None:
+    """Raise Refused when nothing can be done to the job any more."""
+    if job.state.is_terminal:
+        raise Refused(f"the job has ended already: {job.state.value}; it cannot be {done}")
+    if job.cancel_requested_at is not None:
+        raise Refused(f"the job is being cancelled; it cannot be {done}")
+
+
+def check_is_owners_pause(job: JobRow) -> None:
+    """Raise Refused when the cluster's budget keeps the job from running, which its owner cannot end."""
+    if job.state is JobState.PAUSED and job.pause_requested_at is None:
+        raise Refused(f"its owner has not paused it: {job.message}")
 
 
 def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decision:

@@ -10,7 +10,14 @@ from enum import StrEnum
 from typing import TypeVar
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
-from service.queue.lifecycle import ATTEMPT_EDGES, DEPENDENCY_UNMET, JOB_EDGES, NODE_EDGES, WAITING_FOR_BUDGET
+from service.queue.lifecycle import (
+    ATTEMPT_EDGES,
+    DEPENDENCY_UNMET,
+    JOB_EDGES,
+    NODE_EDGES,
+    PAUSED_BY_OWNER,
+    WAITING_FOR_BUDGET,
+)
 from service.queue.retry import (
     FRUITLESS_LIMIT,
     LOSS_BACKOFF_CAP_S,
@@ -28,8 +35,9 @@ _JOBS: Mapping[JobState, str] = {
     JobState.QUEUED: "Accepted and stored; waits for its turn and for nodes. `reason` and `message` say what for.",
     JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
     JobState.RUNNING: "An attempt trains.",
-    JobState.PAUSED: "Had begun, and the cluster's budget keeps it from running. It uses nothing, keeps its place, and"
-    " goes on from its checkpoint by itself; `message` says how much is spent of what, and what ends the pause.",
+    JobState.PAUSED: "Its owner, or the cluster's budget, keeps it from running. It uses nothing, keeps its place, and"
+    " goes on from its checkpoint: once its owner resumes it, or by itself when the budget has room again; `message`"
+    " says what ends the pause.",
     JobState.SUCCEEDED: "The command of every rank returned 0.",
     JobState.FAILED: "No attempt follows; `reason` says why the last one ended.",
     JobState.CANCELLED: "Ended because its owner asked.",
@@ -75,6 +83,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.BUDGET_SPENT: "`limits.budget` was spent",
     EndReason.CANCELLED: "the owner cancelled the job",
+    EndReason.PAUSED: "the owner paused the job, and its workers have ended, after a checkpoint where they write one",
     EndReason.EVICTED: "the job's nodes were given back, as the cluster's budget reached its last step",
 }
 
@@ -108,6 +117,8 @@ def _what_follows(reason: EndReason) -> str:
         return "the job failed"
     if reason is EndReason.EXIT_CODE:
         return "another attempt while `retry` allows it, else the job failed"
+    if reason is EndReason.PAUSED:
+        return "the job is paused; another attempt when it is resumed"
     if reason.is_users:
         return "another attempt while `retry.limit` allows it, else the job failed"
     return "another attempt; does not count as a retry"
@@ -130,8 +141,9 @@ def page() -> str:
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota`,\n"
         "`waiting_for_jobs` or `waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a\n"
-        f"new worker group is being gathered; while it is `paused`, it is `{WAITING_FOR_BUDGET}`; at the end it is\n"
-        f"the last attempt's end reason, `{NO_PROGRESS}`, `wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
+        f"new worker group is being gathered; while it is `paused`, it is `{PAUSED_BY_OWNER}` or\n"
+        f"`{WAITING_FOR_BUDGET}`; at the end it is the last attempt's end reason, `{NO_PROGRESS}`,\n"
+        f"`wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

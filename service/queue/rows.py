@@ -77,7 +77,9 @@ class JobRow:
     trained_s: float = 0.0
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
-    #: Since when a budget keeps it from running; None: none does.
+    #: When its owner asked to pause it, until it is resumed.
+    pause_requested_at: float | None = None
+    #: Since when its owner or a budget keeps it from running; None: neither does.
     paused_at: float | None = None
     #: The last step of the cluster's budget that an event reported to its owner.
     budget_step: BudgetStep | None = None

@@ -331,8 +331,9 @@ def live_attempts(connection: sa.Connection) -> list[tuple[JobRow, AttemptRow]]:
 
 
 def paused_jobs(connection: sa.Connection) -> dict[str, str | None]:
-    """The message of each job that a budget keeps from running, by its id."""
-    statement = sa.select(jobs.c.id, jobs.c.message).where(PAUSED_JOBS).order_by(jobs.c.id)
+    """The message of each job that a budget keeps from running, and not its owner, by its id."""
+    is_budgets = PAUSED_JOBS, jobs.c.pause_requested_at.is_(None)
+    statement = sa.select(jobs.c.id, jobs.c.message).where(*is_budgets).order_by(jobs.c.id)
     return {row.id: row.message for row in connection.execute(statement)}
 
 

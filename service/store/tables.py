@@ -102,6 +102,7 @@ jobs = sa.Table(
     sa.Column("trained_s", sa.Double, nullable=False),
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("cancel_requested_at", sa.Double),
+    sa.Column("pause_requested_at", sa.Double),
     sa.Column("paused_at", sa.Double),
     sa.Column("budget_step", Word(BudgetStep)),
     sa.Column("why_short", sa.Text),

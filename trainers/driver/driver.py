@@ -163,7 +163,11 @@ class Driver:
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
         await self._has_attempt.wait()
-        await asyncio.gather(*self._attempt.stop(reason))
+        if reason is EndReason.PAUSED:
+            # Its workers store a checkpoint first; nothing waits for that.
+            self._attempt.pause()
+        else:
+            await asyncio.gather(*self._attempt.stop(reason))
 
     # --- called by supervisors -------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ def assign_ranks(locations: list[WorkerLocation]) -> list[RankAssignment]:
 
 
 #: Why scripts are asked to park.
-Asked = Literal["grow", "drain"]
+Asked = Literal["grow", "drain", "pause"]
 #: Why a worker group is left: workers were lost, or as it was asked for.
 Cause = Literal["loss", "grow", "drain"]
 

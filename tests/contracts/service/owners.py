@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def owner_of(database: Database, url: str, home: Path, **settings: Any) -> Itera
         **{"home": home, "nodes": 3, "node_cpus": 1, "lease_s": 5.0, "database_url": url, **settings}
     )
     world = World(database, made)
-    # The API takes the time of day.
-    world.now = time.time()
-    with TestClient(create_app(made), base_url="http://127.0.0.1") as client:
+    app = create_app(made)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        app.state.remora = replace(app.state.remora, clock=lambda: world.now)
         yield Owner(world, client)

@@ -307,6 +307,11 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
         if state.scenes:
             state.scenes.pop(0)(job)
         return 200, {}, state.jobs[job.id].model_dump_json().encode()
+    if rest in ("pause", "resume"):
+        if job.terminal:
+            return problem(409, "not_changeable", "the job has ended already")
+        became = JobState.PAUSED if rest == "pause" else JobState.QUEUED
+        return 202, {}, state.change(job, state=became).model_dump_json().encode()
     if rest == "labels":
         labels = {**job.labels, **json.loads(seen.body)}
         labels = {name: value for name, value in labels.items() if value is not None}

@@ -50,3 +50,12 @@ def test_a_job_that_runs_is_not_deleted(cli: Cli, service: FakeService, as_json:
     job = service.add_job()
     assert cli("delete", job.id, "--yes", *(["--json"] if as_json else [])) == ExitCode.ERROR
     assert cli.err == "remora: the job is running; cancel it first\n"
+
+
+def test_a_job_is_paused_and_resumed(cli: Cli, service: FakeService) -> None:
+    job = service.add_job()
+    assert cli("pause", "last") == ExitCode.OK
+    assert service.jobs[job.id].state is JobState.PAUSED
+    assert "paused" in cli.out
+    assert cli("resume", "last", "--json") == ExitCode.OK
+    assert cli.json["state"] == "queued"

@@ -28,7 +28,7 @@ from trainers.plan import Record
 
 CPU = {"CPU": 1.0}
 POOL = PoolSize("local", 3, CPU)
-LOSSES = [one for one in EndReason if not one.is_users and not one.is_final]
+LOSSES = [one for one in EndReason if not one.is_users and not one.is_final and one is not EndReason.PAUSED]
 
 
 def ready_nodes(count: int, resources: dict[str, float] | None = None) -> list[NodeView]:
@@ -360,6 +360,12 @@ class TestRetry:
         assert isinstance(
             retry.after(job_row(losses=100), launched(), reason, "over", 0.0, by_driver=True), retry.Finish
         )
+
+    def test_a_pause_counts_as_nothing(self) -> None:
+        job = job_row(retry_limit=0, losses=100, fruitless=2)
+        again = retry.after(job, launched(), EndReason.PAUSED, "over", 7.0, by_driver=True)
+        assert isinstance(again, retry.Again)
+        assert (again.not_before, again.losses, again.fruitless) == (7.0, 100, 2)
 
     @settings(derandomize=True)
     @given(
