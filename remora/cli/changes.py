@@ -1,4 +1,4 @@
-"""Commands with which owners change their jobs: `pause`, `resume`, `label`, `delete`."""
+"""Commands with which owners change their jobs: `pause`, `resume`, `resize`, `label`, `delete`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,30 @@ def resume(job: JobArgument, as_json: JsonOption = False, server: ServerOption =
     """Let a paused job go on from its newest checkpoint, when it is its turn."""
     with connect(server) as client:
         _say(client.resume(client.find(job).id), as_json=as_json)
+
+
+def resize(
+    job: JobArgument,
+    workers: Annotated[
+        str,
+        typer.Argument(
+            metavar="N|MIN:MAX", help="Number of workers; MIN: or :MAX changes one end.", show_default=False
+        ),
+    ],
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Change how many workers a job may have: a running one grows, or becomes smaller at its next step."""
+    least, colon, most = workers.partition(":")
+    ends = [least, most if colon else least]
+    if not any(ends) or not all(one == "" or (one.isascii() and one.isdecimal()) for one in ends):
+        raise typer.BadParameter(
+            f"{workers!r}: expected a number such as 2, or a range such as 1:3, 2: or :3"
+        )
+    fewest, largest = (int(one[:9]) if one else None for one in ends)
+    with connect(server) as client:
+        answer = client.resize(client.find(job).id, min_workers=fewest, max_workers=largest)
+    _say(answer, as_json=as_json)
 
 
 def _say(job: Job, *, as_json: bool) -> None:

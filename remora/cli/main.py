@@ -45,6 +45,7 @@ for command in (
     jobs.cancel,
     changes.pause,
     changes.resume,
+    changes.resize,
     changes.label,
     changes.delete,
     jobs.wait,

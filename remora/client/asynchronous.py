@@ -138,6 +138,15 @@ class AsyncClient(Shell):
         """Let a job go on that was paused, from its newest checkpoint.  Raises Conflict."""
         return await self._send(requests.resume_job(job_id))
 
+    async def resize(
+        self, job_id: str, *, min_workers: int | None = None, max_workers: int | None = None
+    ) -> Job:
+        """Change how many workers a job may have: a running one grows, or becomes smaller at its next step.
+
+        None leaves an end as it is.  Raises Invalid for what its specification excludes, and Conflict after its end.
+        """
+        return await self._send(requests.resize_job(job_id, min_workers, max_workers))
+
     async def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
         """Set labels of a job, also after its end, and remove those whose value is None; others stay."""
         return await self._send(requests.label_job(job_id, labels))

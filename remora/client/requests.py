@@ -185,6 +185,13 @@ def resume_job(job_id: str) -> Request[Job]:
     return Request(method="POST", path=job_path(job_id, "resume"), parse=_one(Job))
 
 
+def resize_job(job_id: str, least: int | None, most: int | None) -> Request[Job]:
+    """Change how many workers a job may have; None leaves an end as it is."""
+    ends = {"min": least, "max": most}
+    body = {name: count for name, count in ends.items() if count is not None}
+    return Request(method="POST", path=job_path(job_id, "resize"), json=body, parse=_one(Job))
+
+
 def label_job(job_id: str, labels: Mapping[str, str | None]) -> Request[Job]:
     """Set labels of a job, and remove those whose value is None."""
     return Request(method="PATCH", path=job_path(job_id, "labels"), json=dict(labels), parse=_one(Job))

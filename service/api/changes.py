@@ -9,12 +9,14 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from remora.errors import SpecError
 from remora.spec.fields import refuses_label
+from remora.spec.spec import JobSpec
 from remora.views import Job
 from service.api.bodies import read_object
 from service.api.context import context_of
 from service.api.parameters import Parameters
-from service.api.problem_documents import ApiProblem, job_not_found
+from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
 from service.api.views import job_view
 from service.queue import changes, lifecycle
 from service.queue.lifecycle import Decision
@@ -71,6 +73,28 @@ async def resume(request: Request, job_id: str, _: Annotated[Parameters, Query()
     return await _change(request, job_id, work, 202)
 
 
+@router.post("/{job_id}/resize", status_code=202, operation_id="resize_job", response_model=Job)
+async def resize(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Change how many workers a job may have, `{"min": 2, "max": 4}`: a running one grows or becomes smaller."""
+    context = context_of(request)
+    asked = await read_object(request, MAX_CHANGE_BYTES, MAX_CHANGE_VALUES, context.checks, _sizes)
+    now = context.clock()
+
+    def work(connection: sa.Connection, job: JobRow) -> JobRow:
+        changes.check_not_ended(job, "resized")
+        workers = {**job.spec["workers"], **asked}
+        try:
+            spec = JobSpec.from_mapping({**job.spec, "workers": workers})
+        except SpecError as error:
+            raise invalid_spec(error) from None
+        decision = changes.resize(job, spec, now)
+        if decision.events:
+            store.save_sizes(connection, decision.job)
+        return store.save(connection, job, decision)
+
+    return await _change(request, job_id, work, 202)
+
+
 @router.delete("/{job_id}", status_code=202, operation_id="delete_job", response_model=Job)
 async def delete(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
     """Delete an ended job with its logs, metrics, checkpoints and outputs, for good; it is hidden at once."""
@@ -107,6 +131,12 @@ async def _change(
     row = await context_of(request).database.write(work)
     headers = {"ETag": f'"{row.version}"'}
     return Response(job_view(row).model_dump_json(), status, headers, media_type="application/json")
+
+
+def _sizes(body: dict[str, Any]) -> dict[str, Any]:
+    if not body or not body.keys() <= {"min", "max"}:
+        raise ApiProblem(422, "invalid_change", 'give "min", "max" or both: how many workers it may have')
+    return body
 
 
 def _labels(body: dict[str, Any]) -> dict[str, str | None]:

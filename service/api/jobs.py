@@ -27,7 +27,7 @@ from service.api.bodies import read_object
 from service.api.context import Context, context_of, job_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
-from service.api.problem_documents import ApiProblem, job_not_found
+from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
 from service.api.views import attempt_view, job_view
 from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle
@@ -95,7 +95,7 @@ def _read_spec(body: dict[str, Any]) -> tuple[JobSpec, str]:
     try:
         spec = JobSpec.from_mapping(body)
     except SpecError as error:
-        raise _invalid(error) from None
+        raise invalid_spec(error) from None
     canonical = json.dumps(body, sort_keys=True).encode()
     return spec, hashlib.sha256(canonical).hexdigest()
 
@@ -109,7 +109,7 @@ async def _check_bundle(context: Context, spec: JobSpec) -> None:
     try:
         check_name(context.settings, spec.checkpoint.store)
     except UnknownStore as error:
-        raise _invalid(SpecError([SpecProblem(FIELD, str(error))])) from None
+        raise invalid_spec(SpecError([SpecProblem(FIELD, str(error))])) from None
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
         raise _no_bundle(digest)
@@ -131,17 +131,7 @@ def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
         with context.storage.open_read(bundle_name(digest)) as bundle:
             check_code(spec, bundle)
     except SpecError as error:
-        raise _invalid(error) from None
-
-
-def _invalid(error: SpecError) -> ApiProblem:
-    problems = [FieldProblem(field=_utf8(one.field), message=_utf8(one.message)) for one in error.problems]
-    detail = _utf8(str(error.problems[0]) if error.problems else str(error))
-    return ApiProblem(422, "invalid_spec", detail, errors=problems)
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+        raise invalid_spec(error) from None
 
 
 def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -> tuple[str, bool]:
@@ -193,7 +183,7 @@ def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
         ]
         if not problems:
             return found
-    raise _invalid(SpecError(problems))
+    raise invalid_spec(SpecError(problems))
 
 
 def _row(spec: JobSpec, now: float) -> JobRow:

@@ -12,7 +12,7 @@ from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
-from service.queue import lifecycle
+from service.queue import changes, lifecycle
 from service.queue.demand import is_domain_lost
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
@@ -47,8 +47,31 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
         {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
     )
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
-    # 3. Stop what must stop; what was just stored may have ended it already.
+    # 3. Let drivers know how many workers their jobs may have now.
+    _resize_all(tick, live, launcher)
+    # 4. Stop what must stop; what was just stored may have ended it already.
     _stop_all(tick, live, launcher)
+
+
+def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
+    taken: dict[str, store.Decide] = {}
+    for job, attempt in live.pairs():
+        order = job.resized_at
+        if order is None or attempt.resized_at == order or attempt.launched_at is None:
+            continue
+        try:
+            if launcher.resize(attempt.id, job.sizes, order):
+                taken[attempt.id] = _sizes_taken(order, tick.now)
+        except Exception as error:
+            log.warning("attempt %s cannot be resized, it is tried again: %s", attempt.id, error)
+    live.change(taken)
+
+
+def _sizes_taken(order: float, now: float) -> store.Decide:
+    def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+        return None if attempt.ended_at is not None else changes.sizes_taken(job, attempt, order, now)
+
+    return decide
 
 
 def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from remora.spec.fields import MAX_LABELS, refuses_label
+from remora.spec.spec import JobSpec
 from remora.states import JobState
 from service.queue.lifecycle import Decision
-from service.queue.rows import JobRow, NewEvent
+from service.queue.rows import AttemptRow, JobRow, NewEvent
 
 
 class Refused(Exception):
@@ -27,6 +28,36 @@ def check_is_owners_pause(job: JobRow) -> None:
     """Raise Refused when the cluster's budget keeps the job from running, which its owner cannot end."""
     if job.state is JobState.PAUSED and job.pause_requested_at is None:
         raise Refused(f"its owner has not paused it: {job.message}")
+
+
+def resize(job: JobRow, spec: JobSpec, now: float) -> Decision:
+    """The job may have from `spec.workers.min` to `spec.workers.max` workers from now on; else `spec` is its own."""
+    workers = spec.workers
+    if (workers.min, workers.max) == tuple(job.spec["workers"][end] for end in ("min", "max")):
+        return Decision(job, None)
+    said = f"{workers.min}" if workers.min == workers.max else f"{workers.min} to {workers.max}"
+    event = NewEvent(
+        at=now,
+        kind="job.resized",
+        message=f"its owner gave it {said} workers",
+        data={"min": workers.min, "max": workers.max},
+    )
+    resized = replace(
+        job,
+        spec=spec.to_mapping(),
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        # Each change is later than the one before, also where the clock was set back.
+        resized_at=max(now, (job.resized_at or 0.0) + 0.001),
+    )
+    return Decision(resized, None, (event,))
+
+
+def sizes_taken(job: JobRow, attempt: AttemptRow, resized_at: float, now: float) -> Decision:
+    """The driver of the attempt knows the sizes that the job got then."""
+    is_short = attempt.started_at is not None and 0 < attempt.world_size < job.sizes.max
+    short_since = (attempt.short_since or now) if is_short else None
+    return Decision(job, replace(attempt, resized_at=resized_at, short_since=short_since))
 
 
 def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decision:

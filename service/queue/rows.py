@@ -77,6 +77,8 @@ class JobRow:
     trained_s: float = 0.0
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
+    #: When its owner last changed how many workers it may have; None: never.
+    resized_at: float | None = None
     #: When its owner asked to pause it, until it is resumed.
     pause_requested_at: float | None = None
     #: Since when its owner or a budget keeps it from running; None: neither does.
@@ -163,6 +165,8 @@ class AttemptRow:
     #: Why and since when it is being stopped.
     stop_reason: EndReason | None = None
     stop_requested_at: float | None = None
+    #: Which change of the number of workers its driver knows: `JobRow.resized_at`; None: that of its plan.
+    resized_at: float | None = None
     #: When its driver was started; None: a crash may have come between, start it again.
     launched_at: float | None = None
     #: When it was made sure that nothing of it runs; no later attempt starts before.

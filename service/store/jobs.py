@@ -242,6 +242,12 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     return after
 
 
+def save_sizes(connection: sa.Connection, job: JobRow) -> None:
+    """Store how many workers a locked job may have now, beside what `save` stores of it."""
+    sizes = {"spec": job.spec, "min_workers": job.min_workers, "max_workers": job.max_workers}
+    connection.execute(sa.update(jobs).where(jobs.c.id == job.id).values(sizes))
+
+
 def save_attempt(connection: sa.Connection, attempt: AttemptRow) -> None:
     """Store an attempt that exists already."""
     connection.execute(update_of(attempts), [changing_columns(attempts, attempt)])

@@ -312,6 +312,9 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
             return problem(409, "not_changeable", "the job has ended already")
         became = JobState.PAUSED if rest == "pause" else JobState.QUEUED
         return 202, {}, state.change(job, state=became).model_dump_json().encode()
+    if rest == "resize":
+        workers = {**job.spec["workers"], **json.loads(seen.body)}
+        return 202, {}, state.change(job, spec={**job.spec, "workers": workers}).model_dump_json().encode()
     if rest == "labels":
         labels = {**job.labels, **json.loads(seen.body)}
         labels = {name: value for name, value in labels.items() if value is not None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from remora.cli.exits import ExitCode
@@ -59,3 +61,23 @@ def test_a_job_is_paused_and_resumed(cli: Cli, service: FakeService) -> None:
     assert "paused" in cli.out
     assert cli("resume", "last", "--json") == ExitCode.OK
     assert cli.json["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [("3", {"min": 3, "max": 3}), ("2:4", {"min": 2, "max": 4}), ("2:", {"min": 2}), (":4", {"max": 4})],
+)
+def test_a_job_is_resized(cli: Cli, service: FakeService, written: str, sent: dict[str, int]) -> None:
+    job = service.add_job()
+    assert cli("resize", "last", written) == ExitCode.OK
+    assert json.loads(service.requests[-1].body) == sent
+    assert service.jobs[job.id].spec["workers"].items() >= sent.items()
+
+
+@pytest.mark.parametrize("written", ["x", ":", "1:2:3", "-1"])
+def test_another_number_of_workers_is_a_number_or_a_range(
+    cli: Cli, service: FakeService, written: str
+) -> None:
+    service.add_job()
+    assert cli("resize", "last", "--", written) == ExitCode.USAGE
+    assert "expected a number such as 2, or a range" in cli.err
