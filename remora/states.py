@@ -17,7 +17,7 @@ class JobState(StrEnum):
     ADMITTED = "admitted"
     #: An attempt is training.
     RUNNING = "running"
-    #: Stopped at a checkpoint by the cluster's budget; keeps its place, uses nothing, and goes on by itself.
+    #: Stopped at a checkpoint, by its owner or by the cluster's budget; keeps its place and uses nothing.
     PAUSED = "paused"
     #: The command of every rank returned 0.
     SUCCEEDED = "succeeded"
@@ -111,6 +111,8 @@ class EndReason(StrEnum):
     BUDGET_SPENT = "budget_spent"
     #: The owner cancelled the job.
     CANCELLED = "cancelled"
+    #: The owner paused the job.
+    PAUSED = "paused"
     #: The job's machines were taken by a decision of ours.
     EVICTED = "evicted"
 

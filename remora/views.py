@@ -69,6 +69,8 @@ class Job(View):
     #: The same for people.
     message: str | None = None
     priority: int
+    #: As they are now; `spec` has those of the submission.
+    labels: dict[str, str] = Field(default_factory=dict)
     #: The JobSpec as accepted, `code` replaced by the bundle's digest.
     spec: dict[str, Any]
     #: Number of the newest attempt, 0 before the first.
@@ -87,9 +89,11 @@ class Job(View):
     #: Newest committed checkpoint's step.
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
+    #: When its owner asked to pause it, until it is resumed.
+    pause_requested_at: float | None = None
     created_at: float
     started_at: float | None = None
-    #: Since when a budget keeps it from running, while it is paused.
+    #: Since when its owner or a budget keeps it from running, while it is paused.
     paused_at: float | None = None
     ended_at: float | None = None
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.

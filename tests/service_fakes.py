@@ -13,6 +13,7 @@ from cluster.policies.offerings import Offering
 from cluster.policies.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
 from remora.spec.spec import JobSpec
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from service.clouds.fixed_pool import local_offerings
 from service.controller.connecting import ClusterConnection
@@ -84,6 +85,8 @@ class FakeDriver:
     obeys: bool = True
     #: The lists of kept nodes that it was sent, in order.
     heard: list[dict[str, str]] = field(default_factory=list)
+    #: The orders by which its sizes changed.
+    orders: list[float] = field(default_factory=list)
 
     def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
@@ -107,6 +110,8 @@ class FakeLauncher:
         self.loses_kills = False
         #: True: drivers do not react to requests to stop.
         self.loses_stops = False
+        #: True: drivers do not take other sizes.
+        self.loses_sizes = False
         #: True: drivers that have their plan do not say so.
         self.is_mute = False
 
@@ -151,6 +156,15 @@ class FakeLauncher:
         driver = self.drivers[attempt_id]
         if (driver.heard[-1] if driver.heard else {}) != nodes:
             driver.heard.append(dict(nodes))
+        return True
+
+    def resize(self, attempt_id: str, sizes: WorkerSizes, order: float) -> bool:
+        self._maybe_fail("resize")
+        driver = self.drivers[attempt_id]
+        if self.loses_sizes:
+            return False
+        driver.plan = replace(driver.plan, sizes=sizes)
+        driver.orders.append(order)
         return True
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
@@ -389,6 +403,7 @@ class World:
         for _ in range(count):
             self.now += 0.25
             assert self.controller.tick(self.now)
+            self.controller.deletion.wait(10.0)
 
     def ticks_until(self, what: str) -> Iterator[int]:
         """Turns until the test breaks out of the loop."""

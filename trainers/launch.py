@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import driver_actors
 from trainers.claims import Claims
@@ -83,7 +84,8 @@ class RayLauncher:
         #: What drivers that were sent their plan have not answered yet.
         self._starting: dict[str, Any] = {}
         #: What drivers that were asked to stop have not answered yet.
-        self._stopping: dict[str, Any] = {}
+        self._stopping: dict[str, tuple[EndReason, Any]] = {}
+        self._resizing: dict[str, tuple[float, Any]] = {}
         #: What drivers were sent of kept nodes.
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
@@ -197,19 +199,39 @@ class RayLauncher:
             self._kept[attempt_id] = _Kept(nodes, now, answer)
         return False
 
+    def resize(self, attempt_id: str, sizes: WorkerSizes, order: float) -> bool:
+        """Let the worker group have these sizes; to be called until it is True: the driver has taken them.
+
+        Of two calls the one with the later `order` counts, whenever they arrive.
+        """
+        known, sent = self._resizing.get(attempt_id, (0.0, None))
+        if known == order and sent is not None:
+            if not ray.wait([sent], timeout=0)[0]:
+                return False
+            try:
+                ray.get(sent)
+            except ray.exceptions.RayError:
+                pass  # it is sent again
+            else:
+                return True
+        handle = self._handle(attempt_id)
+        if handle is not None:
+            self._resizing[attempt_id] = (order, handle.resize.remote(order, sizes))
+        return False
+
     def stop(self, attempt_id: str, reason: EndReason) -> None:
         """Ask the driver to end the attempt; it answers with its last record.
 
         To be called until it has: the call is lost with this process.  A driver that was asked is not asked again,
-        unless that failed.
+        unless that failed, or for another reason: one that is being paused may be cancelled.
         """
         handle = self._handle(attempt_id)
-        if handle is not None and not self._is_stopping(attempt_id):
-            self._stopping[attempt_id] = handle.stop.remote(reason)
+        if handle is not None and not self._is_stopping(attempt_id, reason):
+            self._stopping[attempt_id] = (reason, handle.stop.remote(reason))
 
-    def _is_stopping(self, attempt_id: str) -> bool:
-        sent = self._stopping.get(attempt_id)
-        if sent is None:
+    def _is_stopping(self, attempt_id: str, reason: EndReason) -> bool:
+        asked, sent = self._stopping.get(attempt_id, (None, None))
+        if asked is not reason:
             return False
         if ray.wait([sent], timeout=0)[0]:
             try:
@@ -281,6 +303,7 @@ class RayLauncher:
         self._asked.pop(attempt_id, None)
         self._starting.pop(attempt_id, None)
         self._stopping.pop(attempt_id, None)
+        self._resizing.pop(attempt_id, None)
         self._kept.pop(attempt_id, None)
         free_resources(attempt_id)
 

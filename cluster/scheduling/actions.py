@@ -15,6 +15,8 @@ class WaitsFor(StrEnum):
     NODES = "waiting_for_nodes"
     TURN = "waiting_for_turn"
     QUOTA = "waiting_for_quota"
+    #: The ends of other jobs, which the queue knows: such a job is not shown to a plan.
+    JOBS = "waiting_for_jobs"
 
 
 @dataclass(frozen=True, kw_only=True)

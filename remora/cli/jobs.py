@@ -19,13 +19,18 @@ from remora.spec.quantities import format_duration, parse_duration
 def list_jobs(
     state: Annotated[str | None, typer.Option("--state", help="Only jobs in this state.")] = None,
     project: Annotated[str | None, typer.Option("--project", help="Only jobs of this project.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="NAME[=VALUE]", help="Only jobs with this label; repeat it."),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")] = 50,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
     """List jobs, newest first."""
     with connect(server) as client:
-        found = client.jobs(state=state, project=project, limit=limit)
+        having = {name: value if equals else None for name, equals, value in map(_partition, label or [])}
+        found = client.jobs(state=state, project=project, labels=having, limit=limit)
     if as_json:
         output.print_json(found)
         return
@@ -43,7 +48,11 @@ def list_jobs(
         for job in found
     )
     empty = "There are no jobs. Submit one: remora submit -- python train.py"
-    output.print_table(columns, rows, "There are no such jobs." if state or project else empty)
+    output.print_table(columns, rows, "There are no such jobs." if state or project or label else empty)
+
+
+def _partition(word: str) -> tuple[str, str, str]:
+    return word.partition("=")
 
 
 def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
@@ -54,7 +63,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
     if as_json:
         output.print_json(found)
         return
-    workers = found.spec.get("workers", {})
+    workers, entrypoint = found.spec.get("workers", {}), found.spec.get("entrypoint")
     output.print_pairs(
         [
             ("id", found.id),
@@ -63,7 +72,9 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("state", found.state),
             ("reason", found.reason),
             ("message", found.message),
-            ("command", shlex.join(found.spec.get("command", []))),
+            ("command", None if entrypoint else shlex.join(found.spec.get("command", []))),
+            ("entrypoint", entrypoint),
+            ("arguments", json.dumps(found.spec.get("arguments")) if entrypoint else None),
             ("code", found.spec.get("code")),
             ("workers", f"{found.world_size} now, {workers.get('min')} to {workers.get('max')} wanted"),
             ("why not more", found.why_short),
@@ -72,6 +83,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("lost", f"{found.lost_s:.1f} s"),
             ("checkpoint", None if found.checkpoint_step is None else f"step {found.checkpoint_step}"),
             ("priority", str(found.priority)),
+            ("labels", " ".join(f"{name}={value}" for name, value in sorted(found.labels.items())) or None),
             ("resources", json.dumps(found.spec.get("resources"))),
             ("environment", attempts[-1].environment if attempts else None),
             ("created", output.date(found.created_at)),

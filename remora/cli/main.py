@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from remora.cli import (
+    changes,
     cluster,
     conversion,
     drill,
@@ -43,6 +44,11 @@ for command in (
     jobs.events,
     results.metrics,
     jobs.cancel,
+    changes.pause,
+    changes.resume,
+    changes.resize,
+    changes.label,
+    changes.delete,
     jobs.wait,
     cluster.nodes,
     drill.drill,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from remora.cli import output
+from remora.cli.changes import labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
@@ -23,20 +25,28 @@ _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
 def submit(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="FILE|-- COMMAND",
             help="A specification (YAML or JSON; - reads standard input), a job of Azure ML or Kubeflow, or after --"
             " the command to run.",
             show_default=False,
         ),
-    ],
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the job.")] = None,
     project: Annotated[str | None, typer.Option("--project", help="Project of the job.")] = None,
     code: Annotated[
         Path | None, typer.Option("--code", metavar="DIR", help="Folder of the code; else this one.")
     ] = None,
     no_code: Annotated[bool, typer.Option("--no-code", help="Send no code along.")] = False,
+    entrypoint: Annotated[
+        str | None,
+        typer.Option(
+            "--entrypoint",
+            metavar="MODULE:FUNCTION",
+            help="Call a function of the code; after -- come its arguments, NAME=VALUE.",
+        ),
+    ] = None,
     backend: Annotated[str | None, typer.Option("--backend", help=f"{BACKEND_WORDS}.")] = None,
     workers: Annotated[
         str | None, typer.Option("--workers", "-w", metavar="N | MIN:MAX", help="Number of workers.")
@@ -100,6 +110,18 @@ def submit(
     run_time: Annotated[
         str | None, typer.Option("--run-time", metavar="DURATION", help="Longest time to train.")
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="JOB[:END]",
+            help="Wait for another job's success, or for its failure or any end; repeat it.",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="NAME=VALUE", help="Label of the job; repeat it."),
+    ] = None,
     inputs: InputOption = None,
     idempotency_key: Annotated[
         str | None,
@@ -111,7 +133,12 @@ def submit(
     server: ServerOption = None,
 ) -> None:
     """Submit a job: `remora submit job.yaml`, or `remora submit --workers 1:3 -- python train.py`."""
-    raw = _raw_spec(words, inputs or [], quiet=quiet)
+    if entrypoint is not None:
+        raw = _called(entrypoint, words or [], inputs or [])
+    elif words:
+        raw = _raw_spec(words, inputs or [], quiet=quiet)
+    else:
+        raise typer.BadParameter("name a specification's file, or write -- and the command to run")
     _override(raw, {"name": name, "project": project, "backend": backend, "priority": priority})
     _override(raw, {"workers": _workers(workers)})
     _override(raw, {"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources")
@@ -125,6 +152,8 @@ def submit(
     _override(raw, {"run_time": _duration(run_time, "--run-time")}, "limits")
     _override(raw, {"pip": pip or None, "requirements": requirements, "python": python}, "environment")
     _add_variables(raw, env or [])
+    _override(raw, labels_of(label or [], "--label"), "labels")
+    _override(raw, {"after": _after(after, server) if after else None})
     if code is not None or no_code:
         raw["code"] = None if no_code else str(code)
     _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
@@ -187,6 +216,27 @@ def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, 
     return raw if words[0] == "-" else with_code_from(raw, folder)
 
 
+def _called(entrypoint: str, words: list[str], inputs: list[str]) -> dict[str, Any]:
+    """The specification of a job that calls a function."""
+    if inputs:
+        raise typer.BadParameter("--input is for the file of an Azure ML job")
+    arguments: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{word!r}: expected NAME=VALUE, an argument of {entrypoint}")
+        arguments[name] = json_or_text(text)
+    return {"entrypoint": entrypoint, "arguments": arguments, "code": "."}
+
+
+def json_or_text(text: str) -> Any:
+    """A value as JSON, `5`, `0.1`, `true` or `[1, 2]`; anything else is the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None = None) -> None:
     """Lay the given options over the specification; what is no mapping there is left to be refused."""
     given = {name: value for name, value in values.items() if value is not None}
@@ -194,6 +244,16 @@ def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None =
         raw.update(given)
     elif given and isinstance(raw.get(section) or {}, dict):
         raw[section] = {**(raw.get(section) or {}), **given}
+
+
+def _after(words: list[str], server: str | None) -> list[dict[str, str]]:
+    """Jobs that come first, by their whole ids."""
+    found = []
+    with connect(server) as client:
+        for word in words:
+            job, colon, end = word.partition(":")
+            found.append({"job": client.find(job).id, "when": end if colon else "success"})
+    return found
 
 
 def _workers(text: str | None) -> Any:

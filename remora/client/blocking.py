@@ -108,10 +108,15 @@ class Client(Shell):
         return self._run(flows.submit(job, idempotency_key))
 
     def jobs(
-        self, *, state: str | None = None, project: str | None = None, limit: int | None = None
+        self,
+        *,
+        state: str | None = None,
+        project: str | None = None,
+        labels: Mapping[str, str | None] | None = None,
+        limit: int | None = None,
     ) -> list[Job]:
-        """Jobs, newest first."""
-        return self._run(flows.jobs(state, project, limit))
+        """Jobs, newest first; those with all of the `labels`, of which None stands for any value."""
+        return self._run(flows.jobs(state, project, limit, labels))
 
     def job(self, job_id: str) -> Job:
         """One job by its full id."""
@@ -124,6 +129,32 @@ class Client(Shell):
     def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; it ends after its workers have stopped."""
         return self._send(requests.cancel_job(job_id))
+
+    def pause(self, job_id: str) -> Job:
+        """Keep a job from running until it is resumed; its workers end after a checkpoint.  Raises Conflict."""
+        return self._send(requests.pause_job(job_id))
+
+    def resume(self, job_id: str) -> Job:
+        """Let a job go on that was paused, from its newest checkpoint.  Raises Conflict."""
+        return self._send(requests.resume_job(job_id))
+
+    def resize(self, job_id: str, *, min_workers: int | None = None, max_workers: int | None = None) -> Job:
+        """Change how many workers a job may have: a running one grows, or becomes smaller at its next step.
+
+        None leaves an end as it is.  Raises Invalid for what its specification excludes, and Conflict after its end.
+        """
+        return self._send(requests.resize_job(job_id, min_workers, max_workers))
+
+    def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
+        """Set labels of a job, also after its end, and remove those whose value is None; others stay."""
+        return self._send(requests.label_job(job_id, labels))
+
+    def delete(self, job_id: str) -> Job:
+        """Delete an ended job with its logs, metrics, checkpoints and outputs, for good.
+
+        Raises Conflict while it has not ended, and when a model was made from its outputs.
+        """
+        return self._send(requests.delete_job(job_id))
 
     def attempts(self, job_id: str) -> list[Attempt]:
         """A job's attempts, oldest first."""

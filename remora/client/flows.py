@@ -96,12 +96,17 @@ def all_pages(page: Callable[[str | None], Request[Page[T]]], limit: int | None 
     return items[:limit]
 
 
-def jobs(state: str | None, project: str | None, limit: int | None) -> Flow[list[Job]]:
+def jobs(
+    state: str | None,
+    project: str | None,
+    limit: int | None,
+    labels: Mapping[str, str | None] | None = None,
+) -> Flow[list[Job]]:
     """Jobs, newest first."""
     size = min(limit or requests.PAGE_ITEMS, requests.PAGE_ITEMS)
 
     def page(cursor: str | None) -> Request[Page[Job]]:
-        return requests.list_jobs(state=state, project=project, limit=size, cursor=cursor)
+        return requests.list_jobs(state=state, project=project, labels=labels, limit=size, cursor=cursor)
 
     return (yield from all_pages(page, limit))
 

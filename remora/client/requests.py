@@ -70,7 +70,7 @@ class Request(Generic[T]):
     path: str
     #: Reads an answer of status 2xx or one of `also_expected`; ValueError means: not an answer of Remora.
     parse: Callable[[Answer], T]
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     json: Any = None
     #: A file sent as the body, read while it is sent.
     body_file: Path | None = None
@@ -154,11 +154,14 @@ def list_jobs(
     *,
     state: str | None = None,
     project: str | None = None,
+    labels: Mapping[str, str | None] | None = None,
     limit: int = PAGE_ITEMS,
     cursor: str | None = None,
 ) -> Request[Page[Job]]:
-    """One page of jobs, newest first."""
-    params = _params(state=state, project=project, limit=limit, cursor=cursor)
+    """One page of jobs, newest first; those with all of the labels, of which None stands for any value."""
+    params: dict[str, Any] = _params(state=state, project=project, limit=limit, cursor=cursor)
+    if labels:
+        params["label"] = [name if value is None else f"{name}={value}" for name, value in labels.items()]
     return Request(method="GET", path="/v1/jobs", params=params, parse=_one(Page[Job]))
 
 
@@ -170,6 +173,33 @@ def get_job(job_id: str) -> Request[Job]:
 def cancel_job(job_id: str) -> Request[Job]:
     """Ask for a job's end."""
     return Request(method="POST", path=job_path(job_id, "cancel"), parse=_one(Job))
+
+
+def pause_job(job_id: str) -> Request[Job]:
+    """Keep a job from running until it is resumed."""
+    return Request(method="POST", path=job_path(job_id, "pause"), parse=_one(Job))
+
+
+def resume_job(job_id: str) -> Request[Job]:
+    """Let a paused job go on."""
+    return Request(method="POST", path=job_path(job_id, "resume"), parse=_one(Job))
+
+
+def resize_job(job_id: str, least: int | None, most: int | None) -> Request[Job]:
+    """Change how many workers a job may have; None leaves an end as it is."""
+    ends = {"min": least, "max": most}
+    body = {name: count for name, count in ends.items() if count is not None}
+    return Request(method="POST", path=job_path(job_id, "resize"), json=body, parse=_one(Job))
+
+
+def label_job(job_id: str, labels: Mapping[str, str | None]) -> Request[Job]:
+    """Set labels of a job, and remove those whose value is None."""
+    return Request(method="PATCH", path=job_path(job_id, "labels"), json=dict(labels), parse=_one(Job))
+
+
+def delete_job(job_id: str) -> Request[Job]:
+    """Delete an ended job with its files."""
+    return Request(method="DELETE", path=job_path(job_id), parse=_one(Job))
 
 
 def list_attempts(job_id: str, cursor: str | None = None) -> Request[Page[Attempt]]:

@@ -15,7 +15,7 @@ from remora.commands.shell_quotes import Value, fill
 from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
 from remora.spec.expressions import EXPRESSION
-from remora.spec.fields import refuses_variable
+from remora.spec.fields import MAX_LABELS, refuses_label, refuses_variable
 
 _SCHEMA = re.compile(r"azureml.{0,200}/(\w{1,100})\.schema\.json$", re.IGNORECASE)
 #: What Azure ML collects without being asked, and its name for it.
@@ -242,8 +242,15 @@ def _rest(draft: Draft, fields: Fields) -> None:
     fields.leave("environment", _ENVIRONMENT)
     fields.leave("compute", "there is one pool of nodes; say what a worker needs: --cpus, --gpus, --memory")
     fields.leave("description", "a job has no description")
-    if list(fields.section("tags").items()):
-        draft.leave("tags", "a job has no tags; experiment_name became its project")
+    for place, (name, value) in enumerate(fields.section("tags").items()):
+        text = scalar(value)
+        refusal = (
+            refuses_label(name, text) if place < MAX_LABELS else f"a job has at most {MAX_LABELS} labels"
+        )
+        if refusal:
+            draft.leave(f"tags.{name}"[:80], refusal)
+        else:
+            draft.put("labels", text, f"tags.{name}", key=name)
     fields.leave("identity", "a script reads data with what its node may read")
     services = fields.section("services")
     for name, _ in services.items():

@@ -150,11 +150,10 @@ def _pytorch_job(draft: Draft, spec: Fields) -> None:
     policies = {policy for _, policy, _ in groups.values()} - {None}
     if policies == {"Never"}:
         draft.put("retry.limit", 0, f"{replicas.path}.restartPolicy")
-    elif policies & {"ExitCode"}:
-        draft.leave(
-            f"{replicas.path}.restartPolicy", "every exit code but 0 is tried again, up to retry.limit"
-        )
     _run_policy(draft, spec.section("runPolicy"))
+    if policies & {"ExitCode"} and draft.spec.get("retry", {}).get("limit") != 0:
+        # Of Kubeflow's two kinds of codes these are the ones that it retries.
+        draft.put("retry.on_exit_codes", ["128-255"], f"{replicas.path}.restartPolicy")
 
 
 def _same_command(draft: Draft, groups: dict[str, tuple[int, str | None, Container]]) -> None:

@@ -10,12 +10,21 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 from remora.spec.quantities import parse_budget, parse_duration, parse_moment, parse_size
 
 MAX_WORKERS = 4096
+#: Entries of `retry.on_exit_codes` and `retry.on_log_patterns`, and characters of a pattern.
+MAX_RETRY_RULES, LONGEST_PATTERN = 50, 500
 #: Pools, or zones, that one job may name.
 MAX_PLACES = 16
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
 _ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+_EXIT_CODES = re.compile(r"(\d{1,3})\s*-\s*(\d{1,3})")
+#: Labels of one job, and characters of a label's value.
+MAX_LABELS, LONGEST_LABEL = 50, 200
+LABELS_FORM = 'names with text values; put quotes around numbers, e.g. {team: vision, run: "3"}'
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,62}")
+_JOB_ID = re.compile(r"job_[0-9A-HJKMNP-TV-Z]{26}")
+EXIT_CODES_FORM = 'a list of exit codes from 1 to 255 and of ranges, e.g. [75, "128-255"]'
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Variables that the supervisor sets for every worker.
 _OUR_VARIABLES = frozenset(
@@ -58,6 +67,12 @@ def _name(value: str) -> str:
     return value
 
 
+def _job_id(value: str) -> str:
+    if not _JOB_ID.fullmatch(value):
+        raise ValueError
+    return value
+
+
 def _zone(value: object) -> str:
     text = str(value) if type(value) is int else value
     if not isinstance(text, str) or not _ZONE.fullmatch(text):
@@ -73,6 +88,28 @@ def _positive(value: float) -> float:
 
 def _interval(value: object) -> float | str:
     return "auto" if value == "auto" else _positive(parse_duration(value))
+
+
+def exit_codes_of(entry: int | str) -> tuple[int, int]:
+    """The first and the last code that an entry of `retry.on_exit_codes` means.  Raises ValueError."""
+    if isinstance(entry, str):
+        if not (found := _EXIT_CODES.fullmatch(entry.strip())):
+            raise ValueError
+        first, last = int(found[1]), int(found[2])
+    else:
+        first = last = entry
+    if not 1 <= first <= last <= 255:
+        raise ValueError
+    return first, last
+
+
+def _exit_codes(value: object) -> int | str:
+    """A code, or a range in its shortest form."""
+    entry = value.strip() if isinstance(value, str) else whole(value)
+    if isinstance(entry, str) and entry.isascii() and entry.isdecimal():
+        raise ValueError(f"expected a number without quotes: {entry[:3]}")
+    first, last = exit_codes_of(entry)  # type: ignore[arg-type]  # a whole number or a text
+    return first if first == last else f"{first}-{last}"
 
 
 def _passable(value: str) -> str:
@@ -94,9 +131,25 @@ def refuses_variable(name: str) -> str | None:
     return None
 
 
+def refuses_label(name: object, value: object) -> str | None:
+    """Why a job cannot have this label; None when it can."""
+    if not isinstance(name, str) or not _LABEL.fullmatch(name):
+        return (
+            f"{str(name)[:80]!r} is not a label's name; use 1 to 63 letters, digits, '-', '_', '.' and '/', beginning"
+            " with a letter or a digit"
+        )
+    if not isinstance(value, str):
+        return f"the value of the label {name} is no text; put quotes around it"
+    if len(value) > LONGEST_LABEL or not value.isprintable():
+        return f"the value of the label {name} is no line of at most {LONGEST_LABEL} characters"
+    return None
+
+
 Whole = Annotated[int, BeforeValidator(whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[StrictStr, AfterValidator(_name)]
+JOB_ID_FORM = "the whole id of a job, job_ and 26 characters"
+JobId = Annotated[StrictStr, AfterValidator(_job_id)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 #: A zone as its cloud writes it; a number becomes a text.
 Zone = Annotated[str, BeforeValidator(_zone)]
@@ -104,6 +157,8 @@ PositiveDuration = Annotated[float, BeforeValidator(parse_duration), AfterValida
 Interval = Annotated[float | Literal["auto"], PlainValidator(_interval)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Text = Annotated[StrictStr, AfterValidator(_passable)]
+#: One exit code, or a range of them such as `128-255`.
+ExitCodes = Annotated[int | str, PlainValidator(_exit_codes)]
 Budget = Annotated[float, BeforeValidator(parse_budget)]
 #: Seconds since 1970.
 Moment = Annotated[float, BeforeValidator(parse_moment)]

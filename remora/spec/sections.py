@@ -21,13 +21,19 @@ from pydantic import (
 )
 
 from remora.spec.fields import (
+    EXIT_CODES_FORM,
+    JOB_ID_FORM,
+    LONGEST_PATTERN,
     MAX_PLACES,
+    MAX_RETRY_RULES,
     MAX_WORKERS,
     NAME_FORM,
     SHARE_FORM,
     Budget,
     Duration,
+    ExitCodes,
     Interval,
+    JobId,
     Moment,
     Name,
     Number,
@@ -310,11 +316,61 @@ class Retry(Section):
 
     limit: Whole = Field(3, ge=0, le=100, description="a whole number from 0 to 100")
     backoff: Duration = Field(1.0, description=DURATION_FORM)
+    #: Exit codes that are retried; with both lists empty all are.
+    on_exit_codes: tuple[ExitCodes, ...] = Field((), max_length=MAX_RETRY_RULES, description=EXIT_CODES_FORM)
+    #: Texts in a line of the log after which any exit code is retried.
+    on_log_patterns: tuple[Text, ...] = Field(
+        (), max_length=MAX_RETRY_RULES, description='a list of texts, e.g. ["CUDA error: unspecified"]'
+    )
+
+    @field_validator("on_exit_codes", "on_log_patterns", mode="before")
+    @classmethod
+    def _one_needs_no_list(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, int | str) else value
+
+    @field_validator("on_log_patterns")
+    @classmethod
+    def _are_within_a_line(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            if not text.strip() or len(text) > LONGEST_PATTERN or "\n" in text:
+                raise ValueError(
+                    f"{text[:60]!r} is no text to look for in a line of the log; write 1 to {LONGEST_PATTERN}"
+                    " characters of one line, which are compared as they are"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _retries_something(self) -> Self:
+        if not self.limit and (self.on_exit_codes or self.on_log_patterns):
+            raise ValueError(
+                "limit is 0, so that nothing is retried; set it to at least 1, or leave on_exit_codes and"
+                " on_log_patterns out"
+            )
+        return self
 
     @property
     def backoff_s(self) -> float:
         """Seconds before the first new attempt; doubled for each further one."""
         return self.backoff
+
+
+#: Jobs that one job may wait for.
+MAX_AFTER = 100
+AFTER_FORM = "whole ids of jobs, job_ and 26 characters, or {job: an id, when: success, failure or any}"
+
+
+class After(Section):
+    """The end of another job that comes first."""
+
+    job: JobId = Field(description=JOB_ID_FORM)
+    when: Literal["success", "failure", "any"] = Field("success", description="success, failure or any")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_id(cls, value: object) -> object:
+        return {"job": value} if isinstance(value, str) else value
 
 
 class Limits(Section):

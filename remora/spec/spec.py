@@ -30,10 +30,30 @@ from remora.commands.launchers import check_launcher, unwrap
 from remora.errors import SpecError, SpecProblem
 from remora.spec.backends import BACKEND_WORDS, BackendName
 from remora.spec.bounds import exceeds
+from remora.spec.entrypoint import (
+    ARGUMENTS_FORM,
+    ENTRYPOINT_FORM,
+    add_command,
+    is_entrypoint,
+    refuses_arguments,
+)
 from remora.spec.expressions import refuses_expressions
-from remora.spec.fields import MAX_WORKERS, NAME_FORM, Name, Text, Whole, refuses_variable
+from remora.spec.fields import (
+    LABELS_FORM,
+    MAX_LABELS,
+    MAX_WORKERS,
+    NAME_FORM,
+    Name,
+    Text,
+    Whole,
+    refuses_label,
+    refuses_variable,
+)
 from remora.spec.problems import problems_of, read_spec_file, read_yaml, section_of
 from remora.spec.sections import (
+    AFTER_FORM,
+    MAX_AFTER,
+    After,
     CheckpointPolicy,
     Elastic,
     Environment,
@@ -71,6 +91,9 @@ class JobSpec(Section):
         None, description="a folder, or sha256: and 64 hexadecimal digits"
     )
     command: list[Text] = Field(min_length=1, description="a command line, or a list of texts")
+    #: A function that is called in place of a command; `command` is then what it becomes.
+    entrypoint: Text | None = Field(None, description=ENTRYPOINT_FORM)
+    arguments: dict[str, Any] | list[Any] = Field({}, description=ARGUMENTS_FORM)
     backend: BackendName = Field("ddp", description=BACKEND_WORDS)
     workers: Workers = Field(
         Workers(min=1, max=1),
@@ -86,7 +109,10 @@ class JobSpec(Section):
     elastic: Elastic = Field(Elastic(), description="keys exactness, global_batch, shards, nonfinite")
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
-    retry: Retry = Field(Retry(), description="keys limit, backoff")
+    retry: Retry = Field(Retry(), description="keys limit, backoff, on_exit_codes, on_log_patterns")
+    labels: dict[str, Any] = Field({}, max_length=MAX_LABELS, description=LABELS_FORM)
+    #: Ends of other jobs before which no attempt starts.
+    after: tuple[After, ...] = Field((), max_length=MAX_AFTER, description=AFTER_FORM)
     limits: Limits = Field(Limits(), description="keys run_time, wait_time, step_time, budget, deadline")
 
     @field_validator("command", mode="before")
@@ -107,6 +133,24 @@ class JobSpec(Section):
         for name in unwrap(value).variables:
             if refusal := refuses_variable(name):
                 raise ValueError(f"its launcher sets a variable: {refusal}")
+        return value
+
+    @field_validator("entrypoint")
+    @classmethod
+    def _names_a_function(cls, value: str | None) -> str | None:
+        if value is not None and not is_entrypoint(value):
+            raise ValueError
+        return value
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _can_be_passed(cls, value: object) -> object:
+        if value is None:
+            return {}
+        if not isinstance(value, dict | list):
+            raise ValueError  # noqa: TRY004 - pydantic reports ValueError only
+        if refusal := refuses_arguments(value):
+            raise ValueError(refusal)
         return value
 
     @model_validator(mode="after")
@@ -167,6 +211,31 @@ class JobSpec(Section):
             raise ValueError(f"workers and elastic.global_batch do not agree: {error}") from None
         return self
 
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _are_labels(cls, value: object) -> object:
+        if value is None:
+            return {}
+        for name, one in value.items() if isinstance(value, dict) else ():
+            if refusal := refuses_label(name, one):
+                raise ValueError(refusal)
+        return value
+
+    @field_validator("after", mode="before")
+    @classmethod
+    def _one_job_needs_no_list(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str | Mapping) else value
+
+    @field_validator("after")
+    @classmethod
+    def _names_each_job_once(cls, value: tuple[After, ...]) -> tuple[After, ...]:
+        named = [one.job for one in value]
+        if doubled := next((one for one in named if named.count(one) > 1), None):
+            raise ValueError(f"{doubled} is there twice")
+        return value
+
     @field_validator("code")
     @classmethod
     def _digest_is_whole(cls, value: str | None) -> str | None:
@@ -185,8 +254,9 @@ class JobSpec(Section):
             raise SpecError([SpecProblem("", f"{too_much}; put the data into files")])
         refused = refusals(value)
         raw = without_refused(value, refused)
+        refused += add_command(raw)
         if raw.get("name") is None:
-            raw["name"] = _name_from_command(raw.get("command"))
+            raw["name"] = _name_from_command(raw.get("entrypoint") or raw.get("command"))
         try:
             spec = handler(raw)
         except ValidationError as error:
@@ -277,6 +347,8 @@ def _name_from_command(command: object) -> str:
     scripts = [word for word in words if word.endswith((".py", ".sh"))]
     modules = [after for word, after in itertools.pairwise(words) if word == "-m"]
     # The first program of a script for a shell may be any.
+    if len(words) == 1 and is_entrypoint(words[0]):
+        modules = [words[0].partition(":")[0].rpartition(".")[2]]
     source = Path((scripts or modules or (["job"] if is_script else words))[0])
     stem = source.stem if scripts else source.name
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:63] or "job"

@@ -10,13 +10,10 @@ from remora.spec.backends import LATER_BACKENDS
 
 #: Field -> what to do instead.
 REFUSED: dict[str, str] = {
-    "entrypoint": "write the whole command in `command`",
     "workers_per_node": "workers are placed by their `resources`; leave it out",
     "environment.image": "list what the script needs in `environment.pip`, or install it on the nodes beforehand",
     "environment.secrets": "read the secret from a file on the nodes; `variables` are visible to all users",
     "inputs": "let the script open its data itself",
-    "retry.on_exit_codes": "every exit code but 0 is retried up to `retry.limit` times",
-    "after": "wait for the other job with `remora wait` and submit this one then",
     "array": "submit one job for each set of parameters",
     "schedule": "submit from cron",
 }

@@ -13,6 +13,7 @@ import remora
 from remora.views import Problem
 from service.api import (
     bundles,
+    changes,
     checkpoints,
     cluster,
     drills,
@@ -89,6 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     parts = (
         jobs.router,
+        changes.router,
         streams.router,
         checkpoints.router,
         outputs.router,

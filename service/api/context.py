@@ -52,6 +52,6 @@ async def job_of(request: Request, job_id: str) -> JobRow:
     row = None
     if is_id("job", job_id):
         row = await context_of(request).database.read(lambda connection: get_job(connection, job_id))
-    if row is None:
+    if row is None or row.delete_requested_at is not None:
         raise job_not_found(job_id)
     return row

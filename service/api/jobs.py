@@ -27,12 +27,13 @@ from service.api.bodies import read_object
 from service.api.context import Context, context_of, job_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
-from service.api.problem_documents import ApiProblem, job_not_found
+from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
 from service.api.views import attempt_view, job_view
 from service.policies_in_force import policies_in_force
 from service.queue import intake, lifecycle
+from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.rows import JobRow
-from service.store import answers, bundles
+from service.store import answers, bundles, dependencies
 from service.store import jobs as store
 from service.store.answers import SavedAnswer
 from service.store.bundles import bundle_name
@@ -94,7 +95,7 @@ def _read_spec(body: dict[str, Any]) -> tuple[JobSpec, str]:
     try:
         spec = JobSpec.from_mapping(body)
     except SpecError as error:
-        raise _invalid(error) from None
+        raise invalid_spec(error) from None
     canonical = json.dumps(body, sort_keys=True).encode()
     return spec, hashlib.sha256(canonical).hexdigest()
 
@@ -108,7 +109,7 @@ async def _check_bundle(context: Context, spec: JobSpec) -> None:
     try:
         check_name(context.settings, spec.checkpoint.store)
     except UnknownStore as error:
-        raise _invalid(SpecError([SpecProblem(FIELD, str(error))])) from None
+        raise invalid_spec(SpecError([SpecProblem(FIELD, str(error))])) from None
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
         raise _no_bundle(digest)
@@ -130,17 +131,7 @@ def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
         with context.storage.open_read(bundle_name(digest)) as bundle:
             check_code(spec, bundle)
     except SpecError as error:
-        raise _invalid(error) from None
-
-
-def _invalid(error: SpecError) -> ApiProblem:
-    problems = [FieldProblem(field=_utf8(one.field), message=_utf8(one.message)) for one in error.problems]
-    detail = _utf8(str(error.problems[0]) if error.problems else str(error))
-    return ApiProblem(422, "invalid_spec", detail, errors=problems)
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+        raise invalid_spec(error) from None
 
 
 def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -> tuple[str, bool]:
@@ -161,11 +152,38 @@ def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -
     # Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
     if new.spec.bundle is not None and not bundles.use(connection, new.spec.bundle, new.now):
         raise _no_bundle(new.spec.bundle)
-    row = store.insert_job(connection, lifecycle.submit(_row(new.spec, new.now)))
+    row = _row(new.spec, new.now)
+    awaited = _awaited(connection, row)
+    row = store.insert_job(connection, lifecycle.submit(row, awaited))
+    dependencies.insert(connection, [one for one in awaited if not one.is_met])
     answer = job_view(row).model_dump_json()
     if new.key is not None:
         answers.save_answer(connection, new.key, SavedAnswer(new.body_digest, row.id, answer), new.now)
     return answer, False
+
+
+def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
+    """What a new job waits for.  Raises ApiProblem for jobs that are not there or have ended otherwise."""
+    named = [one["job"] for one in job.spec["after"]]
+    if not named:
+        return []
+    # Locked, so that an end of them is seen here or noted by the transaction that ends them.
+    others = store.lock_jobs(connection, named)
+    problems = [
+        SpecProblem(f"after.{place}.job", f"there is no job {job_id}")
+        for place, job_id in enumerate(named)
+        if job_id not in others
+    ]
+    if not problems:
+        found = dependencies_of(job, others)
+        problems = [
+            SpecProblem(f"after.{place}", f"{why}; leave it out, or write another `on`")
+            for place, one in enumerate(found)
+            if (why := why_impossible([one])) is not None
+        ]
+        if not problems:
+            return found
+    raise invalid_spec(SpecError(problems))
 
 
 def _row(spec: JobSpec, now: float) -> JobRow:
@@ -183,6 +201,7 @@ def _row(spec: JobSpec, now: float) -> JobRow:
         run_time_s=spec.limits.run_time_s,
         wait_time_s=spec.limits.wait_time_s,
         created_at=now,
+        labels=spec.labels,
     )
 
 
@@ -196,13 +215,19 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     context = context_of(request)
     now = context.clock()
     states, project, limit = query.state, query.project, query.limit
+    having = [
+        (name, value if equals else None)
+        for name, equals, value in (one.partition("=") for one in query.label)
+    ]
 
     def work(connection: sa.Connection) -> bytes:
         waiting = store.waiting_on_page(
-            connection, states=states, project=project, before=before, limit=limit
+            connection, states=states, project=project, before=before, limit=limit, having=having
         )
         place = _placing(connection, context, waiting, now)
-        found = store.page_of_jobs(connection, states=states, project=project, before=before, limit=limit)
+        found = store.page_of_jobs(
+            connection, states=states, project=project, before=before, limit=limit, having=having
+        )
         rows = (place(row) for row in found)
         return write_page(rows, job_view, lambda row: row.id, limit)
 
@@ -247,7 +272,7 @@ async def cancel(request: Request, job_id: str, _: Annotated[Parameters, Query()
 
     def work(connection: sa.Connection) -> JobRow:
         row = store.lock_job(connection, job_id)
-        if row is None:
+        if row is None or row.delete_requested_at is not None:
             raise job_not_found(job_id)
         if row.state in (JobState.SUCCEEDED, JobState.FAILED):
             raise ApiProblem(409, "not_cancellable", f"the job has ended already: {row.state.value}")

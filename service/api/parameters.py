@@ -39,6 +39,10 @@ class JobsParameters(Parameters):
     """Which jobs, and which page of them."""
 
     state: Annotated[list[JobState], BeforeValidator(_split)] = Field(default_factory=list)
+    #: `name=value`, or `name` for any value; a job has to have all of them.
+    label: Annotated[list[Annotated[str, Field(min_length=1, max_length=300)]], Field(max_length=20)] = Field(
+        default_factory=list
+    )
     project: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] | None = None
     limit: Limit = 100
     cursor: Cursor | None = None

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
-from remora.errors import MAX_PROBLEMS
+from remora.errors import MAX_PROBLEMS, SpecError
 from remora.views import FieldProblem, Problem
 from service.process_log import request_id
 from service.store.failures import SENTENCES, DatabaseFailure, failure_of, why_failed
@@ -85,6 +85,17 @@ def job_not_found(job_id: str) -> ApiProblem:
     return ApiProblem(
         404, "job_not_found", f"there is no job {job_id[:80]!r}", hint="`remora list` shows all jobs"
     )
+
+
+def invalid_spec(error: SpecError) -> ApiProblem:
+    """A specification is refused; every field is named."""
+    problems = [FieldProblem(field=_utf8(one.field), message=_utf8(one.message)) for one in error.problems]
+    detail = _utf8(str(error.problems[0]) if error.problems else str(error))
+    return ApiProblem(422, "invalid_spec", detail, errors=problems)
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def invalid_parameter(field: str, message: str) -> ApiProblem:

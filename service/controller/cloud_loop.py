@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from cluster.provider import ProviderError
 from service.controller.connecting import ClusterConnection
+from service.loops.deletion import Deletion
 from service.loops.drill import drill
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.loops.retention import Retention
@@ -53,6 +54,7 @@ class CloudLoop:
         self._observed_at = -math.inf
         self._state = ObservationState(connection)
         self._retention = Retention(monotonic)
+        self.deletion = Deletion(monotonic)
         #: Why jobs do not have all the nodes that they could use, by job id, as the newest plan said.
         self.why_short: Mapping[str, str] = {}
 
@@ -69,7 +71,8 @@ class CloudLoop:
         drill(tick, self._connection.rehearsal)
 
     def retain(self, tick: Tick) -> None:
-        """Delete some old rows and files; in this thread, as the storage may be as slow as a cloud.  Raises Fenced."""
+        """Delete some rows and files, old ones and those of deleted jobs; a storage may be slow.  Raises Fenced."""
+        self.deletion.step(tick)
         self._retention.step(tick)
 
     def scale(self, new_tick: Callable[[], Tick]) -> None:

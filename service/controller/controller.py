@@ -80,6 +80,7 @@ class Controller:
         self._cloud = CloudLoop(connection, monotonic)
         self._launching = Launching(monotonic)
         self.listing = Listing(monotonic)
+        self.deletion = self._cloud.deletion
         #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
         self.holder = holder or lease_holder_of(database, settings, monotonic)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, DriverGone, Record
 
@@ -47,6 +48,13 @@ class Launcher(Protocol):
 
         Called at every tick, and does not wait: changes are sent again until the driver has accepted them.  `token` is
         that of the lease: the call of a later controller counts, in whatever order calls arrive.  True: accepted.
+        """
+        ...
+
+    def resize(self, attempt_id: str, sizes: WorkerSizes, order: float) -> bool:
+        """Let the worker group have these sizes; called at every tick until it is True, and does not wait.
+
+        Of two calls the one with the later `order` counts, whenever they arrive.
         """
         ...
 

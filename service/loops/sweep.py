@@ -1,4 +1,4 @@
-"""The sweep loop: make sure that ended attempts run no more, and end waits that lasted too long."""
+"""The sweep loop: make sure that ended attempts run no more, and end waits that are over or lasted too long."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import logging
 import sqlalchemy as sa
 
 from remora.states import JobState
+from service.loops.dependencies import BATCH, settle_dependencies
 from service.loops.listing import MOST, Listing, settle
 from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
-from service.store import answers, checkpoints, jobs
+from service.store import answers, checkpoints, dependencies, jobs
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +26,11 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     """Do the clean-up that no other loop waits for.  Raises Fenced."""
     # 1. Load.
     oldest = tick.now - ANSWER_LIFETIME_S
-    ended, overdue, has_old_answers = tick.load(
+    ended, overdue, waited, has_old_answers = tick.load(
         lambda connection: (
             checkpoints.ended_attempts(connection, MOST),
             jobs.overdue_jobs(connection, tick.now),
+            dependencies.with_news(connection, BATCH),
             answers.has_answers(connection, oldest),
         )
     )
@@ -40,7 +42,9 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     # 4. Waits that lasted too long.
     for job in overdue:
         _give_up(tick, job)
-    # 5. Old answers.
+    # 5. Jobs that waited for others, which have ended.
+    settle_dependencies(tick, waited)
+    # 6. Old answers.
     if has_old_answers:
         tick.apply(lambda connection: answers.forget_answers(connection, oldest))
 

@@ -12,7 +12,7 @@ from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
-from service.queue import lifecycle
+from service.queue import changes, lifecycle
 from service.queue.demand import is_domain_lost
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between the request that an attempt stops and its being killed.
 STOP_GRACE_S = 10.0
-#: The same for an attempt without workers, which may still be storing their last checkpoint.
-EVICTION_GRACE_S = 300.0
+#: The same for an attempt that may still be storing the last checkpoint of its workers: without them, or being paused.
+SAVING_GRACE_S = 300.0
 #: Seconds after which an attempt that never had workers counts as one whose nodes have gone.
 _START_S = 60.0
 
@@ -34,7 +34,9 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     """Update every live attempt from what its driver reports.  Raises Fenced."""
     # 1. Launch drivers that have not reported that they have their plan; the controller that started them may be dead.
     wanted = [
-        pair for pair in live.pairs() if pair[1].launched_at is None and pair[0].cancel_requested_at is None
+        (job, attempt)
+        for job, attempt in live.pairs()
+        if attempt.launched_at is None and job.cancel_requested_at is None and job.pause_requested_at is None
     ]
     launching.launch(tick, live, launcher, wanted)
     launching.forget_others(attempt.id for _, attempt in live.pairs())
@@ -45,8 +47,31 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
         {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
     )
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
-    # 3. Stop what must stop; what was just stored may have ended it already.
+    # 3. Let drivers know how many workers their jobs may have now.
+    _resize_all(tick, live, launcher)
+    # 4. Stop what must stop; what was just stored may have ended it already.
     _stop_all(tick, live, launcher)
+
+
+def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
+    taken: dict[str, store.Decide] = {}
+    for job, attempt in live.pairs():
+        order = job.resized_at
+        if order is None or attempt.resized_at == order or attempt.launched_at is None:
+            continue
+        try:
+            if launcher.resize(attempt.id, job.sizes, order):
+                taken[attempt.id] = _sizes_taken(order, tick.now)
+        except Exception as error:
+            log.warning("attempt %s cannot be resized, it is tried again: %s", attempt.id, error)
+    live.change(taken)
+
+
+def _sizes_taken(order: float, now: float) -> store.Decide:
+    def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+        return None if attempt.ended_at is not None else changes.sizes_taken(job, attempt, order, now)
+
+    return decide
 
 
 def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
@@ -98,10 +123,12 @@ def _without_domain(tick: Tick, attempts: Sequence[AttemptRow]) -> set[str]:
 
 
 def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> EndReason | None:
-    if attempt.stop_reason is not None:
+    if attempt.stop_reason not in (None, EndReason.PAUSED):
         return attempt.stop_reason
     if job.cancel_requested_at is not None:
         return EndReason.CANCELLED
+    if attempt.stop_reason is not None or job.pause_requested_at is not None:
+        return EndReason.PAUSED
     if job.budget_step is BudgetStep.PAUSE and _has_no_workers(attempt, now):
         return EndReason.EVICTED
     budget = job.budget
@@ -131,7 +158,8 @@ def _stop(tick: Tick, launcher: Launcher, attempt: AttemptRow, reason: EndReason
     if attempt.launched_at is None:
         return _Stopping.OVER
     is_asked = attempt.stop_requested_at is not None
-    grace_s = EVICTION_GRACE_S if reason is EndReason.EVICTED else STOP_GRACE_S
+    saves = reason in (EndReason.EVICTED, EndReason.PAUSED)
+    grace_s = SAVING_GRACE_S if saves else STOP_GRACE_S
     overdue = attempt.stop_requested_at is not None and tick.now - attempt.stop_requested_at > grace_s
     try:
         if not overdue:

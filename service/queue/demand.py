@@ -33,7 +33,7 @@ def demand_of(
         worker_resources=job.worker_resources,
         priority=job.priority,
         created_at=job.created_at,
-        waiting_since=job.lost_since,
+        waiting_since=job.waits_from if job.lost_since is None else job.lost_since,
         resume_s=RESUME_S,
         repeats_s=job.repeats_s,
         told=job.budget_step,

@@ -12,8 +12,10 @@ from typing import TypeVar
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue.lifecycle import (
     ATTEMPT_EDGES,
+    DEPENDENCY_UNMET,
     JOB_EDGES,
     NODE_EDGES,
+    PAUSED_BY_OWNER,
     PREPARING,
     WAITING_FOR_BUDGET,
 )
@@ -34,8 +36,9 @@ _JOBS: Mapping[JobState, str] = {
     JobState.QUEUED: "Accepted and stored; waits for its turn and for nodes. `reason` and `message` say what for.",
     JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
     JobState.RUNNING: "An attempt trains.",
-    JobState.PAUSED: "Had begun, and the cluster's budget keeps it from running. It uses nothing, keeps its place, and"
-    " goes on from its checkpoint by itself; `message` says how much is spent of what, and what ends the pause.",
+    JobState.PAUSED: "Its owner, or the cluster's budget, keeps it from running. It uses nothing, keeps its place, and"
+    " goes on from its checkpoint: once its owner resumes it, or by itself when the budget has room again; `message`"
+    " says what ends the pause.",
     JobState.SUCCEEDED: "The command of every rank returned 0.",
     JobState.FAILED: "No attempt follows; `reason` says why the last one ended.",
     JobState.CANCELLED: "Ended because its owner asked.",
@@ -81,6 +84,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.BUDGET_SPENT: "`limits.budget` was spent",
     EndReason.CANCELLED: "the owner cancelled the job",
+    EndReason.PAUSED: "the owner paused the job, and its workers have ended, after a checkpoint where they write one",
     EndReason.EVICTED: "the job's nodes were given back, as the cluster's budget reached its last step",
 }
 
@@ -112,6 +116,10 @@ def _what_follows(reason: EndReason) -> str:
         return "the job is cancelled"
     if reason.is_final or reason is EndReason.START_FAILED:
         return "the job failed"
+    if reason is EndReason.EXIT_CODE:
+        return "another attempt while `retry` allows it, else the job failed"
+    if reason is EndReason.PAUSED:
+        return "the job is paused; another attempt when it is resumed"
     if reason.is_users:
         return "another attempt while `retry.limit` allows it, else the job failed"
     return "another attempt; does not count as a retry"
@@ -132,11 +140,11 @@ def page() -> str:
         mermaid(JOB_EDGES, JobState.QUEUED),
         _states(_JOBS),
         _edges(JOB_EDGES),
-        "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota` or\n"
-        f"`waiting_for_retry`; while it has an attempt, it is `{PREPARING}` while its environment is being built, and\n"
-        "`regrouping` when none work and a new worker group is being gathered; while it is `paused`, it is\n"
-        f"`{WAITING_FOR_BUDGET}`; at the end it is the last attempt's end reason, `{NO_PROGRESS}` or\n"
-        "`wait_time_exceeded`.",
+        "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota`,\n"
+        f"`waiting_for_jobs` or `waiting_for_retry`; while it has an attempt, it is `{PREPARING}` while its\n"
+        "environment is being built, and `regrouping` when none work and a new worker group is being gathered;\n"
+        f"while it is `paused`, it is `{PAUSED_BY_OWNER}` or `{WAITING_FOR_BUDGET}`; at the end it is the last\n"
+        f"attempt's end reason, `{NO_PROGRESS}`, `wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

@@ -6,17 +6,20 @@ with the events of the change, and the store writes both in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeVar
 
 from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.policies import BudgetStep
+from cluster.scheduling.actions import WaitsFor
 from cluster.scheduling.health import DRAIN_S
 from cluster.scheduling.view import JOINED
 from cluster.scheduling.words import clock
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import retry
+from service.queue.dependencies import Dependency, waits_for, why_impossible
 from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 
@@ -27,18 +30,19 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     (
         JobState.QUEUED,
         JobState.FAILED,
-    ): "it waited longer than `limits.wait_time`, or has spent `limits.budget`",
+    ): "it waited longer than `limits.wait_time`, has spent `limits.budget`, or a job of its `after` did not end as"
+    " wanted",
     (JobState.QUEUED, JobState.CANCELLED): "its owner cancelled it while no attempt existed",
     (
         JobState.QUEUED,
         JobState.PAUSED,
-    ): "it waits for another attempt, and the cluster's budget reached its last step",
+    ): "its owner paused it, or it waits for another attempt and the cluster's budget reached its last step",
     (JobState.ADMITTED, JobState.RUNNING): "the driver reported its first worker group",
     (JobState.ADMITTED, JobState.QUEUED): "the attempt ended before it trained and another one follows",
     (
         JobState.ADMITTED,
         JobState.PAUSED,
-    ): "the attempt ended before it trained, as the cluster's budget reached its last step",
+    ): "the attempt ended before it trained, as its owner paused it or the cluster's budget reached its last step",
     (
         JobState.ADMITTED,
         JobState.SUCCEEDED,
@@ -49,14 +53,15 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     (
         JobState.RUNNING,
         JobState.PAUSED,
-    ): "the attempt ended at a checkpoint, as the cluster's budget reached its last step",
+    ): "the attempt ended at a checkpoint, as its owner paused it or the cluster's budget reached its last step",
     (JobState.RUNNING, JobState.SUCCEEDED): "every rank returned 0",
     (JobState.RUNNING, JobState.FAILED): "the attempt ended and none follows",
     (JobState.RUNNING, JobState.CANCELLED): "the attempt ended after its owner had cancelled",
     (
         JobState.PAUSED,
         JobState.QUEUED,
-    ): "the budget has room again: a new day or month began, or an operator raised it",
+    ): "its owner resumed it, or the budget has room again: a new day or month began, or an operator raised it",
+    (JobState.PAUSED, JobState.FAILED): "a job of its `after` did not end as wanted",
     (JobState.PAUSED, JobState.CANCELLED): "its owner cancelled it",
 }
 
@@ -103,8 +108,12 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
 
 #: Why a job with an attempt does not train yet, as a stable word: its environment is being built.
 PREPARING = "preparing"
+#: What a job ends with when a job that it waits for did not end as wanted.
+DEPENDENCY_UNMET = "dependency_unmet"
 #: Why a paused job is paused, as a stable word; and its message until the budget's figures are known.
 WAITING_FOR_BUDGET = "waiting_for_budget"
+PAUSED_BY_OWNER = "paused_by_owner"
+_PAUSED_BY_OWNER = "its owner paused it; `remora resume` lets it go on"
 _PAUSED = (
     "the cluster's budget has reached its last step; it goes on by itself when the budget has room again"
 )
@@ -149,14 +158,31 @@ def _event(attempt: AttemptRow, at: float, kind: str, message: str, **data: obje
     return NewEvent(at=at, kind=kind, message=message, attempt=attempt.attempt, data=data)
 
 
-def submit(job: JobRow) -> Decision:
-    """A new job begins to wait."""
-    waiting = replace(job, reason="waiting_for_turn", message="accepted; waits to be looked at")
-    return Decision(
-        waiting,
-        None,
-        (NewEvent(at=job.created_at, kind="job.queued", message=f"job {job.name} was accepted"),),
+def submit(job: JobRow, dependencies: Sequence[Dependency] = ()) -> Decision:
+    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn."""
+    said = f"job {job.name} was accepted"
+    if (message := waits_for(dependencies)) is None:
+        message = "accepted; waits to be looked at"
+        waiting = replace(job, reason=WaitsFor.TURN.value, message=message, waits_from=job.created_at)
+    else:
+        said += f"; it {message}"
+        waiting = replace(job, reason=WaitsFor.JOBS.value, message=message, not_before=inf, waits_from=inf)
+    return Decision(waiting, None, (NewEvent(at=job.created_at, kind="job.queued", message=said),))
+
+
+def others_ended(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
+    """Some of the jobs that a job waits for have ended: it waits on, or for its turn, or can never start."""
+    if (why := why_impossible(dependencies)) is not None:
+        return _finish(job, JobState.FAILED, DEPENDENCY_UNMET, why, now)
+    message = waits_for(dependencies)
+    if job.state is JobState.PAUSED:
+        return Decision(job if message is not None else replace(job, not_before=now), None)
+    if message is not None:
+        return wait(job, WaitsFor.JOBS.value, message, now)
+    decision = wait(
+        job, WaitsFor.TURN.value, "the jobs that it waited for have ended; waits to be looked at", now
     )
+    return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
 
 
 def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
@@ -359,6 +385,8 @@ def why_stopped(job: JobRow, reason: EndReason) -> str:
         return f"it has spent limits.budget ({job.budget or 0.0:.2f} USD)"
     if reason is EndReason.EVICTED:
         return "its nodes are given back, as the cluster's budget has reached its last step"
+    if reason is EndReason.PAUSED:
+        return "its owner paused it"
     if reason is EndReason.NODE_LOST:
         return "all nodes of its fabric domain were lost"
     return "its owner cancelled it" if reason is EndReason.CANCELLED else f"it was stopped: {reason.value}"
@@ -428,10 +456,12 @@ def _follow(
     if isinstance(next_step, retry.Finish):
         job = _close_loss(job, open_lost_s, now)
         return _finish(job, next_step.state, next_step.reason, next_step.message, now, ended)
-    if job.budget_step is BudgetStep.PAUSE:
+    is_asked = job.pause_requested_at is not None
+    if is_asked or job.budget_step is BudgetStep.PAUSE:
         # What was stopped for the budget has lost nothing.
         counted = job if ended.end_reason is EndReason.EVICTED else _counted(job, next_step)
-        return pause(_close_loss(counted, open_lost_s, now), _PAUSED, now, ended)
+        closed = _close_loss(counted, open_lost_s, now)
+        return _pause_for_owner(closed, now, ended) if is_asked else pause(closed, _PAUSED, now, ended)
     waiting = replace(
         _counted(_job_to(job, JobState.QUEUED), next_step),
         reason="waiting_for_retry",
@@ -455,27 +485,68 @@ def _counted(job: JobRow, next_step: retry.Again) -> JobRow:
     )
 
 
-def pause(job: JobRow, message: str, now: float, ended: AttemptRow | None = None) -> Decision:
-    """The cluster's budget keeps a job from running that had begun; `ended` is the attempt that ended for it.
+def request_pause(job: JobRow, now: float) -> Decision:
+    """The owner wants the job to use nothing until it is resumed: at once while it waits, else after a checkpoint."""
+    if job.state.is_terminal or job.pause_requested_at is not None or job.cancel_requested_at is not None:
+        return Decision(job, None)
+    job = replace(job, pause_requested_at=now)
+    if job.state in (JobState.ADMITTED, JobState.RUNNING):
+        asked = NewEvent(at=now, kind="job.pause_requested", message="its owner asked to pause the job")
+        return Decision(replace(job, message="it is being paused"), None, (asked,))
+    if job.state is JobState.PAUSED:
+        # The budget paused it: it does not go on by itself any more.
+        return Decision(replace(job, reason=PAUSED_BY_OWNER, message=_PAUSED_BY_OWNER), None)
+    return _pause_for_owner(job, now)
+
+
+def request_resume(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
+    """The owner lets a paused job go on; `dependencies` are the jobs that it still waits for."""
+    if job.pause_requested_at is None:
+        return Decision(job, None)
+    job = replace(job, pause_requested_at=None)
+    if job.state is not JobState.PAUSED:
+        # Where its attempt is ending already, another one follows.
+        message = "its owner resumed it before it was paused"
+        event = NewEvent(at=now, kind="job.pause_withdrawn", message=message)
+        return Decision(replace(job, message=None), None, (event,))
+    decision = resume(job, now, "its owner resumed it")
+    waiting = replace(decision.job, waits_from=now, not_before=min(decision.job.not_before, now))
+    if (others := waits_for(dependencies)) is not None:
+        waiting = replace(waiting, reason=WaitsFor.JOBS.value, message=others, waits_from=inf, not_before=inf)
+    return replace(decision, job=waiting)
+
+
+def _pause_for_owner(job: JobRow, now: float, ended: AttemptRow | None = None) -> Decision:
+    return pause(job, _PAUSED_BY_OWNER, now, ended, PAUSED_BY_OWNER)
+
+
+def pause(
+    job: JobRow,
+    message: str,
+    now: float,
+    ended: AttemptRow | None = None,
+    reason: str = WAITING_FOR_BUDGET,
+) -> Decision:
+    """The cluster's budget, or its owner, keeps a job from running; `ended` is the attempt that ended for it.
 
     What the pause takes is not lost to the job: it uses nothing.
     """
     paused = replace(
         _job_to(job, JobState.PAUSED),
-        reason=WAITING_FOR_BUDGET,
+        reason=reason,
         message=message,
         paused_at=now,
         lost_since=None,
         world_size=0,
     )
-    number = job.attempt if ended is None else ended.attempt
+    number = (job.attempt or None) if ended is None else ended.attempt
     end_reason = None if ended is None or ended.end_reason is None else ended.end_reason.value
     event = NewEvent(
         at=now,
         kind="job.paused",
         message=message,
         attempt=number,
-        data={"reason": WAITING_FOR_BUDGET, "end_reason": end_reason},
+        data={"reason": reason, "end_reason": end_reason},
     )
     return Decision(paused, ended, (event,))
 
@@ -487,9 +558,10 @@ def tell_paused(job: JobRow, message: str) -> Decision:
     return Decision(replace(job, message=message), None)
 
 
-def resume(job: JobRow, now: float) -> Decision:
-    """The budget has room again: the job waits for its turn, and goes on from its checkpoint."""
-    message = "the cluster's budget has room again: it goes on"
+def resume(
+    job: JobRow, now: float, message: str = "the cluster's budget has room again: it goes on"
+) -> Decision:
+    """What paused the job is over: it waits for its turn, and goes on from its checkpoint."""
     waiting = replace(
         _job_to(job, JobState.QUEUED),
         reason="waiting_for_turn",
@@ -498,7 +570,7 @@ def resume(job: JobRow, now: float) -> Decision:
         budget_step=None,
         lost_since=None if job.step_at is None else now,
     )
-    event = NewEvent(at=now, kind="job.queued", message=message, attempt=job.attempt)
+    event = NewEvent(at=now, kind="job.queued", message=message, attempt=job.attempt or None)
     return Decision(waiting, None, (event,))
 
 

@@ -64,12 +64,31 @@ def after(
     # A command that cannot be started now cannot be started later either.
     if end_reason.is_final or end_reason is EndReason.START_FAILED:
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=message)
+    if end_reason is EndReason.PAUSED:
+        # Where its owner has resumed it meanwhile, another attempt follows at once.
+        return _again(job, now, "it was paused, and goes on from its newest checkpoint")
+    rules = job.retry_rules
+    if end_reason is EndReason.EXIT_CODE and not rules.allow(attempt.exit_code, attempt.log_match):
+        said = f"{message.rstrip('.')}; it is not retried: {rules.in_words}"
+        return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
     if end_reason.is_users:
         return _after_failure(job, end_reason, message, now)
     # An attempt whose driver was lost before it had workers has run nothing of the job's.
     has_begun = by_driver or attempt.started_at is not None
     is_fruitless = end_reason in _WITHOUT_NODES and has_begun
     return _after_loss(job, end_reason, message, now, is_fruitless=is_fruitless)
+
+
+def _again(job: JobRow, not_before: float, message: str) -> Again:
+    """Another attempt, after which nothing more counts than before."""
+    return Again(
+        not_before=not_before,
+        message=message,
+        user_failures=job.user_failures,
+        losses=job.losses,
+        loss_streak=job.loss_streak,
+        fruitless=job.fruitless,
+    )
 
 
 def _after_failure(job: JobRow, end_reason: EndReason, message: str, now: float) -> Again | Finish:

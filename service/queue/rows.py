@@ -15,7 +15,14 @@ from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
 from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
-from service.queue.specification import budget_of, deadline_of, placement_of, repeats_s
+from service.queue.specification import (
+    RetryRules,
+    budget_of,
+    deadline_of,
+    placement_of,
+    repeats_s,
+    retry_rules_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +58,10 @@ class JobRow:
     loss_streak: int = 0
     #: Attempts that were lost on nodes that lived, since its last progress: `service.queue.retry`.
     fruitless: int = 0
-    #: No attempt starts before this time.
+    #: No attempt starts before this time; infinite while it waits for other jobs.
     not_before: float = 0.0
+    #: From when `wait_time_s` counts; infinite while it waits for other jobs.
+    waits_from: float | None = None
     #: Newest step reported, and the highest one ever.
     step: int | None = None
     max_step: int | None = None
@@ -68,7 +77,11 @@ class JobRow:
     trained_s: float = 0.0
     checkpoint_step: int | None = None
     cancel_requested_at: float | None = None
-    #: Since when a budget keeps it from running; None: none does.
+    #: When its owner last changed how many workers it may have; None: never.
+    resized_at: float | None = None
+    #: When its owner asked to pause it, until it is resumed.
+    pause_requested_at: float | None = None
+    #: Since when its owner or a budget keeps it from running; None: neither does.
     paused_at: float | None = None
     #: The last step of the cluster's budget that an event reported to its owner.
     budget_step: BudgetStep | None = None
@@ -80,6 +93,10 @@ class JobRow:
     #: Numbers of the newest event and of the newest log line.
     event_seq: int = 0
     log_seq: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    #: When its owner asked to delete it, and when that was done; from the request on it is hidden.
+    delete_requested_at: float | None = None
+    deleted_at: float | None = None
     #: When all of it was deleted that is not kept for ever: `service.store.pruning`.
     pruned_at: float | None = None
 
@@ -102,6 +119,11 @@ class JobRow:
     def deadline_at(self) -> float | None:
         """When it is wanted; None: at any time."""
         return deadline_of(self.spec)
+
+    @lazy
+    def retry_rules(self) -> RetryRules:
+        """Which ends with an exit code are retried."""
+        return retry_rules_of(self.spec)
 
     @lazy
     def repeats_s(self) -> float:
@@ -138,11 +160,15 @@ class AttemptRow:
     #: Totals that the driver reported.
     repeated_steps: int = 0
     lost_s: float = 0.0
+    #: The first text of `retry.on_log_patterns` that a line of its log had; None: none so far.
+    log_match: str | None = None
     #: Everything up to this record is stored.
     last_record_seq: int = 0
     #: Why and since when it is being stopped.
     stop_reason: EndReason | None = None
     stop_requested_at: float | None = None
+    #: Which change of the number of workers its driver knows: `JobRow.resized_at`; None: that of its plan.
+    resized_at: float | None = None
     #: When its driver was started; None: a crash may have come between, start it again.
     launched_at: float | None = None
     #: When it was made sure that nothing of it runs; no later attempt starts before.

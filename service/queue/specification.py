@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule
+from remora.spec.fields import exit_codes_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryRules:
+    """Which ends with an exit code are retried; without any rule all are."""
+
+    #: First and last code of each range.
+    exit_codes: tuple[tuple[int, int], ...] = ()
+    #: Texts in a line of the attempt's log after which every code is retried.
+    log_patterns: tuple[str, ...] = ()
+
+    def allow(self, exit_code: int | None, log_match: str | None) -> bool:
+        """Whether an attempt that ended with this code is retried; `log_match` is the pattern that its log had."""
+        if not self.exit_codes and not self.log_patterns:
+            return True
+        is_listed = exit_code is not None and any(a <= exit_code <= b for a, b in self.exit_codes)
+        return is_listed or log_match is not None
+
+    def match(self, lines: Iterable[str]) -> str | None:
+        """The first pattern that is found in one of the lines; linear in their characters."""
+        if not self.log_patterns:
+            return None
+        return next((one for line in lines for one in self.log_patterns if one in line), None)
+
+    @property
+    def in_words(self) -> str:
+        """What is asked, for people."""
+        asked = []
+        if self.exit_codes:
+            codes = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in self.exit_codes)
+            asked.append(f"not among retry.on_exit_codes ({codes})")
+        if self.log_patterns:
+            asked.append("no line of its log has a text of retry.on_log_patterns")
+        return " and ".join(asked)
 
 
 def placement_of(spec: Mapping[str, Any]) -> Placement:
@@ -31,6 +67,17 @@ def budget_of(spec: Mapping[str, Any]) -> float | None:
 def deadline_of(spec: Mapping[str, Any]) -> float | None:
     """When the job is wanted, in seconds since 1970; None: at any time."""
     return _number(spec, "deadline")
+
+
+def retry_rules_of(spec: Mapping[str, Any]) -> RetryRules:
+    """Which ends with an exit code are retried."""
+    asked = spec.get("retry")
+    if not isinstance(asked, Mapping):
+        return RetryRules()
+    return RetryRules(
+        exit_codes=tuple(exit_codes_of(one) for one in asked.get("on_exit_codes", ())),
+        log_patterns=tuple(asked.get("on_log_patterns", ())),
+    )
 
 
 def repeats_s(spec: Mapping[str, Any]) -> float:

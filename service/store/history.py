@@ -18,7 +18,12 @@ MOST_JOBS = 100_000
 
 def history_since(connection: sa.Connection, since: float, now: float) -> History:
     """Jobs that were submitted after `since` (seconds since 1970), nodes since then, and the quotas."""
-    newest = sa.select(jobs).where(jobs.c.created_at >= since).order_by(jobs.c.id.desc()).limit(MOST_JOBS)
+    newest = (
+        sa.select(jobs)
+        .where(jobs.c.created_at >= since, jobs.c.delete_requested_at.is_(None))
+        .order_by(jobs.c.id.desc())
+        .limit(MOST_JOBS)
+    )
     rows = to_rows(JobRow, connection.execute(newest))
     first = min((row.created_at for row in rows), default=now)
     statement = (

@@ -136,7 +136,9 @@ def _take(batch: _Batch, record: Record) -> None:
                 "rank": said.rank,
                 "stream": said.stream,
             }
-            batch.lines += [{**common, "text": line} for line in said.text.split("\n")]
+            lines = said.text.split("\n")
+            batch.lines += [{**common, "text": line} for line in lines]
+            _look_for_patterns(batch, said.stream, lines)
         case records.MetricRecord():
             _measure(batch, said, at)
         case records.CheckpointRecord() | records.CheckpointDeletedRecord():
@@ -171,6 +173,14 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.append_event(
                 at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
             )
+
+
+def _look_for_patterns(batch: _Batch, stream: str, lines: Sequence[str]) -> None:
+    """Whether one of them has a text of `retry.on_log_patterns`; our own remarks are not the script's."""
+    if batch.attempt.log_match is not None or stream == "remora":
+        return
+    if (found := batch.job.retry_rules.match(lines)) is not None:
+        batch.attempt = replace(batch.attempt, log_match=found)
 
 
 def _measure(batch: _Batch, said: records.MetricRecord, at: float) -> None:

@@ -12,6 +12,8 @@ from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queu
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
+from service.store import dependencies, labels
+from service.store.labels import Label
 from service.store.rows import (
     changing_columns,
     columns,
@@ -60,7 +62,7 @@ def _rows_in_line(index: str, rest: str) -> dict[str, sa.TextualSelect]:
 _TURN = "priority DESC, created_at, id"
 _NEXT = _rows_in_line("ix_jobs_line", f"not_before <= :now ORDER BY {_TURN} LIMIT :most")
 _OVERDUE = _rows_in_line(
-    "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (created_at + wait_time_s) < :now"
+    "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (waits_from + wait_time_s) < :now"
 )
 # How many of those ahead of it wait for their turn too.
 _AHEAD = {
@@ -193,6 +195,7 @@ def insert_job(connection: sa.Connection, decision: Decision) -> JobRow:
     """Store a new job with its first events."""
     job = _append(decision.job, decision.events)
     connection.execute(insert_into(jobs), columns(job))
+    labels.insert(connection, job.id, job.labels)
     _insert_events(connection, _event_rows(decision.job, decision.events))
     return job
 
@@ -208,6 +211,7 @@ def save(
 def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
     """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
     new, old, moved, told, after = [], [], [], [], []
+    ends, waited = [], []
     counted = Counted()
     for change in changes:
         before, decision, attempt = change.before, change.decision, change.decision.attempt
@@ -220,6 +224,9 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
             after.append(before)
             continue
         job = replace(_append(decision.job, decision.events), version=before.version + 1)
+        if job.state.is_terminal and not before.state.is_terminal:
+            ends.append((job.id, job.state))
+            waited += [job.id] if job.spec.get("after") else []
         moved.append(job)
         told += _event_rows(decision.job, decision.events)
         after.append(job)
@@ -230,8 +237,15 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     if moved:
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
     _insert_events(connection, told)
+    dependencies.note_ends(connection, ends, waited)
     counted.write(connection)
     return after
+
+
+def save_sizes(connection: sa.Connection, job: JobRow) -> None:
+    """Store how many workers a locked job may have now, beside what `save` stores of it."""
+    sizes = {"spec": job.spec, "min_workers": job.min_workers, "max_workers": job.max_workers}
+    connection.execute(sa.update(jobs).where(jobs.c.id == job.id).values(sizes))
 
 
 def save_attempt(connection: sa.Connection, attempt: AttemptRow) -> None:
@@ -323,8 +337,9 @@ def live_attempts(connection: sa.Connection) -> list[tuple[JobRow, AttemptRow]]:
 
 
 def paused_jobs(connection: sa.Connection) -> dict[str, str | None]:
-    """The message of each job that a budget keeps from running, by its id."""
-    statement = sa.select(jobs.c.id, jobs.c.message).where(PAUSED_JOBS).order_by(jobs.c.id)
+    """The message of each job that a budget keeps from running, and not its owner, by its id."""
+    is_budgets = PAUSED_JOBS, jobs.c.pause_requested_at.is_(None)
+    statement = sa.select(jobs.c.id, jobs.c.message).where(*is_budgets).order_by(jobs.c.id)
     return {row.id: row.message for row in connection.execute(statement)}
 
 
@@ -353,12 +368,13 @@ def page_of_jobs(
     project: str | None,
     before: str | None,
     limit: int,
+    having: Sequence[Label] = (),
 ) -> Iterator[JobRow]:
-    """Jobs newest first; `before` is the id of the last job of the page before.
+    """Jobs newest first, those with all labels of `having`; `before` is the id of the last job of the page before.
 
     They are read as they are asked for, while the transaction lasts: specifications may be large.
     """
-    statement = _page(sa.select(jobs), states, project, before, limit)
+    statement = _page(sa.select(jobs), states, project, before, limit, having)
     with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
         for row in found:
             yield to_row(JobRow, row)
@@ -371,19 +387,26 @@ def waiting_on_page(
     project: str | None,
     before: str | None,
     limit: int,
+    having: Sequence[Label] = (),
 ) -> list[str]:
     """Ids of the jobs on that page that wait for their turn; nothing else of them is read."""
     page = _page(
-        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit, having
     ).subquery()
     waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_FOR_TURN
     return list(connection.execute(sa.select(page.c.id).where(*waiting)).scalars())
 
 
 def _page(
-    statement: sa.Select[Any], states: Sequence[JobState], project: str | None, before: str | None, limit: int
+    statement: sa.Select[Any],
+    states: Sequence[JobState],
+    project: str | None,
+    before: str | None,
+    limit: int,
+    having: Sequence[Label],
 ) -> sa.Select[Any]:
     statement = statement.order_by(jobs.c.id.desc()).limit(limit)
+    statement = statement.where(jobs.c.delete_requested_at.is_(None), *labels.have_all(having))
     if states:
         statement = statement.where(jobs.c.state.in_(states))
     if project is not None:

@@ -16,8 +16,10 @@ from service.store.tables import (
     attempts,
     checkpoints,
     cluster_events,
+    dependencies,
     events,
     idempotency,
+    job_labels,
     jobs,
     log_lines,
     metrics,
@@ -74,7 +76,7 @@ def prune(connection: sa.Connection, limits: Limits, now: float, most: int) -> S
     for job_id in old:
         if rows >= most:
             return Step(deleted, 0, rows, has_more=True)
-        removed, is_done = _empty(connection, job_id, most - rows)
+        removed, is_done = empty_job(connection, job_id, most - rows)
         rows += removed
         if not is_done:
             return Step(deleted, 0, rows, has_more=True)
@@ -94,10 +96,16 @@ def _old_jobs(connection: sa.Connection, limits: Limits, now: float) -> list[str
     # What still may run keeps its job, and so does an answer that may be asked for again.
     unsure = sa.exists().where(attempts.c.job_id == jobs.c.id, attempts.c.released_at.is_(None))
     answered = sa.exists().where(idempotency.c.job_id == jobs.c.id)
+    # Its files go first: `service.loops.deletion`.
+    going = sa.and_(jobs.c.delete_requested_at.is_not(None), jobs.c.deleted_at.is_(None))
     statement = (
         sa.select(jobs.c.id)
         .where(
-            kept, jobs.c.ended_at <= (before if beyond is None else max(before, beyond)), ~unsure, ~answered
+            kept,
+            jobs.c.ended_at <= (before if beyond is None else max(before, beyond)),
+            ~unsure,
+            ~answered,
+            ~going,
         )
         .order_by(jobs.c.ended_at)
         .limit(_AT_ONCE)
@@ -105,7 +113,7 @@ def _old_jobs(connection: sa.Connection, limits: Limits, now: float) -> list[str
     return list(connection.execute(statement).scalars())
 
 
-def _empty(connection: sa.Connection, job_id: str, most: int) -> tuple[int, bool]:
+def empty_job(connection: sa.Connection, job_id: str, most: int) -> tuple[int, bool]:
     """Delete what is left of a job's telemetry but its newest event; how many rows, and whether that was all."""
     newest = connection.execute(sa.select(jobs.c.event_seq).where(jobs.c.id == job_id)).scalar_one()
     removed = 0
@@ -137,8 +145,8 @@ def _first(
     return connection.execute(statement).rowcount
 
 
-def _end(connection: sa.Connection, job_id: str, now: float) -> int:
-    """Delete a job of which nothing is left, or remember that all was deleted which may be; how many were deleted."""
+def is_needed(connection: sa.Connection, job_id: str) -> bool:
+    """Something that is kept for ever needs the job's row: files, models, or the bill."""
     needs = (
         sa.exists().where(checkpoints.c.job_id == job_id),
         sa.exists().where(outputs.c.job_id == job_id),
@@ -146,18 +154,28 @@ def _end(connection: sa.Connection, job_id: str, now: float) -> int:
         sa.exists().where(uses.c.job_id == job_id, uses.c.price_per_hour > 0),
         sa.exists().where(nodes.c.bought_for == job_id, nodes.c.price_per_hour > 0),
     )
-    if connection.execute(sa.select(sa.or_(*needs))).scalar():
-        connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(pruned_at=now))
-        return 0
+    return bool(connection.execute(sa.select(sa.or_(*needs))).scalar())
+
+
+def remove_job(connection: sa.Connection, job_id: str) -> None:
+    """Delete a job that nothing needs and of which nothing is left but its rows."""
     state = connection.execute(
         sa.select(jobs.c.state).where(jobs.c.id == job_id).with_for_update()
     ).scalar_one()
-    for table in (events, uses, attempts):
+    for table in (events, uses, attempts, dependencies, job_labels):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     connection.execute(sa.delete(jobs).where(jobs.c.id == job_id))
     counted = Counted()
     counted.forget_job(state, 1)
     counted.write(connection)
+
+
+def _end(connection: sa.Connection, job_id: str, now: float) -> int:
+    """Delete a job of which nothing is left, or remember that all was deleted which may be; how many were deleted."""
+    if is_needed(connection, job_id):
+        connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(pruned_at=now))
+        return 0
+    remove_job(connection, job_id)
     return 1
 
 

@@ -32,6 +32,9 @@ FIXED_OF_JOBS = (
     "run_time_s",
     "wait_time_s",
     "created_at",
+    # Changed by statements of their own.
+    "labels",
+    "deleted_at",
 )
 _FIXED = {"jobs": FIXED_OF_JOBS, "attempts": ("job_id", "attempt", "created_at", "fabric")}
 

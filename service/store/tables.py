@@ -43,9 +43,11 @@ PAUSED_JOBS = sa.text("state = 'paused'")
 QUEUED_AGAIN = sa.text("state = 'queued' AND attempt > 0")
 WAITING_FOR_THEIR_FIRST = sa.text("state = 'queued' AND attempt = 0 AND wait_time_s IS NOT NULL")
 KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
+GOING_JOBS = sa.text("delete_requested_at IS NOT NULL AND deleted_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 UNLISTED_ATTEMPTS = sa.text("state = 'ended' AND released_at IS NOT NULL AND listed_at IS NULL")
+ENDED_DEPENDENCIES = sa.text("ended_as IS NOT NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
 OPEN_DRILLS = sa.text("ended_at IS NULL")
 OPEN_USES = sa.text("ended_at IS NULL")
@@ -61,7 +63,7 @@ def _partial(
 
 
 #: When a job has waited for its first attempt for as long as its owner allowed.
-OVERDUE_AT = sa.text("(created_at + wait_time_s)")
+OVERDUE_AT = sa.text("(waits_from + wait_time_s)")
 
 jobs = sa.Table(
     "jobs",
@@ -88,6 +90,7 @@ jobs = sa.Table(
     sa.Column("loss_streak", sa.Integer, nullable=False),
     sa.Column("fruitless", sa.Integer, nullable=False, server_default="0"),
     sa.Column("not_before", sa.Double, nullable=False),
+    sa.Column("waits_from", sa.Double),
     sa.Column("step", sa.BigInteger),
     sa.Column("max_step", sa.BigInteger),
     sa.Column("step_at", sa.Double),
@@ -99,6 +102,8 @@ jobs = sa.Table(
     sa.Column("trained_s", sa.Double, nullable=False),
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("cancel_requested_at", sa.Double),
+    sa.Column("resized_at", sa.Double),
+    sa.Column("pause_requested_at", sa.Double),
     sa.Column("paused_at", sa.Double),
     sa.Column("budget_step", Word(BudgetStep)),
     sa.Column("why_short", sa.Text),
@@ -107,6 +112,9 @@ jobs = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
     sa.Column("log_seq", sa.BigInteger, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False, server_default="{}"),
+    sa.Column("delete_requested_at", sa.Double),
+    sa.Column("deleted_at", sa.Double),
     # When all of it was deleted that is not kept for ever; nothing else than retention reads or writes it.
     sa.Column("pruned_at", sa.Double),
     _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
@@ -121,7 +129,32 @@ _LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jo
 _partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_paused", jobs.c.id, where=PAUSED_JOBS)
+_partial("ix_jobs_going", jobs.c.delete_requested_at, where=GOING_JOBS)
 _partial("ix_jobs_queued_again", jobs.c.id, where=QUEUED_AGAIN)
+
+# The labels of jobs, for those who look for jobs: `service.store.labels`.
+job_labels = sa.Table(
+    "job_labels",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("value", sa.String(200), nullable=False),
+    sa.Index("ix_job_labels_name", "name", "value", "job_id"),
+)
+
+# Which jobs wait for which others: `service.queue.dependencies`.
+dependencies = sa.Table(
+    "dependencies",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    # The other one may be deleted before this one has noticed its end.
+    sa.Column("other_id", sa.String(40), primary_key=True),
+    sa.Column("other_name", sa.Text, nullable=False),
+    sa.Column("wanted", sa.String(16), nullable=False),
+    sa.Column("ended_as", Word(JobState)),
+    sa.Index("ix_dependencies_other_id", "other_id"),
+    _partial("ix_dependencies_ended", "job_id", where=ENDED_DEPENDENCIES),
+)
 
 attempts = sa.Table(
     "attempts",
@@ -144,9 +177,11 @@ attempts = sa.Table(
     sa.Column("environment", sa.Text),
     sa.Column("repeated_steps", sa.BigInteger, nullable=False),
     sa.Column("lost_s", sa.Double, nullable=False),
+    sa.Column("log_match", sa.Text),
     sa.Column("last_record_seq", sa.BigInteger, nullable=False),
     sa.Column("stop_reason", Word(EndReason)),
     sa.Column("stop_requested_at", sa.Double),
+    sa.Column("resized_at", sa.Double),
     sa.Column("launched_at", sa.Double),
     sa.Column("released_at", sa.Double),
     sa.Column("listed_at", sa.Double),

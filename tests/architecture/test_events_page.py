@@ -23,7 +23,7 @@ KIND = re.compile(
 PUT_TOGETHER = {
     "job.": [state.value for state in JobState if state.is_terminal],
     "node.": [state.value for state in NodeState],
-    "worker_group.": ["grow", "drain"],
+    "worker_group.": ["grow", "drain", "resize", "pause"],
 }
 #: Arguments of the functions that tell events which are no fields of `data`.
 NO_FIELDS = {"at", "kind", "message", "attempt", "data"}

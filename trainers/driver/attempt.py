@@ -42,6 +42,8 @@ _WORTH_REPORTING = 1.5
 _COLLECT_S = 1.0
 #: Seconds that ranks get to end themselves when the attempt is stopped.
 _STOP_S = 8.0
+#: Seconds that the scripts of a job that is paused get to write a checkpoint.
+PAUSE_S = 120.0
 
 
 class Attempt:
@@ -76,6 +78,8 @@ class Attempt:
         self._ticked_at = now()
         self.watch = StepWatch(plan.step_time_s)
         self.lifecycle = Lifecycle()
+        #: When a pause that was asked for waits no longer for its checkpoint: by the clock of `now`, and since 1970.
+        self._pause_until: Deadline | None = None
         self._start_failures = 0
         self._start_error = ""
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -96,6 +100,24 @@ class Attempt:
     def stop(self, reason: EndReason) -> list[asyncio.Task[Any]]:
         """End the attempt for that reason; returns what is still being sent to workers."""
         return self._carry_out(self.lifecycle.stop(reason))
+
+    def pause(self) -> None:
+        """End the attempt at a checkpoint, for which the scripts are asked; without one when they cannot write any."""
+        if self._pause_until is None:
+            self._pause_until = Deadline(at=self._clock() + PAUSE_S, until=self.now() + PAUSE_S)
+            self._bring_pause_on()
+
+    def _bring_pause_on(self) -> None:
+        group, until = self.group, self._pause_until
+        if until is None or self.lifecycle.is_final:
+            return
+        # Commands that end by themselves are not disturbed.
+        can_save = group is not None and (group.is_cooperative or group.ended or self.lifecycle.change)
+        if group is None or group.is_stopping or not can_save or self.now() >= until.until:
+            self.stop(EndReason.PAUSED)
+        elif group.is_cooperative:
+            text = "The job is paused: its workers end after a checkpoint."
+            self.request_stop("pause", text, until.at)
 
     def conclude(self, verdict: Verdict) -> None:
         """End the attempt for a reason that the driver found."""
@@ -219,6 +241,7 @@ class Attempt:
             self.cadence = self.cadence.work(passed_s, self.group.world_size)
         if self.group is not None and self.stop_reason is None:
             self.apply(self.group, self.group.tick(self.now()))
+        self._bring_pause_on()
 
     def request_stop(
         self, reason: Asked, text: str, deadline_at: float | None, *, is_in_place: bool = False
@@ -322,6 +345,7 @@ class Attempt:
                     self._start_commit(group, effect)
         if group is self.group and group.is_stopping:
             self.lifecycle.end_group()
+            self._bring_pause_on()
 
     def _start_commit(self, group: WorkerGroup, commit: Commit) -> None:
         def then(is_committed: bool) -> None:
@@ -405,6 +429,7 @@ class Attempt:
 
     def is_over(self) -> bool:
         """True when no further worker group may start: stopped, judged, or out of patience for workers."""
+        self._bring_pause_on()
         if not self.lifecycle.is_final and self.lifecycle.waited_s(self.now()) >= self.plan.regroup_s:
             self.conclude(too_few_workers(self.plan.sizes.min, self.plan.regroup_s, self._start_error))
         return self.lifecycle.is_final

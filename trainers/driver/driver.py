@@ -14,11 +14,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import ray
 
 from remora.commands.launchers import describe, unwrap
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import ray_train
 from trainers.backends import backend_of
@@ -90,6 +92,8 @@ class Driver:
         self._is_over = asyncio.Event()
         #: The job that each node is nominated for.
         self._nominations = Nominations()
+        #: The newest order by which the sizes of the worker group changed.
+        self._resized = 0.0
 
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
@@ -160,10 +164,22 @@ class Driver:
         """Each of these nodes is nominated for a job, by our ids, unless a later `order` has arrived."""
         self._nominations.update(order, nodes, time.monotonic())
 
+    async def resize(self, order: float, sizes: WorkerSizes) -> None:
+        """The worker group may have these sizes from now on, unless a later `order` has arrived."""
+        await self._has_attempt.wait()
+        if order > self._resized:
+            self._resized = order
+            self._plan = replace(self._plan, sizes=sizes)
+            self._in_place.resize(sizes)
+
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
         await self._has_attempt.wait()
-        await asyncio.gather(*self._attempt.stop(reason))
+        if reason is EndReason.PAUSED:
+            # Its workers store a checkpoint first; nothing waits for that.
+            self._attempt.pause()
+        else:
+            await asyncio.gather(*self._attempt.stop(reason))
 
     # --- called by supervisors -------------------------------------------------------------------------------------
 
@@ -289,6 +305,10 @@ class Driver:
         """Ask for a checkpoint at which the worker group is replaced by a bigger one."""
         text = f"There is room for {world_size} workers; the worker group grows at its next checkpoint."
         self._call(self._attempt.request_stop, "grow", text, None)
+
+    def sizes(self) -> WorkerSizes:
+        """The sizes that the worker group may have now."""
+        return self._plan.sizes
 
     def nominated_nodes(self) -> ray_train.NominatedNodes:
         """The living nodes that are nominated for this attempt's job, and for others."""

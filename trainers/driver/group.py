@@ -14,7 +14,7 @@ from typing import Any
 from trainers.checkpoints.manifest import ShardFile, doubled_names
 from trainers.driver.agreement import Agreement
 from trainers.driver.progress import Progress
-from trainers.driver.regrouping import Asked
+from trainers.driver.regrouping import Asked, Cause
 from trainers.driver.stragglers import Stragglers
 from trainers.driver.verdict import ChildExit
 
@@ -153,9 +153,11 @@ class WorkerGroup:
         return self._stop is not None or self._is_changing or self.is_stopping
 
     @property
-    def parks_to(self) -> Asked | None:
+    def parks_to(self) -> Cause | None:
         """What the ranks were asked to park for at an agreed step; None: they were not."""
-        return self._stop.reason if self._stop is not None and self._stop.is_in_place else None
+        if self._stop is None or not self._stop.is_in_place or self._stop.reason == "pause":
+            return None
+        return self._stop.reason
 
     @property
     def is_saving(self) -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from remora.script import channel
+from remora.spec.worker_sizes import WorkerSizes
 from trainers.driver.attempt import Attempt
 from trainers.driver.change import (
     AssignRanks,
@@ -55,6 +57,8 @@ class InPlace:
         self._join_after = 0.0
         self._kills = Kills()
         self._failures = RepeatedFailures()
+        #: The sizes have changed, and the worker group may be too large for them.
+        self._is_resized = False
 
     @property
     def is_changing(self) -> bool:
@@ -202,6 +206,24 @@ class InPlace:
         text = "A node of this job is going away; the worker group goes on without it."
         attempt.request_stop("drain", text, deadline_at, is_in_place=True)
 
+    def resize(self, sizes: WorkerSizes) -> None:
+        """The worker group may have other sizes from now on; one that is too large becomes smaller."""
+        attempt = self._attempt
+        attempt.plan = replace(attempt.plan, sizes=sizes)
+        self._is_resized = True
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Ask for a step at which the workers beyond the largest size leave, once for each new size."""
+        attempt, group_members = self._attempt, self._group_members
+        present, most = len(group_members.present), attempt.plan.sizes.max
+        if attempt.group is None or present <= most:
+            self._is_resized = False
+        elif self._is_resized and attempt.steady_group is not None:
+            self._is_resized = False
+            text = f"The job may have {most} workers at most from now on; the others leave."
+            attempt.request_stop("resize", text, None, is_in_place=group_members.is_elastic)
+
     def lose(self, slots: set[int]) -> None:
         """These are gone for good; the others go on without them."""
         group_members = self._group_members
@@ -229,6 +251,8 @@ class InPlace:
     def tick(self) -> None:
         """What follows from time alone, for a change and for joiners, which are ended when they are never ready."""
         self._happen(lambda change, now: change.tick(now))
+        if self._is_resized:
+            self._shrink()
         self._ask_to_admit_joiners()
         now = self._attempt.now()
         late = {

@@ -66,9 +66,9 @@ def assign_ranks(locations: list[WorkerLocation]) -> list[RankAssignment]:
 
 
 #: Why scripts are asked to park.
-Asked = Literal["grow", "drain"]
+Asked = Literal["grow", "drain", "resize", "pause"]
 #: Why a worker group is left: workers were lost, or as it was asked for.
-Cause = Literal["loss", "grow", "drain"]
+Cause = Literal["loss", "grow", "drain", "resize"]
 
 
 @dataclass

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from remora.spec.worker_sizes import WorkerSizes
+
 
 @dataclasses.dataclass(frozen=True)
 class Member:
@@ -68,6 +70,9 @@ class Owner(Protocol):
 
     def more_workers_fit(self, world_size: int) -> None:
         """Resources for a bigger worker group are there."""
+
+    def sizes(self) -> WorkerSizes:
+        """The sizes that the worker group may have now."""
 
     def nominated_nodes(self) -> NominatedNodes:
         """Nodes that were bought for a job which waits; asked whenever room is looked for."""

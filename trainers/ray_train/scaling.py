@@ -81,6 +81,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         """Begin with as many workers as there is room for; raises AttemptEnds when none may begin."""
         if self._owner.wants_to_end():
             raise AttemptEnds
+        self._follow_sizes()
         decision = self._begin()
         if isinstance(decision, NoopDecision) or self._is_promised_more(decision.num_workers):
             self._vacate_nodes()
@@ -90,6 +91,16 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._fits_since = self._short_since = None
         self._most = 0
         return decision
+
+    def _follow_sizes(self) -> None:
+        """Ask for other resources when the job may have another number of workers than before."""
+        sizes = self._owner.sizes()
+        if sizes == self._sizes:
+            return
+        self._sizes = sizes
+        self.scaling_config.num_workers = (sizes.min, sizes.max)
+        self._latest_reserved_resources_query_time = float("-inf")
+        self._send_resource_request()
 
     def _begin(self) -> Any:
         """Begin without what is nominated for other jobs; with it where there is no room for a group elsewhere.
@@ -128,6 +139,7 @@ class ElasticPolicy(ElasticScalingPolicy):
     ) -> NoopDecision:
         """Never replace the group: it grows in place, or at a checkpoint, for which the driver is asked."""
         del worker_group_state, worker_group_status
+        self._follow_sizes()
         self._maybe_send_resource_request()
         if self.group.is_growing and self._owner.grows_in_place():
             self._grow_by(self.group.admit_started)

@@ -188,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    do_HEAD = do_PUT = do_POST = do_GET  # noqa: N815 - names of http.server
+    do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - names of http.server
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -299,10 +299,26 @@ def _route(state: FakeService, seen: Seen) -> Reply:
 
 def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
     after = int(seen.query.get("after", 0))
+    if rest == "" and seen.method == "DELETE":
+        if not job.terminal:
+            return problem(409, "not_changeable", "the job is running; cancel it first")
+        return 202, {}, state.jobs.pop(job.id).model_dump_json().encode()
     if rest == "":
         if state.scenes:
             state.scenes.pop(0)(job)
         return 200, {}, state.jobs[job.id].model_dump_json().encode()
+    if rest in ("pause", "resume"):
+        if job.terminal:
+            return problem(409, "not_changeable", "the job has ended already")
+        became = JobState.PAUSED if rest == "pause" else JobState.QUEUED
+        return 202, {}, state.change(job, state=became).model_dump_json().encode()
+    if rest == "resize":
+        workers = {**job.spec["workers"], **json.loads(seen.body)}
+        return 202, {}, state.change(job, spec={**job.spec, "workers": workers}).model_dump_json().encode()
+    if rest == "labels":
+        labels = {**job.labels, **json.loads(seen.body)}
+        labels = {name: value for name, value in labels.items() if value is not None}
+        return 200, {}, state.change(job, labels=labels).model_dump_json().encode()
     if rest == "cancel":
         if job.terminal:
             return problem(409, "not_cancellable", "the job has ended", hint="Nothing is left to do.")

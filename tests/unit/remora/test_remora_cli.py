@@ -36,6 +36,7 @@ from tests.unit.remora.fake_service import FakeService, problem, tar_of
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
+    *("pause", "resume", "resize", "label", "delete"),
     *(
         "nodes",
         "pools",
@@ -351,6 +352,8 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
         (root / package).mkdir(parents=True)
     (root / "service/up.py").touch()
     monkeypatch.setattr(installation, "_PACKAGE", root / "remora")
+    missing: list[str] = []
+    monkeypatch.setattr(installation, "missing_packages", lambda _: missing)
     became: list[list[str]] = []
 
     def execve(program: str, command: list[str], environ: dict[str, str]) -> None:
@@ -377,6 +380,15 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
         ["-P", "-m", "service.up", "--down"],
         ["-P", "-m", "examples.demo", "--example", "digits", "--home", str(tmp_path / "there")],
     ]
+    missing += ["torch"]
+    cli("down")
+    assert len(became) == 4, "only the demo trains"
+    assert cli("demo") == ExitCode.USAGE
+    assert "this installation lacks torch; install the service with `pip install" in cli.err
+    missing += ["ray"]
+    assert cli("up") == ExitCode.USAGE
+    assert "this installation has only the client" in cli.err
+    missing.clear()
     (root / "service/up.py").unlink()
     assert cli("up") == ExitCode.USAGE
     assert "this installation has only the client" in cli.err

@@ -45,7 +45,11 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
-        "retry": {"limit": 0, "backoff": 1.0},
+        "labels": {},
+        "after": [],
+        "entrypoint": None,
+        "arguments": {},
+        "retry": {"limit": 0, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
         "limits": {
             "run_time": 7200.0,
             "wait_time": None,
@@ -120,7 +124,7 @@ def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["submit"], "Missing argument"),
+        (["submit"], "name a specification's file"),
         (["submit", "nowhere.yaml"], "cannot read nowhere.yaml: No such file or directory"),
         (["submit", "list.yaml"], "list.yaml holds no mapping"),
         (["submit", "bad.yaml"], "bad.yaml is not YAML"),
@@ -230,3 +234,15 @@ def test_convert_prints_a_specification_that_submits_the_same(
     assert first.spec == second.spec
     assert cli("convert", "--json", str(tmp_path / "job.yml")) == 0
     assert cli.json["source"] == "an Azure ML command job"
+
+
+def test_jobs_that_come_first_are_found_by_the_beginnings_of_their_ids(
+    cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    first, second = service.add_job("a"), service.add_job("b")
+    asked = ("--after", first.id, "--after", "last:any", "--no-code", "-q")
+    assert cli("submit", *asked, "--", "true") == ExitCode.OK
+    *_, job = service.jobs.values()
+    assert job.spec["after"] == [{"job": first.id, "when": "success"}, {"job": second.id, "when": "any"}]
+    assert cli("submit", "--after", f"{first.id}:soon", "--no-code", "--", "true") == ExitCode.USAGE
+    assert "after.0.when: 'soon' given" in cli.err

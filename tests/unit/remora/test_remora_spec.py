@@ -34,6 +34,8 @@ def test_a_command_is_enough() -> None:
         "project": "default",
         "code": None,
         "command": ["python", "train.py", "--epochs", "5 6"],
+        "entrypoint": None,
+        "arguments": {},
         "backend": "ddp",
         "workers": {"min": 1, "max": 1, "multiple_of": 1},
         "resources": {
@@ -56,7 +58,9 @@ def test_a_command_is_enough() -> None:
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
-        "retry": {"limit": 3, "backoff": 1.0},
+        "retry": {"limit": 3, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
+        "labels": {},
+        "after": [],
         "limits": {"run_time": None, "wait_time": None, "step_time": 600.0, "budget": None, "deadline": None},
     }
 
@@ -92,6 +96,13 @@ def test_every_field_is_read() -> None:
         "REMORA_SHARDS": "12",
     }
     assert JobSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
+
+
+def test_exit_codes_are_numbers_and_ranges_and_one_needs_no_list() -> None:
+    retry = JobSpec(command="x", retry={"on_exit_codes": [1, " 3 - 9 ", "7-7"]}).retry
+    assert retry.on_exit_codes == (1, "3-9", 7)
+    assert JobSpec(command="x", retry={"on_exit_codes": 75}).retry.on_exit_codes == (75,)
+    assert JobSpec(command="x", retry={"on_log_patterns": "a.*b"}).retry.on_log_patterns == ("a.*b",)
 
 
 def test_an_interval_is_fixed_or_chosen_or_none() -> None:
@@ -226,9 +237,23 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
         ({"checkpoint": {"keep": 101}}, "checkpoint.keep: 101 given"),
         ({"checkpoint": {"store": ""}}, "checkpoint.store: '' given"),
         ({"retry": {"backoff": "fast"}}, "retry.backoff: 'fast' given, expected a duration such as"),
+        ({"retry": {"on_exit_codes": [0]}}, "retry.on_exit_codes.0: 0 given, expected a list of exit codes"),
+        ({"retry": {"on_exit_codes": ["9-3"]}}, "retry.on_exit_codes.0: '9-3' given, expected a list"),
+        ({"retry": {"on_exit_codes": ["75"]}}, "expected a number without quotes: 75"),
+        ({"retry": {"on_exit_codes": [True]}}, "retry.on_exit_codes.0: True given"),
+        ({"retry": {"on_log_patterns": ["a\nb"]}}, "'a\\nb' is no text to look for in a line of the log"),
+        ({"retry": {"on_log_patterns": [" "]}}, "' ' is no text to look for"),
+        ({"retry": {"limit": 0, "on_exit_codes": [1]}}, "retry: limit is 0, so that nothing is retried"),
         ({"limits": {"run_time": -1}}, "limits.run_time: -1 given"),
         ({"limits": {"run_time": "11111111d"}}, "between 0 and ten years"),
         ({"limits": 3}, "limits: 3 given, expected keys run_time, wait_time"),
+        ({"after": ["job_1"]}, "after.0.job: 'job_1' given, expected whole ids of jobs, job_ and 26"),
+        ({"after": [f"job_{'0' * 26}"] * 2}, f"after: job_{'0' * 26} is there twice"),
+        (
+            {"after": {"job": f"job_{'0' * 26}", "when": "x"}},
+            "after.0.when: 'x' given, expected whole ids",
+        ),
+        ({"after": 3}, "after: 3 given, expected whole ids of jobs"),
         ({"priority": 10**5000}, "priority: a value given"),
         ({"placement": {"pools": ["A b"]}}, "placement.pools.0: 'A b' given, expected a list of names"),
         ({"placement": {"pools": ["a", "a"]}}, "placement.pools: a is there twice"),

@@ -28,7 +28,7 @@ from trainers.plan import Record
 
 CPU = {"CPU": 1.0}
 POOL = PoolSize("local", 3, CPU)
-LOSSES = [one for one in EndReason if not one.is_users and not one.is_final]
+LOSSES = [one for one in EndReason if not one.is_users and not one.is_final and one is not EndReason.PAUSED]
 
 
 def ready_nodes(count: int, resources: dict[str, float] | None = None) -> list[NodeView]:
@@ -320,6 +320,36 @@ class TestRetry:
             retry.Finish,
         )
 
+    @pytest.mark.parametrize(
+        ("rules", "code", "log_match", "is_retried"),
+        [
+            ({}, 1, None, True),
+            ({"on_exit_codes": [75, "128-255"]}, 75, None, True),
+            ({"on_exit_codes": [75, "128-255"]}, 200, None, True),
+            ({"on_exit_codes": [75, "128-255"]}, 76, None, False),
+            ({"on_log_patterns": ["NCCL"]}, 1, "NCCL", True),
+            ({"on_log_patterns": ["NCCL"]}, 1, None, False),
+            ({"on_exit_codes": [3], "on_log_patterns": ["NCCL"]}, 3, None, True),
+            ({"on_exit_codes": [3], "on_log_patterns": ["NCCL"]}, 4, "NCCL", True),
+        ],
+    )
+    def test_a_job_says_which_exit_codes_are_retried(
+        self, rules: dict[str, object], code: int, log_match: str | None, is_retried: bool
+    ) -> None:
+        job = job_row(spec={"retry": rules})
+        attempt = replace(launched(), exit_code=code, log_match=log_match)
+        after = retry.after(job, attempt, EndReason.EXIT_CODE, "It ended.", 0.0, by_driver=True)
+        assert isinstance(after, retry.Again) is is_retried
+        if isinstance(after, retry.Finish):
+            assert after.message.startswith("It ended; it is not retried: ")
+        lost = retry.after(job, attempt, EndReason.SIGNAL, "It was killed.", 0.0, by_driver=True)
+        assert isinstance(lost, retry.Again), "a signal is no exit code"
+
+    def test_a_pattern_is_compared_as_it_is_with_each_line(self) -> None:
+        rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).retry_rules
+        assert rules.match(["abc", "a" * 16_000]) is None
+        assert rules.match(["x", "1 a.c 2"]) == "a.c"
+
     @pytest.mark.parametrize("reason", LOSSES)
     def test_losses_do_not_count_but_are_bounded(self, reason: EndReason) -> None:
         again = retry.after(
@@ -330,6 +360,12 @@ class TestRetry:
         assert isinstance(
             retry.after(job_row(losses=100), launched(), reason, "over", 0.0, by_driver=True), retry.Finish
         )
+
+    def test_a_pause_counts_as_nothing(self) -> None:
+        job = job_row(retry_limit=0, losses=100, fruitless=2)
+        again = retry.after(job, launched(), EndReason.PAUSED, "over", 7.0, by_driver=True)
+        assert isinstance(again, retry.Again)
+        assert (again.not_before, again.losses, again.fruitless) == (7.0, 100, 2)
 
     @settings(derandomize=True)
     @given(

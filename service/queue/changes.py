@@ -1,0 +1,97 @@
+"""What owners change of their jobs besides the state of the life cycle: labels, and whether a job is kept (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from remora.spec.fields import MAX_LABELS, refuses_label
+from remora.spec.spec import JobSpec
+from remora.states import JobState
+from service.queue.lifecycle import Decision
+from service.queue.rows import AttemptRow, JobRow, NewEvent
+
+
+class Refused(Exception):
+    """The job cannot be changed so; the message is one sentence that says what to do."""
+
+
+def check_not_ended(job: JobRow, done: str) -> None:
+    """Raise Refused when nothing can be done to the job any more."""
+    if job.state.is_terminal:
+        raise Refused(f"the job has ended already: {job.state.value}; it cannot be {done}")
+    if job.cancel_requested_at is not None:
+        raise Refused(f"the job is being cancelled; it cannot be {done}")
+
+
+def check_is_owners_pause(job: JobRow) -> None:
+    """Raise Refused when the cluster's budget keeps the job from running, which its owner cannot end."""
+    if job.state is JobState.PAUSED and job.pause_requested_at is None:
+        raise Refused(f"its owner has not paused it: {job.message}")
+
+
+def resize(job: JobRow, spec: JobSpec, now: float) -> Decision:
+    """The job may have from `spec.workers.min` to `spec.workers.max` workers from now on; else `spec` is its own."""
+    workers = spec.workers
+    if (workers.min, workers.max) == tuple(job.spec["workers"][end] for end in ("min", "max")):
+        return Decision(job, None)
+    said = f"{workers.min}" if workers.min == workers.max else f"{workers.min} to {workers.max}"
+    event = NewEvent(
+        at=now,
+        kind="job.resized",
+        message=f"its owner gave it {said} workers",
+        data={"min": workers.min, "max": workers.max},
+    )
+    resized = replace(
+        job,
+        spec=spec.to_mapping(),
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        # Each change is later than the one before, also where the clock was set back.
+        resized_at=max(now, (job.resized_at or 0.0) + 0.001),
+    )
+    return Decision(resized, None, (event,))
+
+
+def sizes_taken(job: JobRow, attempt: AttemptRow, resized_at: float, now: float) -> Decision:
+    """The driver of the attempt knows the sizes that the job got then."""
+    is_short = attempt.started_at is not None and 0 < attempt.world_size < job.sizes.max
+    short_since = (attempt.short_since or now) if is_short else None
+    return Decision(job, replace(attempt, resized_at=resized_at, short_since=short_since))
+
+
+def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decision:
+    """The job with these labels set, and those without a value removed.  Raises Refused."""
+    labels = dict(job.labels)
+    for name, value in changes.items():
+        if value is None:
+            labels.pop(name, None)
+            continue
+        if refusal := refuses_label(name, value):
+            raise Refused(refusal)
+        labels[name] = value
+    if len(labels) > MAX_LABELS:
+        raise Refused(f"{len(labels)} labels, expected at most {MAX_LABELS}; remove some")
+    if labels == job.labels:
+        return Decision(job, None)
+    shown = ", ".join(f"{name}={value}" for name, value in sorted(labels.items())) or "none"
+    event = NewEvent(
+        at=now, kind="job.labelled", message=f"its labels are now {shown}"[:1000], data={"labels": labels}
+    )
+    return Decision(replace(job, labels=labels), None, (event,))
+
+
+def request_deletion(job: JobRow, models: list[str], now: float) -> Decision:
+    """An ended job is to be deleted with its files; asking again changes nothing.  Raises Refused.
+
+    `models` are the versions of models that were made from its outputs.
+    """
+    if job.delete_requested_at is not None:
+        return Decision(job, None)
+    if not job.state.is_terminal:
+        raise Refused(f"the job is {job.state.value}; cancel it first, and delete it when it has ended")
+    if models:
+        named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+        raise Refused(f"its outputs are {named}, and a job whose outputs are a model is kept")
+    event = NewEvent(at=now, kind="job.delete_requested", message="its owner asked to delete the job")
+    return Decision(replace(job, delete_requested_at=now), None, (event,))
