@@ -99,6 +99,14 @@ class Job(View):
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int
 
+    def __repr__(self) -> str:
+        """In one line: which job it is, and how far."""
+        steps = "" if self.step is None else f", step {self.step}"
+        steps += "" if self.step is None or self.total_steps is None else f" of {self.total_steps}"
+        return f"<Job {self.id} {self.name!r}: {self.state}{steps}>"
+
+    __str__ = __repr__
+
 
 class Event(View):
     """Something that happened to a job; never changed and never removed."""

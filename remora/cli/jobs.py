@@ -153,7 +153,9 @@ def logs(
     follow: FollowOption = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this worker.")] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Only this attempt.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Begin with the last N lines.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last N lines.")
+    ] = None,
     raw: RawOption = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
