@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table lock clean
 
 setup: $(STAMP)
 
@@ -136,6 +136,10 @@ bench: $(BACKENDS) initdb setup
 
 bench-elastic: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks elastic
+
+# Seconds from submission to the first step of a job with packages of its own; it needs a package index.
+bench-environments: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks environments
 
 bench-backends: $(BACKENDS) setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks backends $(BACKENDS_OPTIONS)

@@ -14,6 +14,7 @@ from remora.cli import (
     conversion,
     drill,
     jobs,
+    local,
     models,
     plans,
     policies,
@@ -36,6 +37,7 @@ for command in (
     cluster.up,
     cluster.down,
     cluster.demo,
+    local.dev,
     submission.submit,
     conversion.convert,
     jobs.list_jobs,
@@ -63,6 +65,7 @@ for command in (
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.callback()(cluster.options)
 app.add_typer(models.app, name="models")
+app.add_typer(local.env_app, name="env")
 app.add_typer(policies.app, name="policy")
 app.add_typer(cluster.pools_app, name="pools")
 app.add_typer(plans.trace_app, name="trace")

@@ -159,6 +159,15 @@ def submit(
     _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
 
 
+def read_words(words: list[str], code: Path | None, environment: dict[str, Any]) -> JobSpec:
+    """The specification in a file, or of a command with that folder as its code.  Raises SpecError."""
+    raw = _raw_spec(words, [], quiet=False)
+    _override(raw, environment, "environment")
+    if code is not None:
+        raw["code"] = str(code)
+    return _checked(raw)
+
+
 def _checked(raw: dict[str, Any]) -> JobSpec:
     from remora.spec.spec import JobSpec
 
