@@ -46,6 +46,7 @@ for command in (
     changes.pause,
     changes.resume,
     changes.resize,
+    changes.clone,
     changes.label,
     changes.delete,
     jobs.wait,

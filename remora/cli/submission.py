@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from remora.cli import output
-from remora.cli.changes import labels_of
+from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
@@ -227,14 +226,6 @@ def _called(entrypoint: str, words: list[str], inputs: list[str]) -> dict[str, A
             raise typer.BadParameter(f"{word!r}: expected NAME=VALUE, an argument of {entrypoint}")
         arguments[name] = json_or_text(text)
     return {"entrypoint": entrypoint, "arguments": arguments, "code": "."}
-
-
-def json_or_text(text: str) -> Any:
-    """A value as JSON, `5`, `0.1`, `true` or `[1, 2]`; anything else is the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None = None) -> None:

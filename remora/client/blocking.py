@@ -107,6 +107,15 @@ class Client(Shell):
         """
         return self._run(flows.submit(job, idempotency_key))
 
+    def clone(
+        self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+    ) -> Job:
+        """Submit a job again, with its code, and other `values` for some fields by their dotted names.
+
+        Raises Invalid with every problem of the changed specification.
+        """
+        return self._run(flows.clone(job_id, values, idempotency_key))
+
     def jobs(
         self,
         *,

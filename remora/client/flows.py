@@ -59,6 +59,13 @@ def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str |
     return created
 
 
+def clone(job_id: str, values: Mapping[str, Any] | None, idempotency_key: str | None) -> Flow[Job]:
+    """Submit a job again with other values for some fields."""
+    key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+    created: Job = yield requests.clone_job(job_id, values or {}, key)
+    return created
+
+
 def _packed(spec: JobSpec, folder: Path, file: Path) -> PackedBundle:
     packed = pack(folder, file)
     with file.open("rb") as bundle:

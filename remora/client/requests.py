@@ -144,10 +144,20 @@ def job_path(job_id: str, *rest: str) -> str:
 
 def create_job(spec: JobSpec, idempotency_key: str) -> Request[Job]:
     """Submit a job whose code, if any, is uploaded already.  Raises ConfigurationError for an impossible key."""
+    headers = _key(idempotency_key)
+    return Request(method="POST", path="/v1/jobs", json=spec.to_mapping(), headers=headers, parse=_one(Job))
+
+
+def _key(idempotency_key: str) -> dict[str, str]:
     if not _KEY.fullmatch(idempotency_key):
         raise ConfigurationError("an idempotency key is 1 to 128 printable ASCII characters without spaces")
-    headers = {"Idempotency-Key": idempotency_key}
-    return Request(method="POST", path="/v1/jobs", json=spec.to_mapping(), headers=headers, parse=_one(Job))
+    return {"Idempotency-Key": idempotency_key}
+
+
+def clone_job(job_id: str, values: Mapping[str, Any], idempotency_key: str) -> Request[Job]:
+    """Submit a job again with other values for some fields.  Raises ConfigurationError for an impossible key."""
+    path, body = job_path(job_id, "clone"), {"set": dict(values)}
+    return Request(method="POST", path=path, json=body, headers=_key(idempotency_key), parse=_one(Job))
 
 
 def list_jobs(

@@ -156,9 +156,12 @@ def _event(attempt: AttemptRow, at: float, kind: str, message: str, **data: obje
     return NewEvent(at=at, kind=kind, message=message, attempt=attempt.attempt, data=data)
 
 
-def submit(job: JobRow, dependencies: Sequence[Dependency] = ()) -> Decision:
-    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn."""
-    said = f"job {job.name} was accepted"
+def submit(job: JobRow, dependencies: Sequence[Dependency] = (), origin: str = "") -> Decision:
+    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn.
+
+    `origin` says where it comes from, for people.
+    """
+    said = f"job {job.name} was accepted{f', {origin}' if origin else ''}"
     if (message := waits_for(dependencies)) is None:
         message = "accepted; waits to be looked at"
         waiting = replace(job, reason=WaitsFor.TURN.value, message=message, waits_from=job.created_at)

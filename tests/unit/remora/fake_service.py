@@ -315,6 +315,9 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
     if rest == "resize":
         workers = {**job.spec["workers"], **json.loads(seen.body)}
         return 202, {}, state.change(job, spec={**job.spec, "workers": workers}).model_dump_json().encode()
+    if rest == "clone":
+        values = json.loads(seen.body)["set"]
+        return 201, {}, state.add_job(spec={**job.spec, **values}).model_dump_json().encode()
     if rest == "labels":
         labels = {**job.labels, **json.loads(seen.body)}
         labels = {name: value for name, value in labels.items() if value is not None}

@@ -81,3 +81,14 @@ def test_another_number_of_workers_is_a_number_or_a_range(
     service.add_job()
     assert cli("resize", "last", "--", written) == ExitCode.USAGE
     assert "expected a number such as 2, or a range" in cli.err
+
+
+def test_a_job_is_cloned_with_other_values(cli: Cli, service: FakeService) -> None:
+    job = service.add_job()
+    wanted = ("--set", "workers.max=4", "--set", "arguments.name=a=b", "--set", "limits.budget=null")
+    assert cli("clone", job.id, *wanted, "-q") == ExitCode.OK
+    sent = json.loads(service.requests[-1].body)
+    assert sent == {"set": {"workers.max": 4, "arguments.name": "a=b", "limits.budget": None}}
+    assert "idempotency-key" in service.requests[-1].headers
+    assert cli.out.strip() in service.jobs
+    assert cli("clone", job.id, "--set", "workers") == ExitCode.USAGE
