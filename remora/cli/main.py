@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from remora.cli import (
+    arrays,
     changes,
     cluster,
     conversion,
@@ -62,6 +63,7 @@ for command in (
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.callback()(cluster.options)
+app.add_typer(arrays.app, name="arrays")
 app.add_typer(models.app, name="models")
 app.add_typer(policies.app, name="policy")
 app.add_typer(cluster.pools_app, name="pools")

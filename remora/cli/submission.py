@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remora.cli import output
+from remora.cli.arrays import summary
 from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
@@ -167,6 +168,9 @@ def _checked(raw: dict[str, Any]) -> JobSpec:
 def _send(
     spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
 ) -> None:
+    if spec.array is not None:
+        _send_array(spec, key, follow=follow, quiet=quiet, as_json=as_json, server=server)
+        return
     with connect(server, patient=False) as client:
         job = client.submit(spec, idempotency_key=key)
     if quiet:
@@ -184,6 +188,22 @@ def _send(
     with detaching(job.id, "logs -f"), connect(server, patient=True) as client:
         ended = watch(client, job, as_json=as_json, quiet=quiet)
     raise typer.Exit(code_of_state(ended.state))
+
+
+def _send_array(
+    spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
+) -> None:
+    if follow:
+        raise typer.BadParameter("--follow watches one job; an array has many")
+    with connect(server, patient=False) as client:
+        array = client.submit_array(spec, idempotency_key=key)
+    if quiet:
+        output.print_line(array.id)
+    elif as_json:
+        output.print_json(array)
+    else:
+        output.print_line(summary(array))
+        output.say(f"Watch it: remora arrays show {array.id}")
 
 
 def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, Any]:

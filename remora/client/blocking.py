@@ -47,6 +47,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    JobArray,
     Ledger,
     LogLine,
     MetricPoint,
@@ -107,6 +108,24 @@ class Client(Shell):
         """
         return self._run(flows.submit(job, idempotency_key))
 
+    def submit_array(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> JobArray:
+        """Submit many jobs by one specification with an `array`, all of them or none; raises as `submit` does."""
+        return self._run(flows.submit_array(job, idempotency_key))
+
+    def arrays(self) -> list[JobArray]:
+        """Arrays, newest first."""
+        return self._run(flows.all_pages(requests.list_arrays))
+
+    def array(self, array_id: str) -> JobArray:
+        """One array: its jobs by state, and what they have cost."""
+        return self._send(requests.get_array(array_id))
+
+    def cancel_array(self, array_id: str) -> JobArray:
+        """Ask for the end of all jobs of an array."""
+        return self._send(requests.cancel_array(array_id))
+
     def clone(
         self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
     ) -> Job:
@@ -122,10 +141,11 @@ class Client(Shell):
         state: str | None = None,
         project: str | None = None,
         labels: Mapping[str, str | None] | None = None,
+        array: str | None = None,
         limit: int | None = None,
     ) -> list[Job]:
-        """Jobs, newest first; those with all of the `labels`, of which None stands for any value."""
-        return self._run(flows.jobs(state, project, limit, labels))
+        """Jobs, newest first; of an array, or with all of the `labels`, of which None stands for any value."""
+        return self._run(flows.jobs(state, project, limit, labels, array))
 
     def job(self, job_id: str) -> Job:
         """One job by its full id."""

@@ -26,6 +26,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    JobArray,
     Ledger,
     LogLine,
     MetricPoint,
@@ -154,6 +155,36 @@ def _key(idempotency_key: str) -> dict[str, str]:
     return {"Idempotency-Key": idempotency_key}
 
 
+def create_array(spec: JobSpec, idempotency_key: str) -> Request[JobArray]:
+    """Submit many jobs by one specification.  Raises ConfigurationError for an impossible key."""
+    headers = _key(idempotency_key)
+    return Request(
+        method="POST", path="/v1/arrays", json=spec.to_mapping(), headers=headers, parse=_one(JobArray)
+    )
+
+
+def list_arrays(cursor: str | None = None) -> Request[Page[JobArray]]:
+    """One page of arrays, newest first."""
+    return Request(method="GET", path="/v1/arrays", params=_params(cursor=cursor), parse=_one(Page[JobArray]))
+
+
+def get_array(array_id: str) -> Request[JobArray]:
+    """One array."""
+    return Request(method="GET", path=_array_path(array_id), parse=_one(JobArray))
+
+
+def cancel_array(array_id: str) -> Request[JobArray]:
+    """Ask for the end of all jobs of an array."""
+    return Request(method="POST", path=f"{_array_path(array_id)}/cancel", parse=_one(JobArray))
+
+
+def _array_path(array_id: str) -> str:
+    if not _ID.fullmatch(array_id):
+        hint = "remora arrays lists them"
+        raise NotFound(404, "array_not_found", f"there is no array {array_id[:80]!r}", hint=hint)
+    return f"/v1/arrays/{array_id}"
+
+
 def clone_job(job_id: str, values: Mapping[str, Any], idempotency_key: str) -> Request[Job]:
     """Submit a job again with other values for some fields.  Raises ConfigurationError for an impossible key."""
     path, body = job_path(job_id, "clone"), {"set": dict(values)}
@@ -165,11 +196,12 @@ def list_jobs(
     state: str | None = None,
     project: str | None = None,
     labels: Mapping[str, str | None] | None = None,
+    array: str | None = None,
     limit: int = PAGE_ITEMS,
     cursor: str | None = None,
 ) -> Request[Page[Job]]:
     """One page of jobs, newest first; those with all of the labels, of which None stands for any value."""
-    params: dict[str, Any] = _params(state=state, project=project, limit=limit, cursor=cursor)
+    params: dict[str, Any] = _params(state=state, project=project, array=array, limit=limit, cursor=cursor)
     if labels:
         params["label"] = [name if value is None else f"{name}={value}" for name, value in labels.items()]
     return Request(method="GET", path="/v1/jobs", params=params, parse=_one(Page[Job]))

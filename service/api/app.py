@@ -12,6 +12,7 @@ from fastapi import FastAPI
 import remora
 from remora.views import Problem
 from service.api import (
+    arrays,
     bundles,
     changes,
     checkpoints,
@@ -91,6 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
     parts = (
         jobs.router,
         changes.router,
+        arrays.router,
         streams.router,
         checkpoints.router,
         outputs.router,

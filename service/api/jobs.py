@@ -14,6 +14,7 @@ from starlette.responses import Response
 from cluster.scheduling.queue_order import WAITS_FOR_TURN, placed
 from cluster.scheduling.quotas import has_quotas
 from cluster.scheduling.shares import has_shares
+from remora.errors import SpecError, SpecProblem
 from remora.spec.overrides import MAX_OVERRIDES, overridden
 from remora.spec.spec import JobSpec
 from remora.states import JobState
@@ -37,7 +38,7 @@ router = APIRouter(prefix="/v1/jobs")
 @router.post("", status_code=201, operation_id="submit_job", response_model=Job)
 async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike."""
-    body = await read_spec(request)
+    body = await read_spec(request, _one_job)
     await check_bundle(request, body.spec)
     now = context_of(request).clock()
 
@@ -46,6 +47,14 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
         return job.id, job_view(job).model_dump_json()
 
     return await answer_once(request, body.digest, create, "/v1/jobs", Job)
+
+
+def _one_job(body: dict[str, Any]) -> JobSpec:
+    spec = JobSpec.from_mapping(body)
+    if spec.array is not None:
+        text = "it describes many jobs; POST it to /v1/arrays, as `remora submit` and Client.submit_array do"
+        raise SpecError([SpecProblem("array", text)])
+    return spec
 
 
 @router.post("/{job_id}/clone", status_code=201, operation_id="clone_job", response_model=Job)
@@ -61,7 +70,7 @@ async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]
         if body.keys() - {"set"} or not isinstance(values, dict) or len(values) > MAX_OVERRIDES:
             said = f'give "set", at most {MAX_OVERRIDES} dotted names of fields with their values'
             raise ApiProblem(422, "invalid_change", said)
-        return JobSpec.from_mapping(overridden(original.spec, values))
+        return _one_job(overridden(original.spec, values))
 
     body = await read_spec(request, changed, salt=job_id)
     await check_bundle(request, body.spec)
@@ -84,6 +93,7 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     context = context_of(request)
     now = context.clock()
     states, project, limit = query.state, query.project, query.limit
+    array_id = query.array
     having = [
         (name, value if equals else None)
         for name, equals, value in (one.partition("=") for one in query.label)
@@ -91,11 +101,23 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
 
     def work(connection: sa.Connection) -> bytes:
         waiting = store.waiting_on_page(
-            connection, states=states, project=project, before=before, limit=limit, having=having
+            connection,
+            states=states,
+            project=project,
+            before=before,
+            limit=limit,
+            having=having,
+            array_id=array_id,
         )
         place = _placing(connection, context, waiting, now)
         found = store.page_of_jobs(
-            connection, states=states, project=project, before=before, limit=limit, having=having
+            connection,
+            states=states,
+            project=project,
+            before=before,
+            limit=limit,
+            having=having,
+            array_id=array_id,
         )
         rows = (place(row) for row in found)
         return write_page(rows, job_view, lambda row: row.id, limit)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
 from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
-from remora.views import FieldProblem
+from remora.views import FieldProblem, Job
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
@@ -131,7 +131,9 @@ async def answer_once(
         # The same key came twice at the same moment and the other request won: now its answer is there.
         answer, is_replay = await context.database.write(work)
     made: Any = view.model_validate_json(answer)
-    headers = {"Location": f"{path}/{made.id}", "ETag": f'"{made.version}"'}
+    headers = {"Location": f"{path}/{made.id}"}
+    if isinstance(made, Job):
+        headers["ETag"] = f'"{made.version}"'
     if is_replay:
         headers["Idempotency-Replayed"] = "true"
     return Response(answer, 201, headers, media_type="application/json")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from remora.states import JobState
-from remora.views import Attempt, Drill, DrilledJob, Job, Node
+from remora.views import ArrayElement, Attempt, Drill, DrilledJob, Job, JobArray, Node
+from service.queue.arrays import ArrayRow, counted
 from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow, WaitRow
 
 
@@ -22,6 +23,7 @@ def job_view(row: JobRow) -> Job:
         message=row.message,
         priority=row.priority,
         labels=row.labels,
+        array=None if row.array_id is None else _element(row),
         spec=row.spec,
         attempt=row.attempt,
         step=row.step,
@@ -38,6 +40,28 @@ def job_view(row: JobRow) -> Job:
         paused_at=row.paused_at,
         ended_at=row.ended_at,
         version=row.version,
+    )
+
+
+def _element(row: JobRow) -> ArrayElement:
+    return ArrayElement(
+        array_id=row.array_id or "", index=row.array_index or 0, parameters=row.parameters or {}
+    )
+
+
+def array_view(row: ArrayRow, states: Mapping[str, int], cost: float | None = None) -> JobArray:
+    """An array for clients, with how many of its jobs are in which state."""
+    return JobArray(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        spec=row.spec,
+        size=row.size,
+        most_at_once=row.most_at_once,
+        jobs=counted(states, row.size),
+        terminal=all(JobState(state).is_terminal for state in states),
+        cost=cost,
+        created_at=row.created_at,
     )
 
 

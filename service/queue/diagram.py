@@ -140,10 +140,10 @@ def page() -> str:
         _states(_JOBS),
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota`,\n"
-        "`waiting_for_jobs` or `waiting_for_retry`; while it is `running`, it is `regrouping` when none work and a\n"
-        f"new worker group is being gathered; while it is `paused`, it is `{PAUSED_BY_OWNER}` or\n"
-        f"`{WAITING_FOR_BUDGET}`; at the end it is the last attempt's end reason, `{NO_PROGRESS}`,\n"
-        f"`wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
+        "`waiting_for_jobs`, `waiting_for_array` or `waiting_for_retry`; while it is `running`, it is `regrouping`\n"
+        "when none work and a new worker group is being gathered; while it is `paused`, it is\n"
+        f"`{PAUSED_BY_OWNER}` or `{WAITING_FOR_BUDGET}`; at the end it is the last attempt's end reason,\n"
+        f"`{NO_PROGRESS}`, `wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import sqlalchemy as sa
 
 from remora.errors import SpecError, SpecProblem
+from remora.spec.arrays import Element
 from remora.spec.spec import JobSpec
 from service.queue import intake, lifecycle
+from service.queue.arrays import ArrayRow, waits_for_room
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.rows import JobRow
-from service.store import bundles, dependencies
+from service.store import arrays, bundles, dependencies
 from service.store import jobs as store
 from service.store.ids import new_id
 
@@ -53,6 +58,44 @@ def submit(connection: sa.Connection, spec: JobSpec, now: float, origin: str = "
     row = store.insert_job(connection, lifecycle.submit(row, awaited, origin))
     dependencies.insert(connection, [one for one in awaited if not one.is_met])
     return row
+
+
+def submit_array(
+    connection: sa.Connection, spec: JobSpec, elements: Sequence[Element], now: float
+) -> ArrayRow:
+    """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
+    assert spec.array is not None
+    use_bundle(connection, spec, now)
+    most = spec.array.most_at_once
+    array = ArrayRow(
+        id=new_id("array", now),
+        name=spec.name,
+        project=spec.project,
+        created_at=now,
+        spec=spec.to_mapping(),
+        size=len(elements),
+        most_at_once=most,
+    )
+    arrays.insert(connection, array)
+    decisions: list[lifecycle.Decision] = []
+    awaited: list[Dependency] = []
+    for one in elements:
+        row = replace(
+            row_of(one.spec, now), array_id=array.id, array_index=one.index, parameters=one.parameters
+        )
+        # All of them wait for the same jobs, which are locked once.
+        others = (
+            _awaited(connection, row)
+            if not awaited
+            else [replace(other, job_id=row.id) for other in awaited[: len(spec.after)]]
+        )
+        awaited += others
+        held = waits_for_room(array.id, most) if most is not None and one.index >= most else None
+        origin = f"number {one.index} of the array {array.id}"
+        decisions.append(lifecycle.submit(row, others, origin, held))
+    store.insert_jobs(connection, decisions)
+    dependencies.insert(connection, [one for one in awaited if not one.is_met])
+    return array
 
 
 def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:

@@ -18,14 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from remora.spec.arrays import Array
 from remora.states import JobState
 from remora.views import (
+    ArrayElement,
     Attempt,
     Checkpoint,
     ClusterLedger,
     Drill,
     Event,
     Job,
+    JobArray,
     LogLine,
     MetricPoint,
     ModelVersion,
@@ -75,6 +78,7 @@ class FakeService:
     attempts: list[Attempt] = field(default_factory=list)
     #: What happens just before a job is looked at, one at each look.
     scenes: list[Callable[[Job], None]] = field(default_factory=list)
+    arrays: dict[str, JobArray] = field(default_factory=dict)
     bundles: dict[str, bytes] = field(default_factory=dict)
     keys: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     requests: list[Seen] = field(default_factory=list)
@@ -288,6 +292,8 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return _page(state, seen, _models(state))
     if match := re.fullmatch(r"/v1/models/digits/versions/\d+/files/(.*)", seen.path):
         return 200, {}, state.outputs[unquote(match[1])]
+    if seen.path.startswith("/v1/arrays"):
+        return _arrays(state, seen)
     if seen.path == "/v1/jobs":
         return _create(state, seen) if seen.method == "POST" else _newest(state, seen)
     parts = seen.path.split("/")
@@ -295,6 +301,27 @@ def _route(state: FakeService, seen: Seen) -> Reply:
     if job is None:
         return problem(404, "job_not_found", f"there is no job {parts[-1]}", hint="See remora list.")
     return _of_job(state, seen, job, "/".join(parts[4:]))
+
+
+def _arrays(state: FakeService, seen: Seen) -> Reply:
+    if seen.method == "POST" and seen.path == "/v1/arrays":
+        spec = json.loads(seen.body)
+        values = list(Array.model_validate(spec["array"]).elements())
+        made = JobArray(
+            id=f"array_{len(state.arrays) + 1:026d}", name=spec["name"], project="default", spec=spec,
+            size=len(values), jobs={"queued": len(values)}, created_at=1000.0,
+        )  # fmt: skip
+        state.arrays[made.id] = made
+        for index, parameters in enumerate(values):
+            element = ArrayElement(array_id=made.id, index=index, parameters=parameters)
+            state.add_job(f"{made.name}-{index}", JobState.QUEUED, array=element)
+        return 201, {}, made.model_dump_json().encode()
+    if seen.path == "/v1/arrays":
+        return _page(state, seen, list(reversed(state.arrays.values())))
+    found = state.arrays.get(seen.path.split("/")[3])
+    if found is None:
+        return problem(404, "array_not_found", "there is no such array")
+    return (202 if seen.path.endswith("/cancel") else 200), {}, found.model_dump_json().encode()
 
 
 def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
