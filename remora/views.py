@@ -83,6 +83,39 @@ class JobArray(View):
     created_at: float
 
 
+class ScheduleRun(View):
+    """One time of a schedule, and what became of it."""
+
+    #: The time itself, and when it was decided about.
+    at: float
+    decided_at: float
+    #: `submitted`, `overlapped`, `missed` or `refused`.
+    outcome: str
+    #: One sentence for people.
+    message: str
+    #: What was submitted.
+    job_id: str | None = None
+    array_id: str | None = None
+
+
+class Schedule(View):
+    """A specification that is submitted again and again."""
+
+    id: str
+    name: str
+    project: str
+    #: The JobSpec as accepted, with its schedule.
+    spec: dict[str, Any]
+    #: Its time of cron, and the time zone in which it is meant.
+    cron: str
+    zone: str
+    #: The next time at which it is submitted.
+    next_at: float
+    #: The newest time that has come; None: none yet.
+    last_run: ScheduleRun | None = None
+    created_at: float
+
+
 class Job(View):
     """A job and its state."""
 

@@ -19,6 +19,7 @@ from remora.cli import (
     plans,
     policies,
     results,
+    schedules,
     submission,
 )
 from remora.cli.exits import HELP, ExitCode, code_of_error
@@ -64,6 +65,7 @@ for command in (
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.callback()(cluster.options)
 app.add_typer(arrays.app, name="arrays")
+app.add_typer(schedules.app, name="schedules")
 app.add_typer(models.app, name="models")
 app.add_typer(policies.app, name="policy")
 app.add_typer(cluster.pools_app, name="pools")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remora.cli import output
-from remora.cli.arrays import summary
+from remora.cli import arrays, output, schedules
 from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
@@ -19,6 +18,7 @@ from remora.spec.backends import BACKEND_WORDS
 
 if TYPE_CHECKING:
     from remora.spec.spec import JobSpec
+    from remora.views import JobArray, Schedule
 
 _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -168,8 +168,8 @@ def _checked(raw: dict[str, Any]) -> JobSpec:
 def _send(
     spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
 ) -> None:
-    if spec.array is not None:
-        _send_array(spec, key, follow=follow, quiet=quiet, as_json=as_json, server=server)
+    if spec.array is not None or spec.schedule is not None:
+        _send_many(spec, key, follow=follow, quiet=quiet, as_json=as_json, server=server)
         return
     with connect(server, patient=False) as client:
         job = client.submit(spec, idempotency_key=key)
@@ -190,20 +190,27 @@ def _send(
     raise typer.Exit(code_of_state(ended.state))
 
 
-def _send_array(
+def _send_many(
     spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
 ) -> None:
+    """Submit an array, or store a schedule."""
     if follow:
-        raise typer.BadParameter("--follow watches one job; an array has many")
+        raise typer.BadParameter("--follow watches one job; an array or a schedule has many")
+    made: JobArray | Schedule
     with connect(server, patient=False) as client:
-        array = client.submit_array(spec, idempotency_key=key)
+        if spec.schedule is not None:
+            made = client.submit_schedule(spec, idempotency_key=key)
+            line, command = schedules.summary(made), "schedules"
+        else:
+            made = client.submit_array(spec, idempotency_key=key)
+            line, command = arrays.summary(made), "arrays"
     if quiet:
-        output.print_line(array.id)
+        output.print_line(made.id)
     elif as_json:
-        output.print_json(array)
+        output.print_json(made)
     else:
-        output.print_line(summary(array))
-        output.say(f"Watch it: remora arrays show {array.id}")
+        output.print_line(line)
+        output.say(f"Watch it: remora {command} show {made.id}")
 
 
 def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, Any]:

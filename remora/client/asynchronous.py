@@ -61,6 +61,8 @@ from remora.views import (
     Pool,
     Pruned,
     RecordedTrace,
+    Schedule,
+    ScheduleRun,
     WhatIf,
 )
 
@@ -125,6 +127,28 @@ class AsyncClient(Shell):
     async def cancel_array(self, array_id: str) -> JobArray:
         """Ask for the end of all jobs of an array."""
         return await self._send(requests.cancel_array(array_id))
+
+    async def submit_schedule(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> Schedule:
+        """Store a specification with a `schedule`, whose job is submitted at each time; raises as `submit` does."""
+        return await self._run(flows.submit_schedule(job, idempotency_key))
+
+    async def schedules(self) -> list[Schedule]:
+        """Schedules, newest first, each with its newest run."""
+        return await self._run(flows.all_pages(requests.list_schedules))
+
+    async def schedule(self, schedule_id: str) -> Schedule:
+        """One schedule with its newest run."""
+        return await self._send(requests.get_schedule(schedule_id))
+
+    async def runs(self, schedule_id: str, *, limit: int | None = None) -> list[ScheduleRun]:
+        """What became of the times of a schedule, newest first."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_runs(schedule_id, cursor), limit))
+
+    async def delete_schedule(self, schedule_id: str) -> Schedule:
+        """Delete a schedule: it submits nothing any more.  Jobs that it has submitted stay."""
+        return await self._send(requests.delete_schedule(schedule_id))
 
     async def clone(
         self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None

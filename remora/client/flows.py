@@ -35,6 +35,7 @@ from remora.views import (
     OutputFile,
     Page,
     Pruned,
+    Schedule,
 )
 
 T = TypeVar("T")
@@ -56,9 +57,29 @@ Flow = Generator[Request[Any] | Work, Any, T]
 def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
     """Check the specification against its code, upload that unless the service has it, create the job."""
     spec = yield from _prepared(job)
+    _refuse_schedule(spec)
     if spec.array is not None:
         raise SpecError([SpecProblem("array", "it describes many jobs; use submit_array")])
     created: Job = yield requests.create_job(spec, _new_key(idempotency_key))
+    return created
+
+
+def _refuse_schedule(spec: JobSpec) -> None:
+    if spec.schedule is not None:
+        text = "it is submitted again and again; use submit_schedule"
+        raise SpecError([SpecProblem("schedule", text)])
+
+
+def submit_schedule(
+    job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
+) -> Flow[Schedule]:
+    """The same for a specification that is submitted at each time of its schedule."""
+    spec = yield from _prepared(job)
+    if spec.schedule is None:
+        raise SpecError([SpecProblem("schedule", "missing; use submit for one job")])
+    if spec.array is not None:
+        yield Work(lambda: elements_of(spec))
+    created: Schedule = yield requests.create_schedule(spec, _new_key(idempotency_key))
     return created
 
 
@@ -69,6 +90,7 @@ def submit_array(
     spec = yield from _prepared(job)
     if spec.array is None:
         raise SpecError([SpecProblem("array", "missing; use submit for one job")])
+    _refuse_schedule(spec)
     # What is wrong with one of its jobs is found before anything is sent.
     yield Work(lambda: elements_of(spec))
     created: JobArray = yield requests.create_array(spec, _new_key(idempotency_key))

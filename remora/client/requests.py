@@ -42,6 +42,8 @@ from remora.views import (
     Problem,
     Pruned,
     RecordedTrace,
+    Schedule,
+    ScheduleRun,
     WhatIf,
 )
 
@@ -183,6 +185,43 @@ def _array_path(array_id: str) -> str:
         hint = "remora arrays lists them"
         raise NotFound(404, "array_not_found", f"there is no array {array_id[:80]!r}", hint=hint)
     return f"/v1/arrays/{array_id}"
+
+
+def create_schedule(spec: JobSpec, idempotency_key: str) -> Request[Schedule]:
+    """Store a specification with a schedule.  Raises ConfigurationError for an impossible key."""
+    headers = _key(idempotency_key)
+    return Request(
+        method="POST", path="/v1/schedules", json=spec.to_mapping(), headers=headers, parse=_one(Schedule)
+    )
+
+
+def list_schedules(cursor: str | None = None) -> Request[Page[Schedule]]:
+    """One page of schedules, newest first."""
+    params = _params(cursor=cursor)
+    return Request(method="GET", path="/v1/schedules", params=params, parse=_one(Page[Schedule]))
+
+
+def get_schedule(schedule_id: str) -> Request[Schedule]:
+    """One schedule."""
+    return Request(method="GET", path=_schedule_path(schedule_id), parse=_one(Schedule))
+
+
+def list_runs(schedule_id: str, cursor: str | None = None) -> Request[Page[ScheduleRun]]:
+    """One page of what became of the times of a schedule, newest first."""
+    path, params = f"{_schedule_path(schedule_id)}/runs", _params(cursor=cursor)
+    return Request(method="GET", path=path, params=params, parse=_one(Page[ScheduleRun]))
+
+
+def delete_schedule(schedule_id: str) -> Request[Schedule]:
+    """Delete a schedule; what it has submitted stays."""
+    return Request(method="DELETE", path=_schedule_path(schedule_id), parse=_one(Schedule))
+
+
+def _schedule_path(schedule_id: str) -> str:
+    if not _ID.fullmatch(schedule_id):
+        hint = "remora schedules lists them"
+        raise NotFound(404, "schedule_not_found", f"there is no schedule {schedule_id[:80]!r}", hint=hint)
+    return f"/v1/schedules/{schedule_id}"
 
 
 def clone_job(job_id: str, values: Mapping[str, Any], idempotency_key: str) -> Request[Job]:

@@ -54,6 +54,7 @@ from remora.spec.problems import problems_of, read_spec_file, read_yaml, section
 from remora.spec.sections import (
     AFTER_FORM,
     MAX_AFTER,
+    SCHEDULE_FORM,
     After,
     CheckpointPolicy,
     Elastic,
@@ -63,6 +64,7 @@ from remora.spec.sections import (
     Placement,
     Resources,
     Retry,
+    Schedule,
     Section,
     Workers,
 )
@@ -113,6 +115,8 @@ class JobSpec(Section):
     retry: Retry = Field(Retry(), description="keys limit, backoff, on_exit_codes, on_log_patterns")
     #: Many jobs in place of one.
     array: Array | None = Field(None, description=ARRAY_FORM)
+    #: Submitted again and again in place of once.
+    schedule: Schedule | None = Field(None, description=SCHEDULE_FORM)
     labels: dict[str, Any] = Field({}, max_length=MAX_LABELS, description=LABELS_FORM)
     #: Ends of other jobs before which no attempt starts.
     after: tuple[After, ...] = Field((), max_length=MAX_AFTER, description=AFTER_FORM)
@@ -214,6 +218,14 @@ class JobSpec(Section):
             _ = self.worker_sizes
         except NoSizePossible as error:
             raise ValueError(f"workers and elastic.global_batch do not agree: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _can_wait_for_the_one_before(self) -> Self:
+        if self.array is not None and self.schedule is not None and self.schedule.overlap == "wait":
+            raise ValueError(
+                "schedule.overlap is wait, which is for one job, and array makes many; write skip or allow"
+            )
         return self
 
     @field_validator("labels", mode="before")

@@ -26,6 +26,7 @@ from service.api import (
     policies,
     pools,
     problem_documents,
+    schedules,
     streams,
 )
 from service.api.context import Context
@@ -93,6 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
         jobs.router,
         changes.router,
         arrays.router,
+        schedules.router,
         streams.router,
         checkpoints.router,
         outputs.router,

@@ -44,6 +44,10 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
         spec = JobSpec.from_mapping(body)
         if spec.array is None:
             raise SpecError([SpecProblem("array", "missing; submit one job to /v1/jobs")])
+        if spec.schedule is not None:
+            raise SpecError(
+                [SpecProblem("schedule", "it is submitted again and again; POST it to /v1/schedules")]
+            )
         made.elements = elements_of(spec)
         return spec
 

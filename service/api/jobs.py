@@ -51,8 +51,11 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
 
 def _one_job(body: dict[str, Any]) -> JobSpec:
     spec = JobSpec.from_mapping(body)
+    if spec.schedule is not None:
+        text = "it is submitted again and again; POST it to /v1/schedules, as `remora submit` does"
+        raise SpecError([SpecProblem("schedule", text)])
     if spec.array is not None:
-        text = "it describes many jobs; POST it to /v1/arrays, as `remora submit` and Client.submit_array do"
+        text = "it describes many jobs; POST it to /v1/arrays, as `remora submit` does"
         raise SpecError([SpecProblem("array", text)])
     return spec
 

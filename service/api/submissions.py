@@ -74,12 +74,13 @@ async def check_bundle(request: Request, spec: JobSpec) -> None:
         raise invalid_spec(SpecError([SpecProblem(FIELD, str(error))])) from None
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
-        raise _no_bundle(digest)
+        raise no_bundle(digest)
     if digest is not None and needs_code(spec):
         await asyncio.to_thread(_check_code, context, spec, digest)
 
 
-def _no_bundle(digest: str) -> ApiProblem:
+def no_bundle(digest: str) -> ApiProblem:
+    """The code of a job is not there."""
     return ApiProblem(
         422,
         "bundle_not_found",
@@ -120,7 +121,7 @@ async def answer_once(
     The answer is a `view`, which is found below `path`.  Raises ApiProblem.
     """
     context = context_of(request)
-    order = Order(key=_idempotency_key(request), digest=digest, create=create, jobs=jobs, now=context.clock())
+    order = Order(key=idempotency_key(request), digest=digest, create=create, jobs=jobs, now=context.clock())
 
     def work(connection: sa.Connection) -> tuple[str, bool]:
         return carry_out(connection, order, context.settings.max_active_jobs)
@@ -160,7 +161,7 @@ def carry_out(connection: sa.Connection, order: Order, max_active_jobs: int) -> 
             429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"}
         ) from None
     except submissions.BundleMissing as missing:
-        raise _no_bundle(str(missing)) from None
+        raise no_bundle(str(missing)) from None
     except SpecError as error:
         raise invalid_spec(error) from None
     if key is not None:
@@ -168,7 +169,8 @@ def carry_out(connection: sa.Connection, order: Order, max_active_jobs: int) -> 
     return answer, False
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
+    """The request's `Idempotency-Key`, or None.  Raises ApiProblem."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return None

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from remora.states import JobState
-from remora.views import ArrayElement, Attempt, Drill, DrilledJob, Job, JobArray, Node
+from remora.views import ArrayElement, Attempt, Drill, DrilledJob, Job, JobArray, Node, Schedule, ScheduleRun
 from service.queue.arrays import ArrayRow, counted
 from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow, WaitRow
+from service.queue.schedules import RunRow, ScheduleRow
 
 
 def job_view(row: JobRow) -> Job:
@@ -62,6 +63,33 @@ def array_view(row: ArrayRow, states: Mapping[str, int], cost: float | None = No
         terminal=all(JobState(state).is_terminal for state in states),
         cost=cost,
         created_at=row.created_at,
+    )
+
+
+def schedule_view(row: ScheduleRow, newest: RunRow | None = None) -> Schedule:
+    """A schedule for clients."""
+    return Schedule(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        spec=row.spec,
+        cron=row.cron,
+        zone=row.zone,
+        next_at=row.next_at,
+        last_run=None if newest is None else run_view(newest),
+        created_at=row.created_at,
+    )
+
+
+def run_view(row: RunRow) -> ScheduleRun:
+    """A time of a schedule for clients."""
+    return ScheduleRun(
+        at=row.at,
+        decided_at=row.decided_at,
+        outcome=row.outcome.value,
+        message=row.message,
+        job_id=row.job_id,
+        array_id=row.array_id,
     )
 
 

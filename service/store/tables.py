@@ -159,6 +159,36 @@ arrays = sa.Table(
     _partial("ix_arrays_news", "id", where=ARRAYS_WITH_NEWS),
 )
 
+# Specifications that are submitted again and again, and what became of their times: `service.queue.schedules`.
+schedules = sa.Table(
+    "schedules",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("next_at", sa.Double, nullable=False),
+    sa.Column("key", sa.String(128)),
+    sa.Column("body_digest", sa.String(64)),
+    sa.UniqueConstraint("key", name="uq_schedules_key"),
+    sa.Index("ix_schedules_next_at", "next_at"),
+)
+
+schedule_runs = sa.Table(
+    "schedule_runs",
+    metadata,
+    sa.Column("schedule_id", sa.String(40), sa.ForeignKey("schedules.id"), primary_key=True),
+    # The database itself refuses that one time is decided twice.
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("decided_at", sa.Double, nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    # What was submitted may be deleted before this row.
+    sa.Column("job_id", sa.String(40)),
+    sa.Column("array_id", sa.String(40)),
+)
+
 # The labels of jobs, for those who look for jobs: `service.store.labels`.
 job_labels = sa.Table(
     "job_labels",

@@ -155,7 +155,12 @@ def test_every_job_that_a_page_shows_is_accepted() -> None:
 
 
 #: What has to stand beside a field for it to be possible at all.
-BESIDE: dict[str, dict[str, Any]] = {"workers": {"min": 1, "max": 1}, "checkpoint.best": {"metric": "loss"}}
+BESIDE: dict[str, dict[str, Any]] = {
+    "workers": {"min": 1, "max": 1},
+    "checkpoint.best": {"metric": "loss"},
+    "after": {"job": f"job_{'0' * 26}"},
+    "schedule": {"cron": "0 0 * * *"},
+}
 
 
 def test_every_default_of_the_specification_is_what_the_page_says() -> None:

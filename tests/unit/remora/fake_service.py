@@ -37,6 +37,8 @@ from remora.views import (
     OutputFile,
     Page,
     Pool,
+    Schedule,
+    ScheduleRun,
     View,
 )
 
@@ -79,6 +81,7 @@ class FakeService:
     #: What happens just before a job is looked at, one at each look.
     scenes: list[Callable[[Job], None]] = field(default_factory=list)
     arrays: dict[str, JobArray] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
     bundles: dict[str, bytes] = field(default_factory=dict)
     keys: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     requests: list[Seen] = field(default_factory=list)
@@ -292,6 +295,8 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return _page(state, seen, _models(state))
     if match := re.fullmatch(r"/v1/models/digits/versions/\d+/files/(.*)", seen.path):
         return 200, {}, state.outputs[unquote(match[1])]
+    if seen.path.startswith("/v1/schedules"):
+        return _schedules(state, seen)
     if seen.path.startswith("/v1/arrays"):
         return _arrays(state, seen)
     if seen.path == "/v1/jobs":
@@ -301,6 +306,31 @@ def _route(state: FakeService, seen: Seen) -> Reply:
     if job is None:
         return problem(404, "job_not_found", f"there is no job {parts[-1]}", hint="See remora list.")
     return _of_job(state, seen, job, "/".join(parts[4:]))
+
+
+def _schedules(state: FakeService, seen: Seen) -> Reply:
+    if seen.method == "POST":
+        spec = json.loads(seen.body)
+        made = Schedule(
+            id=f"sched_{len(state.schedules) + 1:026d}", name=spec["name"], project="default", spec=spec,
+            cron=spec["schedule"]["cron"], zone=spec["schedule"]["zone"], next_at=2000.0, created_at=1000.0,
+        )  # fmt: skip
+        state.schedules[made.id] = made
+        return 201, {}, made.model_dump_json().encode()
+    if seen.path == "/v1/schedules":
+        return _page(state, seen, list(state.schedules.values()))
+    schedule_id, _, rest = seen.path.removeprefix("/v1/schedules/").partition("/")
+    if schedule_id not in state.schedules:
+        return problem(404, "schedule_not_found", "there is no such schedule")
+    if rest == "runs":
+        run = ScheduleRun(
+            at=1500.0, decided_at=1501.0, outcome="submitted", message="submitted", job_id="job_x"
+        )
+        return _page(state, seen, [run])
+    found = state.schedules[schedule_id]
+    if seen.method == "DELETE":
+        del state.schedules[schedule_id]
+    return 200, {}, found.model_dump_json().encode()
 
 
 def _arrays(state: FakeService, seen: Seen) -> Reply:

@@ -53,6 +53,7 @@ def test_a_command_is_enough() -> None:
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
         "array": None,
+        "schedule": None,
         "labels": {},
         "after": [],
         "limits": {"run_time": None, "wait_time": None, "step_time": 600.0, "budget": None, "deadline": None},
@@ -97,6 +98,12 @@ def test_exit_codes_are_numbers_and_ranges_and_one_needs_no_list() -> None:
     assert retry.on_exit_codes == (1, "3-9", 7)
     assert JobSpec(command="x", retry={"on_exit_codes": 75}).retry.on_exit_codes == (75,)
     assert JobSpec(command="x", retry={"on_log_patterns": "a.*b"}).retry.on_log_patterns == ("a.*b",)
+
+
+def test_on_is_a_key_although_yaml_takes_it_for_true() -> None:
+    job = f"job_{'0' * 26}"
+    spec = JobSpec.from_yaml(f"command: x\nafter: [{{job: {job}, on: any}}, {{job: {job[:-1]}1}}]")
+    assert [one.on for one in spec.after] == ["any", "success"]
 
 
 def test_an_interval_is_fixed_or_chosen_or_none() -> None:
