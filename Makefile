@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ $(DEEPSPEED): $(STAMP) requirements/deepspeed.txt
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    --no-build-isolation -r requirements/deepspeed.txt
 	touch $@
+
+# What `pip install` takes: dist/remora-*.whl, with the service in it.
+wheel: setup
+	$(BIN)/python -m hatchling build -t wheel -d dist
 
 # The loss of a node of a script that uses remora.torch, which goes on in place.
 demo: setup

@@ -31,6 +31,8 @@ RULES = (
     (r"The asynchronous client\.  Close", "The blocking client.  Close"),
     (r"an `async with` statement; streams are read by `async for`\.", "a `with` statement."),
     # Code.
+    (r"\bAwaitable\[(list\[\w+\])\]", r"\1"),
+    (r"\bAwaitable, ", ""),
     (r"\bawait asyncio\.to_thread\(([\w.]+)(?:, |(?=\)))", r"\1("),
     (r"\bawait ", ""),
     (r"\basync (?=def|for|with)", ""),

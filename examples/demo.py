@@ -1,8 +1,8 @@
 """The whole road on one machine: service, Ray cluster, a training job, the loss of a node, and its replacement.
 
-`make demo` runs it with a script that goes on in place, `make demo-restart` with one whose processes start again.  It
-uses nothing but the public client, and the local provider to take a node away.  The last line it prints is one JSON
-object; it exits with 0 only when everything it promises held.
+`make demo`, or `remora demo`, runs it with a script that goes on in place, `make demo-restart` with one whose processes
+start again.  It uses nothing but the public client, and the local provider to take a node away.  The last line it
+prints is one JSON object; it exits with 0 only when everything it promises held.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ class Seen:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--example", choices=sorted(EXAMPLES), default="elastic")
-    parser.add_argument(
-        "--home", type=Path, default=ROOT / ".demo", help="made new; stays for you to look at"
-    )
+    parser.add_argument("--home", type=Path, default=Path(".demo"), help="made new; stays for you to look at")
     parser.add_argument("--recovery-limit", type=float, help="seconds in which it has to recover")
     arguments = parser.parse_args()
     console = Console()
@@ -126,6 +124,9 @@ def remora_up(home: Path, console: Console, *options: str) -> Iterator[subproces
     """A running `remora up` in a new folder; it has ended afterwards."""
     remora = str(Path(sys.executable).with_name("remora"))
     if home.exists():
+        check(
+            is_of_a_demo(home), f"{home} has files that are not of a demo: choose another folder with --home"
+        )
         # A demo that was interrupted may still run there, and must not lose its folder.
         subprocess.run([remora, "down", "--home", str(home)], check=True, capture_output=True)
         shutil.rmtree(home)
@@ -142,6 +143,11 @@ def remora_up(home: Path, console: Console, *options: str) -> Iterator[subproces
     finally:
         with console.status("Everything is ended ..."):
             end(up)
+
+
+def is_of_a_demo(home: Path) -> bool:
+    """A demo may remove this folder: it made it, or there is nothing in it."""
+    return home.is_dir() and ((home / "up.log").is_file() or not any(home.iterdir()))
 
 
 def run(client: Client, example: Example, home: Path, console: Console) -> dict[str, Any]:

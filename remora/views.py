@@ -48,6 +48,8 @@ class Attempt(View):
     world_size: int = 0
     #: Step the attempt resumed from; None when it began at the beginning.
     resumed_from_step: int | None = None
+    #: Digest of the Python environment that its workers have; None: that of the nodes, or none yet.
+    environment: str | None = None
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
@@ -161,6 +163,14 @@ class Job(View):
     ended_at: float | None = None
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int
+
+    def __repr__(self) -> str:
+        """In one line: which job it is, and how far."""
+        steps = "" if self.step is None else f", step {self.step}"
+        steps += "" if self.step is None or self.total_steps is None else f" of {self.total_steps}"
+        return f"<Job {self.id} {self.name!r}: {self.state}{steps}>"
+
+    __str__ = __repr__
 
 
 class Event(View):

@@ -85,7 +85,7 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "zones": Part(
-        ("tests/integration/cluster/test_zone_cut_off.py",),
+        ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
         (
             "cluster/azure/emulator",
             "cluster/scheduling",
@@ -158,7 +158,9 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/test_changes_on_nodes.py",
             f"{TRAINERS}/test_elastic.py",
             f"{TRAINERS}/test_hangs.py",
+            f"{TRAINERS}/test_kept_nodes.py",
             f"{TRAINERS}/test_left_alone.py",
+            f"{TRAINERS}/test_notices.py",
             f"{TRAINERS}/test_placement_on_nodes.py",
         ),
         ("trainers/driver", "trainers/ray_train", f"{TRAINERS}/elastic_script.py", *LAB),

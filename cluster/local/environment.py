@@ -17,7 +17,8 @@ MACHINE_VARIABLE = "REMORA_MACHINE"
 #: What would make our processes meet another cluster, show another secret or belong to another machine.
 _FOREIGN = (MACHINE_VARIABLE, NODE_VARIABLE, "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NAMESPACE", "RAY_TMPDIR")
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
+#: That of this package: a checkout, or a folder in the installed wheel.
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def ray_environment(home: Path) -> dict[str, str]:
@@ -52,9 +53,9 @@ def _inherited(without: Collection[str]) -> dict[str, str]:
 
 
 def _python_path() -> str:
-    """The repository first: its packages are not installed."""
+    """The folder of these packages first: they are not installed under their own names."""
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return os.pathsep.join([str(_REPOSITORY), *(part for part in others if part != str(_REPOSITORY))])
+    return os.pathsep.join([str(_ROOT), *(part for part in others if part != str(_ROOT))])
 
 
 def _token(folders: ClusterFolders) -> Path:

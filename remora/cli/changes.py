@@ -151,5 +151,5 @@ def delete(
     if as_json:
         output.print_json(deleted)
         return
-    for one in deleted:
-        output.print_line(f"{one.id}  {one.name}  is deleted")
+    for gone in deleted:
+        output.print_line(f"{gone.id}  {gone.name}  is deleted")

@@ -1,4 +1,4 @@
-"""Commands on the service and its nodes: `up`, `down`, `nodes`, `pools`, `prune`, `version`."""
+"""Commands on the service and its nodes: `up`, `down`, `demo`, `nodes`, `pools`, `prune`, `version`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remora.cli import output
 from remora.cli.jobs import duration_option
 from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
-from remora.errors import ConfigurationError
+from remora.installation import server_command
 
 if TYPE_CHECKING:
     from remora.views import Pool, RefusedOffering
@@ -43,6 +43,9 @@ def up(
     node_cpus: Annotated[
         int | None, typer.Option("--node-cpus", min=1, help="CPUs that each node announces.")
     ] = None,
+    node_gpus: Annotated[
+        int | None, typer.Option("--node-gpus", min=0, help="GPUs that each node announces.")
+    ] = None,
     cloud: Annotated[
         Literal["local", "azure-emulated", "azure"] | None,
         typer.Option(
@@ -52,9 +55,32 @@ def up(
     ] = None,
 ) -> None:
     """Start the embedded service and a cluster of local nodes; Ctrl-C ends both."""
-    options = {"--port": port, "--nodes": nodes, "--node-cpus": node_cpus, "--cloud": cloud}
+    options = {
+        "--port": port,
+        "--nodes": nodes,
+        "--node-cpus": node_cpus,
+        "--node-gpus": node_gpus,
+        "--cloud": cloud,
+    }
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     _become_service([*_home_arguments(home), *given])
+
+
+def demo(
+    example: Annotated[
+        Literal["elastic", "digits", "bytegpt"],
+        typer.Option(
+            "--example",
+            help="What is trained: elastic goes on in place after the loss of a node, the others start again.",
+        ),
+    ] = "elastic",
+    home: Annotated[
+        Path | None,
+        typer.Option("--home", metavar="DIR", help="New folder of the demo's data, by default ./.demo ."),
+    ] = None,
+) -> None:
+    """Train on a real Ray cluster on this machine, kill a node, and watch the run recover."""
+    _become("examples.demo", ["--example", example, *_home_arguments(home)], trains=True)
 
 
 def down(home: HomeOption = None) -> None:
@@ -68,17 +94,13 @@ def _home_arguments(home: Path | None) -> list[str]:
 
 def _become_service(arguments: list[str]) -> NoReturn:
     """Replace this process, so that signals and the exit code are the service's own."""
-    root = Path(remora.__file__).resolve().parent.parent
-    if not (root / "service" / "up.py").is_file():
-        raise ConfigurationError(
-            "this installation has only the client; run `remora up` from a checkout of Remora's repository,"
-            " or name a running service with --server or REMORA_SERVER"
-        )
-    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-    # -P: a folder of the user's that is named `service` must not be taken for ours
-    command = [sys.executable, "-P", "-m", "service.up", *arguments]
+    _become("service.up", arguments)
+
+
+def _become(module: str, arguments: list[str], *, trains: bool = False) -> NoReturn:
+    command, variables = server_command(module, *arguments, trains=trains)
     sys.stdout.flush()
-    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606 - no shell wanted
+    os.execve(sys.executable, command, variables)  # noqa: S606 - no shell wanted
 
 
 def nodes(

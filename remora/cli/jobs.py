@@ -87,6 +87,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("priority", str(found.priority)),
             ("labels", " ".join(f"{name}={value}" for name, value in sorted(found.labels.items())) or None),
             ("resources", json.dumps(found.spec.get("resources"))),
+            ("environment", attempts[-1].environment if attempts else None),
             ("created", output.date(found.created_at)),
             ("started", output.date(found.started_at)),
             ("paused since", output.date(found.paused_at)),
@@ -154,7 +155,9 @@ def logs(
     follow: FollowOption = False,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this worker.")] = None,
     attempt: Annotated[int | None, typer.Option("--attempt", min=1, help="Only this attempt.")] = None,
-    tail: Annotated[int | None, typer.Option("--tail", min=1, help="Begin with the last N lines.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last N lines.")
+    ] = None,
     raw: RawOption = False,
     as_json: JsonOption = False,
     server: ServerOption = None,

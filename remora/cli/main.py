@@ -37,6 +37,7 @@ app = typer.Typer(
 for command in (
     cluster.up,
     cluster.down,
+    cluster.demo,
     submission.submit,
     conversion.convert,
     jobs.list_jobs,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remora.cli import output
-from remora.cli.options import JobArgument, JsonOption, ServerOption
-from remora.cli.session import connect
+from remora.cli.options import FollowOption, JobArgument, JsonOption, ServerOption
+from remora.cli.session import connect, detaching
 from remora.neutral import neutral
 from remora.spec.quantities import format_duration, format_size
 
@@ -35,10 +35,16 @@ def metrics(
             help="At most N points for all steps; each has the last values, with --json also the least and greatest.",
         ),
     ] = None,
+    follow: FollowOption = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
     """Print the values that a job reported, by step."""
+    if follow and (file is not None or most is not None):
+        raise typer.BadParameter("--follow prints each step as it comes; leave out --output and --points")
+    if follow:
+        _follow(job, as_json=as_json, server=server)
+        return
     with connect(server) as client:
         points = client.metrics(client.find(job).id, points=most)
     if file is not None:
@@ -56,6 +62,23 @@ def metrics(
             for point in points
         )
         output.print_table(("step", "workers", *names), rows, "The job reported no values yet.")
+
+
+def _follow(job: str, *, as_json: bool, server: str | None) -> None:
+    """Print each step as it is reported, until the job has ended."""
+    with connect(server) as client:
+        job_id = client.find(job).id
+        with detaching(job_id, "metrics -f"):
+            for point in client.follow_metrics(job_id):
+                if as_json:
+                    output.print_json_line(point)
+                    continue
+                values = (
+                    f"{neutral(name)} {value:.6g}"
+                    for name, value in point.values.items()
+                    if value is not None
+                )
+                output.print_line("  ".join((f"step {point.step}", f"workers {point.world_size}", *values)))
 
 
 def _names(points: list[MetricPoint]) -> list[str]:

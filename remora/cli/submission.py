@@ -132,7 +132,7 @@ def submit(
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
-    """Submit a job: `remora submit job.yaml`, or `remora submit --workers 1:3 -- python train.py`."""
+    """Submit a job: `remora submit job.yaml`, or `remora submit --workers 1:3 -- train.py --epochs 5`."""
     if entrypoint is not None:
         raw = _called(entrypoint, words or [], inputs or [])
     elif words:
@@ -220,8 +220,8 @@ def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, 
     if is_line or (words[0] != "-" and not words[0].endswith(_SPEC_SUFFIXES)):
         if inputs:
             raise typer.BadParameter("--input is for the file of an Azure ML job")
-        if len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file():
-            raise typer.BadParameter(f"{words[0]} is no command; write: remora submit -- python {words[0]}")
+        if not is_line and words[0].endswith(".py") and Path(words[0]).is_file():
+            words = ["python", *words]
         return {"command": words[0] if is_line else list(words), "code": "."}
     if len(words) > 1:
         raise typer.BadParameter(
@@ -270,7 +270,7 @@ def _after(words: list[str], server: str | None) -> list[dict[str, str]]:
     with connect(server) as client:
         for word in words:
             job, colon, end = word.partition(":")
-            found.append({"job": client.find(job).id, "on": end if colon else "success"})
+            found.append({"job": client.find(job).id, "when": end if colon else "success"})
     return found
 
 

@@ -2,7 +2,7 @@
 
     async with remora.AsyncClient() as client:
         job = await client.submit({"command": "python train.py", "code": ".", "workers": 2})
-        job = await client.wait(job.id)
+        job = await job.wait()
 
 Every method raises ApiError when the service refuses and ConnectionFailed when it does not answer.
 
@@ -15,12 +15,13 @@ again in `retries`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx2
+from pydantic import PrivateAttr
 
 from remora.client import flows, requests, what_if
 from remora.client.flows import Flow, Paging, Work
@@ -102,13 +103,13 @@ class AsyncClient(Shell):
 
     async def submit(
         self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
-    ) -> Job:
+    ) -> AsyncClientJob:
         """Submit a specification, a mapping, or a YAML file by its path; the code is packed and uploaded once.
 
         The same `idempotency_key` with the same job returns the first answer.  Raises SpecError and BundleError before
         anything is sent.
         """
-        return await self._run(flows.submit(job, idempotency_key))
+        return self._bound(await self._run(flows.submit(job, idempotency_key)))
 
     async def submit_array(
         self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
@@ -152,12 +153,12 @@ class AsyncClient(Shell):
 
     async def clone(
         self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
-    ) -> Job:
+    ) -> AsyncClientJob:
         """Submit a job again, with its code, and other `values` for some fields by their dotted names.
 
         Raises Invalid with every problem of the changed specification.
         """
-        return await self._run(flows.clone(job_id, values, idempotency_key))
+        return self._bound(await self._run(flows.clone(job_id, values, idempotency_key)))
 
     async def jobs(
         self,
@@ -167,17 +168,18 @@ class AsyncClient(Shell):
         labels: Mapping[str, str | None] | None = None,
         array: str | None = None,
         limit: int | None = None,
-    ) -> list[Job]:
+    ) -> list[AsyncClientJob]:
         """Jobs, newest first; of an array, or with all of the `labels`, of which None stands for any value."""
-        return await self._run(flows.jobs(state, project, limit, labels, array))
+        found = await self._run(flows.jobs(state, project, limit, labels, array))
+        return [self._bound(job) for job in found]
 
-    async def job(self, job_id: str) -> Job:
+    async def job(self, job_id: str) -> AsyncClientJob:
         """One job by its full id."""
-        return await self._send(requests.get_job(job_id))
+        return self._bound(await self._send(requests.get_job(job_id)))
 
-    async def find(self, text: str) -> Job:
+    async def find(self, text: str) -> AsyncClientJob:
         """One job by its id, by the beginning of its id, or the newest one by `last`."""
-        return await self._run(flows.find_job(text))
+        return self._bound(await self._run(flows.find_job(text)))
 
     async def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; it ends after its workers have stopped."""
@@ -242,6 +244,19 @@ class AsyncClient(Shell):
     ) -> list[MetricPoint]:
         """A job's metric points, by step."""
         return await self._run(flows.metrics(job_id, after_step, points))
+
+    async def follow_metrics(
+        self, job_id: str, *, after_step: int | None = None
+    ) -> AsyncIterator[MetricPoint]:
+        """A job's metric points after a step, by step, and those to come until the job has ended; each step once."""
+        while True:
+            job = await self.job(job_id)
+            for point in await self.metrics(job_id, after_step=after_step):
+                after_step = point.step
+                yield point
+            if job.terminal:
+                return
+            await asyncio.sleep(POLL_S)
 
     async def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """A job's committed checkpoints."""
@@ -392,7 +407,7 @@ class AsyncClient(Shell):
         """Whether the service answers."""
         return await self._send(requests.get_health())
 
-    async def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+    async def wait(self, job_id: str, timeout_s: float | None = None) -> AsyncClientJob:
         """Wait until the job has ended, by its event stream.  Raises WaitTimeout; the job itself goes on."""
         deadline = deadline_after(timeout_s)
         after = 0
@@ -403,7 +418,7 @@ class AsyncClient(Shell):
                 check_deadline(deadline, job_id)
                 raise
             if job.terminal:
-                return job
+                return self._bound(job)
             try:
                 stream = requests.follow_events(job_id, after=after)
                 async for event in self._follow(stream, job_id, deadline):
@@ -413,6 +428,9 @@ class AsyncClient(Shell):
             except ApiError:  # something between does not let streams through: look now and then
                 check_deadline(deadline, job_id)
                 await asyncio.sleep(POLL_S)
+
+    def _bound(self, job: Job) -> AsyncClientJob:
+        return AsyncClientJob.of(job, self)
 
     async def _run(self, flow: Flow[T]) -> T:
         try:
@@ -515,6 +533,99 @@ class AsyncClient(Shell):
             except httpx2.TransportError as error:
                 pause = self._after_break(error, patience)
             await asyncio.sleep(within(deadline, pause))
+
+
+class AsyncClientJob(Job):
+    """A job as it was when it was asked for, with the calls of its client for this job."""
+
+    _client: AsyncClient = PrivateAttr()
+
+    @classmethod
+    def of(cls, job: Job, client: AsyncClient) -> AsyncClientJob:
+        """The job, for calls by that client."""
+        bound = cls.model_construct(job.model_fields_set, **dict(job))
+        bound._client = client
+        return bound
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the same state of the job, with or without a client."""
+        return isinstance(other, Job) and dict(self) == dict(other)
+
+    def __hash__(self) -> int:
+        """By the job and its version."""
+        return hash((self.id, self.version))
+
+    async def refresh(self) -> AsyncClientJob:
+        """The job as it is now."""
+        return await self._client.job(self.id)
+
+    async def wait(self, timeout_s: float | None = None) -> AsyncClientJob:
+        """Wait until it has ended; returns it as it is then.  Raises WaitTimeout; the job itself goes on."""
+        return await self._client.wait(self.id, timeout_s)
+
+    async def cancel(self) -> Job:
+        """Ask for its end; it ends after its workers have stopped."""
+        return await self._client.cancel(self.id)
+
+    async def pause(self) -> Job:
+        """Keep it from running until it is resumed; its workers end after a checkpoint."""
+        return await self._client.pause(self.id)
+
+    async def resume(self) -> Job:
+        """Let it go on that was paused."""
+        return await self._client.resume(self.id)
+
+    async def resize(self, *, min_workers: int | None = None, max_workers: int | None = None) -> Job:
+        """Change how many workers it may have; None leaves an end as it is."""
+        return await self._client.resize(self.id, min_workers=min_workers, max_workers=max_workers)
+
+    async def label(self, labels: Mapping[str, str | None]) -> Job:
+        """Set labels of it, and remove those whose value is None."""
+        return await self._client.label(self.id, labels)
+
+    async def delete(self) -> Job:
+        """Delete it, after its end, with its logs, metrics, checkpoints and outputs."""
+        return await self._client.delete(self.id)
+
+    def events(self, *, follow: bool = False) -> AsyncIterator[Event]:
+        """What happened to it; with `follow` also what happens until it has ended."""
+        return self._client.events(self.id, follow=follow)
+
+    def logs(
+        self, *, follow: bool = False, rank: int | None = None, tail: int | None = None
+    ) -> AsyncIterator[LogLine]:
+        """What its workers printed, of one rank or of all; with `follow` also what they print until it has ended."""
+        return self._client.logs(self.id, follow=follow, rank=rank, tail=tail)
+
+    @overload
+    def metrics(self, *, follow: Literal[False] = False) -> Awaitable[list[MetricPoint]]: ...
+
+    @overload
+    def metrics(self, *, follow: Literal[True]) -> AsyncIterator[MetricPoint]: ...
+
+    def metrics(self, *, follow: bool = False) -> Awaitable[list[MetricPoint]] | AsyncIterator[MetricPoint]:
+        """Its metric points, by step; with `follow` also those to come until it has ended."""
+        return self._client.follow_metrics(self.id) if follow else self._client.metrics(self.id)
+
+    async def attempts(self) -> list[Attempt]:
+        """Its attempts, oldest first."""
+        return await self._client.attempts(self.id)
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Its committed checkpoints."""
+        return await self._client.checkpoints(self.id)
+
+    async def outputs(self) -> list[OutputFile]:
+        """Files that its script left in its outputs folder, by name."""
+        return await self._client.outputs(self.id)
+
+    async def download(self, target: str | Path, *, step: int | None = None) -> Checkpoint:
+        """Put the files of its newest checkpoint (or that of `step`) into the folder `target`."""
+        return await self._client.download(self.id, target, step=step)
+
+    async def download_outputs(self, target: str | Path) -> list[OutputFile]:
+        """Put the files of its outputs folder into the folder `target`."""
+        return await self._client.download_outputs(self.id, target)
 
 
 async def _read_chunks(path: Path) -> AsyncIterator[bytes]:

@@ -2,7 +2,7 @@
 
     with remora.Client() as client:
         job = client.submit({"command": "python train.py", "code": ".", "workers": 2})
-        job = client.wait(job.id)
+        job = job.wait()
 
 Every method raises ApiError when the service refuses and ConnectionFailed when it does not answer.
 
@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 import httpx2
+from pydantic import PrivateAttr
 
 from remora.client import flows, requests, what_if
 from remora.client.flows import Flow, Paging, Work
@@ -102,13 +103,13 @@ class Client(Shell):
 
     def submit(
         self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
-    ) -> Job:
+    ) -> ClientJob:
         """Submit a specification, a mapping, or a YAML file by its path; the code is packed and uploaded once.
 
         The same `idempotency_key` with the same job returns the first answer.  Raises SpecError and BundleError before
         anything is sent.
         """
-        return self._run(flows.submit(job, idempotency_key))
+        return self._bound(self._run(flows.submit(job, idempotency_key)))
 
     def submit_array(
         self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
@@ -152,12 +153,12 @@ class Client(Shell):
 
     def clone(
         self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
-    ) -> Job:
+    ) -> ClientJob:
         """Submit a job again, with its code, and other `values` for some fields by their dotted names.
 
         Raises Invalid with every problem of the changed specification.
         """
-        return self._run(flows.clone(job_id, values, idempotency_key))
+        return self._bound(self._run(flows.clone(job_id, values, idempotency_key)))
 
     def jobs(
         self,
@@ -167,17 +168,18 @@ class Client(Shell):
         labels: Mapping[str, str | None] | None = None,
         array: str | None = None,
         limit: int | None = None,
-    ) -> list[Job]:
+    ) -> list[ClientJob]:
         """Jobs, newest first; of an array, or with all of the `labels`, of which None stands for any value."""
-        return self._run(flows.jobs(state, project, limit, labels, array))
+        found = self._run(flows.jobs(state, project, limit, labels, array))
+        return [self._bound(job) for job in found]
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> ClientJob:
         """One job by its full id."""
-        return self._send(requests.get_job(job_id))
+        return self._bound(self._send(requests.get_job(job_id)))
 
-    def find(self, text: str) -> Job:
+    def find(self, text: str) -> ClientJob:
         """One job by its id, by the beginning of its id, or the newest one by `last`."""
-        return self._run(flows.find_job(text))
+        return self._bound(self._run(flows.find_job(text)))
 
     def cancel(self, job_id: str) -> Job:
         """Ask for a job's end; it ends after its workers have stopped."""
@@ -240,6 +242,17 @@ class Client(Shell):
     ) -> list[MetricPoint]:
         """A job's metric points, by step."""
         return self._run(flows.metrics(job_id, after_step, points))
+
+    def follow_metrics(self, job_id: str, *, after_step: int | None = None) -> Iterator[MetricPoint]:
+        """A job's metric points after a step, by step, and those to come until the job has ended; each step once."""
+        while True:
+            job = self.job(job_id)
+            for point in self.metrics(job_id, after_step=after_step):
+                after_step = point.step
+                yield point
+            if job.terminal:
+                return
+            time.sleep(POLL_S)
 
     def checkpoints(self, job_id: str) -> list[Checkpoint]:
         """A job's committed checkpoints."""
@@ -382,7 +395,7 @@ class Client(Shell):
         """Whether the service answers."""
         return self._send(requests.get_health())
 
-    def wait(self, job_id: str, timeout_s: float | None = None) -> Job:
+    def wait(self, job_id: str, timeout_s: float | None = None) -> ClientJob:
         """Wait until the job has ended, by its event stream.  Raises WaitTimeout; the job itself goes on."""
         deadline = deadline_after(timeout_s)
         after = 0
@@ -393,7 +406,7 @@ class Client(Shell):
                 check_deadline(deadline, job_id)
                 raise
             if job.terminal:
-                return job
+                return self._bound(job)
             try:
                 stream = requests.follow_events(job_id, after=after)
                 for event in self._follow(stream, job_id, deadline):
@@ -403,6 +416,9 @@ class Client(Shell):
             except ApiError:  # something between does not let streams through: look now and then
                 check_deadline(deadline, job_id)
                 time.sleep(POLL_S)
+
+    def _bound(self, job: Job) -> ClientJob:
+        return ClientJob.of(job, self)
 
     def _run(self, flow: Flow[T]) -> T:
         try:
@@ -500,6 +516,99 @@ class Client(Shell):
             except httpx2.TransportError as error:
                 pause = self._after_break(error, patience)
             time.sleep(within(deadline, pause))
+
+
+class ClientJob(Job):
+    """A job as it was when it was asked for, with the calls of its client for this job."""
+
+    _client: Client = PrivateAttr()
+
+    @classmethod
+    def of(cls, job: Job, client: Client) -> ClientJob:
+        """The job, for calls by that client."""
+        bound = cls.model_construct(job.model_fields_set, **dict(job))
+        bound._client = client
+        return bound
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to the same state of the job, with or without a client."""
+        return isinstance(other, Job) and dict(self) == dict(other)
+
+    def __hash__(self) -> int:
+        """By the job and its version."""
+        return hash((self.id, self.version))
+
+    def refresh(self) -> ClientJob:
+        """The job as it is now."""
+        return self._client.job(self.id)
+
+    def wait(self, timeout_s: float | None = None) -> ClientJob:
+        """Wait until it has ended; returns it as it is then.  Raises WaitTimeout; the job itself goes on."""
+        return self._client.wait(self.id, timeout_s)
+
+    def cancel(self) -> Job:
+        """Ask for its end; it ends after its workers have stopped."""
+        return self._client.cancel(self.id)
+
+    def pause(self) -> Job:
+        """Keep it from running until it is resumed; its workers end after a checkpoint."""
+        return self._client.pause(self.id)
+
+    def resume(self) -> Job:
+        """Let it go on that was paused."""
+        return self._client.resume(self.id)
+
+    def resize(self, *, min_workers: int | None = None, max_workers: int | None = None) -> Job:
+        """Change how many workers it may have; None leaves an end as it is."""
+        return self._client.resize(self.id, min_workers=min_workers, max_workers=max_workers)
+
+    def label(self, labels: Mapping[str, str | None]) -> Job:
+        """Set labels of it, and remove those whose value is None."""
+        return self._client.label(self.id, labels)
+
+    def delete(self) -> Job:
+        """Delete it, after its end, with its logs, metrics, checkpoints and outputs."""
+        return self._client.delete(self.id)
+
+    def events(self, *, follow: bool = False) -> Iterator[Event]:
+        """What happened to it; with `follow` also what happens until it has ended."""
+        return self._client.events(self.id, follow=follow)
+
+    def logs(
+        self, *, follow: bool = False, rank: int | None = None, tail: int | None = None
+    ) -> Iterator[LogLine]:
+        """What its workers printed, of one rank or of all; with `follow` also what they print until it has ended."""
+        return self._client.logs(self.id, follow=follow, rank=rank, tail=tail)
+
+    @overload
+    def metrics(self, *, follow: Literal[False] = False) -> list[MetricPoint]: ...
+
+    @overload
+    def metrics(self, *, follow: Literal[True]) -> Iterator[MetricPoint]: ...
+
+    def metrics(self, *, follow: bool = False) -> list[MetricPoint] | Iterator[MetricPoint]:
+        """Its metric points, by step; with `follow` also those to come until it has ended."""
+        return self._client.follow_metrics(self.id) if follow else self._client.metrics(self.id)
+
+    def attempts(self) -> list[Attempt]:
+        """Its attempts, oldest first."""
+        return self._client.attempts(self.id)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Its committed checkpoints."""
+        return self._client.checkpoints(self.id)
+
+    def outputs(self) -> list[OutputFile]:
+        """Files that its script left in its outputs folder, by name."""
+        return self._client.outputs(self.id)
+
+    def download(self, target: str | Path, *, step: int | None = None) -> Checkpoint:
+        """Put the files of its newest checkpoint (or that of `step`) into the folder `target`."""
+        return self._client.download(self.id, target, step=step)
+
+    def download_outputs(self, target: str | Path) -> list[OutputFile]:
+        """Put the files of its outputs folder into the folder `target`."""
+        return self._client.download_outputs(self.id, target)
 
 
 def _read_chunks(path: Path) -> Iterator[bytes]:

@@ -318,6 +318,8 @@ def download(job_id: str, target: Path, step: int | None) -> Flow[Checkpoint]:
         steps = ", ".join(str(one.step) for one in sorted(kept, key=lambda one: one.step))
         missing = f"no checkpoint of step {step}" if step is not None else "no checkpoint yet"
         hint = f"it has {steps}" if steps else None
+        if not kept and (yield from all_pages(lambda cursor: requests.list_outputs(job_id, cursor))):
+            hint = f"it has outputs: remora outputs {job_id} --download DIR"
         raise NotFound(404, "checkpoint_not_found", f"the job {job_id} has {missing}", hint=hint)
     chosen = max(wanted, key=lambda one: one.step)
     with tempfile.TemporaryDirectory(prefix="remora-") as scratch:

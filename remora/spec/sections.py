@@ -131,6 +131,8 @@ class Resources(Section):
 
 #: Requirements of an environment, and characters of one.
 MAX_REQUIREMENTS, LONGEST_REQUIREMENT = 500, 1000
+#: Characters of the commands that finish one.
+LONGEST_SETUP = 10_000
 _PYTHON = re.compile(r"3\.\d{1,2}")
 
 
@@ -147,7 +149,11 @@ class Environment(Section):
     requirements: Text | None = Field(
         None,
         max_length=LONGEST_PATH,
-        description="a file in `code`: requirements.txt, pylock.toml or pyproject.toml",
+        description="a file in `code`: requirements.txt, uv.lock, pylock.toml or pyproject.toml",
+    )
+    #: Commands of a shell that finish it, in the folder of the code.
+    setup: Text | None = Field(
+        None, max_length=LONGEST_SETUP, description="commands for bash, which run once when it is built"
     )
     #: Whether the environment is layered on the nodes' packages; None: where that is possible.
     inherit: StrictBool | None = Field(None, description="true or false")
@@ -184,17 +190,18 @@ class Environment(Section):
         if value is None:
             return None
         path = PurePosixPath(value)
-        if path.is_absolute() or ".." in path.parts or path.suffix not in (".txt", ".in", ".toml"):
+        is_known = path.suffix in (".txt", ".in", ".toml") or path.name == "uv.lock"
+        if path.is_absolute() or ".." in path.parts or not is_known:
             raise ValueError(
                 f"{value[:60]!r} is no file of requirements below `code`; write the path of a requirements.txt,"
-                " pylock.toml or pyproject.toml, relative to `code`"
+                " uv.lock, pylock.toml or pyproject.toml, relative to `code`"
             )
         return value
 
     @property
     def is_built(self) -> bool:
         """The job has an environment of its own."""
-        return bool(self.python or self.pip or self.requirements)
+        return bool(self.python or self.pip or self.requirements or self.setup)
 
     @field_validator("variables")
     @classmethod
@@ -352,21 +359,18 @@ class Retry(Section):
 
 #: Jobs that one job may wait for.
 MAX_AFTER = 100
-AFTER_FORM = "whole ids of jobs, job_ and 26 characters, or {job: an id, on: success, failure or any}"
+AFTER_FORM = "whole ids of jobs, job_ and 26 characters, or {job: an id, when: success, failure or any}"
 
 
 class After(Section):
     """The end of another job that comes first."""
 
     job: JobId = Field(description=JOB_ID_FORM)
-    on: Literal["success", "failure", "any"] = Field("success", description="success, failure or any")
+    when: Literal["success", "failure", "any"] = Field("success", description="success, failure or any")
 
     @model_validator(mode="before")
     @classmethod
     def _from_id(cls, value: object) -> object:
-        if isinstance(value, Mapping):
-            # YAML 1.1 takes the key `on` for true.
-            return {"on" if key is True else key: one for key, one in value.items()}
         return {"job": value} if isinstance(value, str) else value
 
 

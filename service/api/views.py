@@ -106,6 +106,7 @@ def attempt_view(row: AttemptRow) -> Attempt:
         fabric=row.fabric,
         world_size=row.world_size,
         resumed_from_step=row.resumed_from_step,
+        environment=row.environment,
         created_at=row.created_at,
         started_at=row.started_at,
         ended_at=row.ended_at,

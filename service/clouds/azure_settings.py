@@ -9,10 +9,11 @@ import yaml
 from pydantic import ValidationError
 
 from cluster.azure.settings import AzureSettings
+from remora.installation import install_command
 from service.settings import Settings
 
-#: How to install Azure's packages: Remora is on no package index, so from the checkout that runs.
-INSTALL_AZURE = f"pip install '{Path(__file__).resolve().parents[1]}[azure]'"
+#: How to install Azure's packages.
+INSTALL_AZURE = install_command("azure")
 
 
 class CloudUnusable(Exception):

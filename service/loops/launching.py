@@ -79,7 +79,11 @@ def _environment(spec: JobSpec) -> EnvironmentRequest | None:
     if not asked.is_built:
         return None
     return EnvironmentRequest(
-        python=asked.python, pip=asked.pip, requirements=asked.requirements, inherit=asked.inherit
+        python=asked.python,
+        pip=asked.pip,
+        requirements=asked.requirements,
+        setup=asked.setup,
+        inherit=asked.inherit,
     )
 
 

@@ -92,7 +92,7 @@ def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: s
     labels = dict(schedule.spec["labels"])
     if len(labels) < MAX_LABELS:
         labels.setdefault(LABEL, schedule.id)
-    others = [*schedule.spec["after"], *([{"job": after, "on": "any"}] if after else [])]
+    others = [*schedule.spec["after"], *([{"job": after, "when": "any"}] if after else [])]
     spec = JobSpec.from_mapping({**schedule.spec, "schedule": None, "labels": labels, "after": others})
     most, origin = tick.settings.max_active_jobs, f"by the schedule {schedule.id}"
     if spec.array is None:

@@ -66,7 +66,7 @@ def dependencies_of(job: JobRow, others: Mapping[str, JobRow]) -> list[Dependenc
             job_id=job.id,
             other_id=one["job"],
             other_name=others[one["job"]].name,
-            wanted=Wanted(one["on"]),
+            wanted=Wanted(one["when"]),
             ended_as=others[one["job"]].state if others[one["job"]].state.is_terminal else None,
         )
         for one in job.spec.get("after", ())

@@ -106,6 +106,8 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
 }
 
 
+#: Why a job with an attempt does not train yet, as a stable word: its environment is being built.
+PREPARING = "preparing"
 #: What a job ends with when a job that it waits for did not end as wanted.
 DEPENDENCY_UNMET = "dependency_unmet"
 #: Why a paused job is paused, as a stable word; and its message until the budget's figures are known.
@@ -254,8 +256,16 @@ def observe(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: floa
         events += (_event(attempt, at, "job.running", "training started"),)
     if attempt.state is AttemptState.RUNNING:
         job = replace(job, reason=None, message=None)
-    elif attempt.state is AttemptState.STARTING and job.state is JobState.RUNNING:
+    elif attempt.state is AttemptState.STARTING and progress.preparing is not None:
+        job = replace(job, reason=PREPARING, message=progress.preparing)
+    elif (
+        attempt.state is AttemptState.STARTING
+        and job.state is JobState.RUNNING
+        and (progress.state is not None or job.reason != PREPARING)
+    ):
         job = replace(job, reason="regrouping", message="a new worker group is being gathered")
+    if progress.environment is not None:
+        attempt = replace(attempt, environment=progress.environment)
     if progress.resumed_from_step is not None:
         attempt = replace(attempt, resumed_from_step=progress.resumed_from_step)
     if progress.world_size is not None:

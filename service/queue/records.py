@@ -168,6 +168,10 @@ class ProgressRecord(RecordBody):
     repeated_steps: Count | None = None
     lost_s: Seconds | None = None
     resumed_from_step: Count | None = None
+    #: How far the build of the job's environment is.
+    preparing: Text | None = None
+    #: Digest of the environment that the workers have.
+    environment: Word | None = None
 
 
 class AttemptEndRecord(RecordBody):

@@ -161,6 +161,8 @@ class AttemptRow:
     short_since: float | None = None
     step: int | None = None
     resumed_from_step: int | None = None
+    #: Digest of the environment that its workers have; None: that of the nodes, or none yet.
+    environment: str | None = None
     #: Totals that the driver reported.
     repeated_steps: int = 0
     lost_s: float = 0.0

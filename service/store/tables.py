@@ -231,6 +231,7 @@ attempts = sa.Table(
     sa.Column("short_since", sa.Double),
     sa.Column("step", sa.BigInteger),
     sa.Column("resumed_from_step", sa.BigInteger),
+    sa.Column("environment", sa.Text),
     sa.Column("repeated_steps", sa.BigInteger, nullable=False),
     sa.Column("lost_s", sa.Double, nullable=False),
     sa.Column("log_match", sa.Text),

@@ -16,8 +16,8 @@ PAGE = (ROOT / "docs/events.md").read_text()
 
 KIND = re.compile(
     r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas)\.[a-z_]+"
-    # `cluster` is a package as well.
-    r"|cluster\.(un)?seen"
+    # `cluster` is a package as well, and `environment` a field of jobs.
+    r"|cluster\.(un)?seen|environment\.(preparing|ready)"
 )
 #: What stands in a kind that is put together, by what it begins with.
 PUT_TOGETHER = {

@@ -1,40 +1,71 @@
-"""What is installed: the wheel has the public package and nothing else, and the lock names exact files."""
+"""What is installed: the wheel has one package, the service within it, and the lock names exact files."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.metadata
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 import remora
-from tests.architecture.repository import ROOT, texts
+from deploy.wheel_contents import CONTENTS, FOLDER
+from tests.architecture.repository import PACKAGES, ROOT, sources, texts
+from tests.installed_wheel import build_wheel
 
 
-def test_the_wheel_holds_the_public_package_only(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.iterdir()
-    with zipfile.ZipFile(wheel) as archive:
+def test_the_wheel_holds_the_public_package_and_the_service_within_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(build_wheel(tmp_path)) as archive:
         names = archive.namelist()
         metadata = archive.read(f"remora-{remora.__version__}.dist-info/METADATA").decode()
     info = f"remora-{remora.__version__}.dist-info"
+    # No generic name of the service's is importable where it is installed.
     assert {name.split("/")[0] for name in names} == {"remora", info}
-    packed = {name for name in names if name.startswith("remora/")}
-    assert packed == {name for name in texts() if name.startswith("remora/")}
+    server = tuple(f"{content}/" for content in CONTENTS)
+    wanted = {name for name in texts() if name.startswith("remora/")}
+    wanted |= {f"{FOLDER}/{name}" for name in texts() if name.startswith(server)}
+    assert {name for name in names if name.startswith("remora/")} == wanted
+    assert f"{FOLDER}/service/store/migrations/env.py" in names
     assert f"{info}/entry_points.txt" in names
     assert f"{info}/licenses/LICENSE" in names
     assert "License-Expression: Apache-2.0" in metadata
     # Type checkers of those who install it read its types.
     assert "remora/py.typed" in names
+
+
+def test_everything_that_the_service_imports_is_declared() -> None:
+    project = tomllib.loads(texts()["pyproject.toml"])["project"]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["service"], *extras["azure"], *extras["deepspeed"]]
+    names = {canonicalize_name(Requirement(one).name) for one in declared}
+    # What they require themselves is there with them: starlette with FastAPI.
+    needed = [line for name in sorted(names) for line in importlib.metadata.requires(name) or []]
+    names |= {canonicalize_name(Requirement(line).name) for line in needed}
+    of_import = importlib.metadata.packages_distributions()
+    undeclared = {
+        f"{path}: {module}"
+        for path, text in sources(*PACKAGES).items()
+        for module in imported(text) - set(sys.stdlib_module_names) - set(PACKAGES)
+        if module in of_import and not names & {canonicalize_name(name) for name in of_import[module]}
+    }
+    assert undeclared == set()
+
+
+def imported(text: str) -> set[str]:
+    """The top names of everything that a source imports, wherever it does."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
 
 
 def test_the_license_is_the_one_that_the_package_names_to_the_letter() -> None:

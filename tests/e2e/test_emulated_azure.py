@@ -129,6 +129,7 @@ def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go
         assert client.job(job.id).repeated_steps == 0
 
 
+@pytest.mark.soak
 def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_service(
     emulated: Embedded, tmp_path: Path
 ) -> None:

@@ -53,6 +53,8 @@ def test_a_job_goes_on_from_a_checkpoint_that_the_service_never_heard_of(
     kill_head(service.home)
     saved = catalog.listed()[0].step
     first = len(script.done(0))
+    # The checkpoint may be that of step 80: then no step is done again.
+    script.allow(81)
     until(lambda: len(script.done(0)) > first, "it trains again")
     pause_s = time.monotonic() - began
     assert saved in {one.step for one in client.checkpoints(job.id)}, "its owner can download it"
@@ -71,5 +73,5 @@ def test_a_job_goes_on_from_a_checkpoint_that_the_service_never_heard_of(
     assert reported.count(saved) == 1
     with capsys.disabled():
         print(
-            f"\nhead lost: {80 - saved} steps again, {pause_s:.1f} s to the first of them, {ended.lost_s:.1f} s lost"
+            f"\nhead lost: {80 - saved} steps again, {pause_s:.1f} s to the first step, {ended.lost_s:.1f} s lost"
         )

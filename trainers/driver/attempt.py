@@ -163,6 +163,7 @@ class Attempt:
             started_at=self.now(),
             progress=self.progress,
             checkpoint_interval_s=self.plan.checkpoint_interval_s,
+            is_preparing=self.plan.environment is not None,
         )
         step = resume.step if resume is not None else None
         count = "1 worker starts" if len(members) == 1 else f"{len(members)} workers start"
@@ -177,7 +178,8 @@ class Attempt:
         )
         self._report_start_over(resume)
         resumed = {} if step is None or self.generation > 1 else {"resumed_from_step": step}
-        self.account.size(self.group_members.workers, state="running", **resumed)
+        state = "starting" if self.group.is_preparing else "running"
+        self.account.size(self.group_members.workers, state=state, **resumed)
         return self.generation
 
     def _report_start_over(self, resume: Manifest | None) -> None:
@@ -329,6 +331,8 @@ class Attempt:
                 case Note(kind="metric", body=body):
                     self.commits.score(body["step"], body["values"])
                     self.account.measure(body)
+                case Note(kind="progress", body=body):
+                    self.account.progress(**body)
                 case Note(body=body):
                     self.account.put("event", body)
                 case Count():

@@ -102,6 +102,8 @@ class WorkerGroup:
     progress: Progress
     #: Seconds between periodic checkpoints; None: only before planned stops.
     checkpoint_interval_s: float | None
+    #: The ranks prepare an environment, and none of them begins before all have.
+    is_preparing: bool = False
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
     #: Message of the first rank that found workers with other weights; "": none did.
@@ -109,6 +111,10 @@ class WorkerGroup:
     #: True once a command has failed by itself.
     _has_failed: bool = False
     _last_words: dict[int, str] = field(default_factory=dict)
+    #: What ranks said about the environment that they have.
+    _prepared: dict[int, dict[str, Any]] = field(default_factory=dict)
+    #: True once it was reported that an environment is being built.
+    _is_building: bool = False
     #: Ranks whose command is over, for whatever reason.
     ended: set[int] = field(default_factory=set)
     #: True once the ranks were asked to end for a planned reason.
@@ -176,6 +182,10 @@ class WorkerGroup:
             case "dropped":
                 text = f"{message['lines']} lines were dropped: the limit of this attempt's log was reached"
                 yield Note("log", {"rank": rank, "stream": "remora", "text": text})
+            case "preparing" if self.is_preparing:
+                yield from self._report_build(str(message["state"])[:200])
+            case "prepared" if self.is_preparing:
+                yield from self._prepare(rank, message)
             case "hello":
                 self._cooperative.add(rank)
             case "report":
@@ -258,6 +268,34 @@ class WorkerGroup:
             else:
                 # A stop that was asked for meanwhile needs a checkpoint at which the ranks park.
                 yield from self.tick(now)
+
+    def _report_build(self, state: str) -> Iterator[Effect]:
+        if not self._is_building:
+            self._is_building = True
+            yield Note("event", _event("environment.preparing", "The environment of the job is being built."))
+        ready = f"{len(self._prepared)} of {self.world_size} workers have it"
+        yield Note("progress", {"preparing": f"the environment is being built: {state}; {ready}"})
+
+    def _prepare(self, rank: int, message: dict[str, Any]) -> Iterator[Effect]:
+        self._prepared[rank] = message
+        if len(self._prepared) < self.world_size:
+            return
+        self.is_preparing = False
+        build_s = max(float(one["build_s"]) for one in self._prepared.values())
+        digest, packages = str(message["digest"])[:64], int(message["packages"])
+        how = f"it took {build_s:.1f} s" if build_s else "it was there already"
+        yield Note(
+            "event",
+            _event(
+                "environment.ready",
+                f"All workers have the environment of the job: {how}.",
+                digest=digest,
+                packages=packages,
+                build_s=build_s,
+            ),
+        )
+        yield Note("progress", {"state": "running", "environment": digest})
+        yield Send({"type": "begin"})
 
     def _report(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
         step, total_steps = _step(message["step"]), message.get("total_steps")

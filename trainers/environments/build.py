@@ -13,6 +13,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
+import select
 import shutil
 import signal
 import subprocess
@@ -20,9 +22,10 @@ import sys
 import sysconfig
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainers.confined_folders import remove_tree
@@ -34,6 +37,7 @@ from trainers.environments.request import (
     digest_of,
     inherits,
 )
+from trainers.environments.worker_python import write_pip
 from trainers.node_folders import open_lock, work_root
 
 #: Seconds that a build may take.
@@ -44,16 +48,62 @@ MOST_KEPT = 8
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Lines of `uv` that an error shows.
 _LAST_LINES = 12
+#: Characters of one of them.
+_LONGEST_LINE = 500
+#: Seconds between two looks at whether a build has to end.
+_LOOK_S = 0.2
+#: Packages that PyTorch requires for an accelerator.
+_LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _COMPLETE = "remora.json"
-#: Says in a job's environment where its packages come from.
-_PIP = """\
-#!/bin/sh
-echo "This environment is built from the job's specification and is shared by the jobs that ask for the same:" >&2
-echo "add packages to environment.pip or to the file of environment.requirements." >&2
-exit 1
-"""
+
+
+@dataclass
+class BuildWork:
+    """A build while it runs: what it reports, and what ends it."""
+
+    #: Called with lines for the job's log.
+    say: Callable[[str], None]
+    #: Called with the state of the build, in a few words, when it changes.
+    show: Callable[[str], None]
+    stop: threading.Event
+    #: By the monotonic clock.
+    deadline: float = 0.0
+    #: Every line goes to the job's log, not only the summaries of uv.
+    says_all: bool = False
+    #: Packages that uv has found; 0: it has not yet.
+    packages: int = 0
+    #: Files that are being downloaded, with their sizes.
+    downloads: dict[str, str] = field(default_factory=dict)
+    _shown: str = ""
+
+    def take(self, line: str) -> None:
+        """Take a line of uv."""
+        if self.says_all or line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
+            self.say(line)
+        word, _, rest = line.strip().partition(" ")
+        name, _, size = rest.partition(" ")
+        if word == "Resolved" and name.isdecimal():
+            self.packages = int(name)
+        elif word == "Downloading":
+            self.downloads[name] = size
+        elif word == "Downloaded":
+            self.downloads.pop(name, None)
+        elif word == "Prepared":
+            self.downloads.clear()
+        else:
+            return
+        self._show()
+
+    def _show(self) -> None:
+        count = f"{self.packages} package{'s' * (self.packages != 1)}"
+        ahead = [f"{name} {size}" for name, size in list(self.downloads.items())[:3]]
+        more = f" and {len(self.downloads) - 3} others" if len(self.downloads) > 3 else ""
+        state = f"{count}, downloading {', '.join(ahead)}{more}" if ahead else count
+        if state != self._shown:
+            self._shown = state
+            self.show(state[:200])
 
 
 class EnvironmentFailed(Exception):
@@ -71,6 +121,10 @@ class BuiltEnvironment:
     build_s: float
     #: How many packages were installed in it.
     packages: int
+    #: Differs between two builds of the same digest, which may have found other versions.
+    build_id: str
+    #: Version of its Python.
+    version: tuple[int, int]
 
 
 @contextlib.contextmanager
@@ -81,18 +135,22 @@ def environment(
     root: Path | None = None,
     *,
     bundle: str | None = None,
+    show: Callable[[str], None] = lambda _: None,
+    stop: threading.Event | None = None,
 ) -> Iterator[BuiltEnvironment]:
     """The environment, built where it is not there yet; it stays as long as the context is open.
 
-    `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log.
+    `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log, and
+    `show` with the state of a build whenever that changes.  A build ends when `stop` is set.
     Raises EnvironmentFailed, EnvironmentImpossible, OSError.
     """
+    work = BuildWork(say, show, stop or threading.Event())
     root = root or work_root() / "environments"
     root.mkdir(exist_ok=True, mode=0o700)
     node = node_packages()
     file, contents = _file_of_requirements(asked, code)
     is_inherited = inherits(asked, contents.decode(errors="replace"), node)
-    digest = digest_of(asked, contents, node, bundle, is_inherited=is_inherited)
+    digest = digest_of(asked, contents + _project_of(file), node, bundle, is_inherited=is_inherited)
     folder = root / digest
     with open_lock(root / f"{digest}.lock") as lock:
         built = None
@@ -105,7 +163,7 @@ def environment(
             if _known(folder) is None:
                 if folder.exists():
                     remove_tree(folder)
-                built = _build(asked, folder, file, code, say, is_inherited=is_inherited)
+                built = _build(asked, folder, file, code, work, is_inherited=is_inherited)
         os.utime(folder / _COMPLETE)
         prune(root)
         yield built or known
@@ -145,11 +203,24 @@ def _used_at(folder: Path) -> float:
 
 def _known(folder: Path) -> BuiltEnvironment | None:
     try:
-        packages = int(json.loads((folder / _COMPLETE).read_text())["packages"])
-    except (OSError, ValueError, KeyError, TypeError):
+        record = json.loads((folder / _COMPLETE).read_text())
+        packages, build_id = int(record["packages"]), str(uuid.UUID(record["build_id"]).hex[:16])
+        return _built(folder, 0.0, packages, build_id)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _built(folder: Path, build_s: float, packages: int, build_id: str) -> BuiltEnvironment:
+    """Raises ValueError where there is no interpreter."""
+    (own,) = folder.glob("lib/python3.*")
+    major, minor = own.name.removeprefix("python").split(".")
     return BuiltEnvironment(
-        digest=folder.name, python=folder / "bin" / "python", build_s=0.0, packages=packages
+        digest=folder.name,
+        python=folder / "bin" / "python",
+        build_s=build_s,
+        packages=packages,
+        build_id=build_id,
+        version=(int(major), int(minor)),
     )
 
 
@@ -171,41 +242,58 @@ def _file_of_requirements(asked: EnvironmentRequest, code: Path) -> tuple[Path |
     return path, contents
 
 
+def _project_of(file: Path | None) -> bytes:
+    """What is in the pyproject.toml that a uv.lock belongs to.  Raises EnvironmentFailed."""
+    if file is None or file.suffix != ".lock":
+        return b""
+    path = file.with_name("pyproject.toml")
+    if not path.is_file() or path.is_symlink() or path.stat().st_size > MOST_REQUIREMENTS_BYTES:
+        raise EnvironmentFailed(f"environment.requirements: {file.name} needs its pyproject.toml beside it")
+    return path.read_bytes()
+
+
 def _build(
     asked: EnvironmentRequest,
     folder: Path,
     file: Path | None,
     code: Path,
-    say: Callable[[str], None],
+    work: BuildWork,
     *,
     is_inherited: bool,
 ) -> BuiltEnvironment:
     began = time.monotonic()
-    say(f"building the environment {folder.name[:12]} of the job")
+    work.deadline = began + BUILD_LIMIT_S
+    work.say(f"building the environment {folder.name[:12]} of the job")
     wanted = _interpreter(asked.python)
-    deadline = began + BUILD_LIMIT_S
-    _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, say, deadline)
+    _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, work)
     installed = 0
+    if file is not None and file.suffix == ".lock":
+        file = _export(file, folder, work, is_inherited=is_inherited)
     if asked.pip or file is not None:
         options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
         if is_inherited:
             excluded = folder / "excluded.txt"
-            excluded.write_text(f"{INHERITED}\n")
+            excluded.write_text("".join(f"{name}\n" for name in _not_installed()))
             options += ["--excludes", str(excluded)]
         options += ["--requirements", str(file)] if file is not None else []
-        installed = _uv([*options, "--", *asked.pip], code, say, deadline)
+        installed = _uv([*options, "--", *asked.pip], code, work)
     _layer(folder, is_inherited=is_inherited)
-    for name in ("pip", "pip3"):
-        program = folder / "bin" / name
-        if not program.exists():
-            program.write_text(_PIP)
-            program.chmod(0o755)
+    if asked.setup is not None:
+        work.say("environment.setup begins")
+        write_pip(folder / "bin")
+        variables = {
+            **_variables(os.environ),
+            "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
+            "VIRTUAL_ENV": str(folder),
+        }
+        work.says_all = True
+        command = ["bash", "-euo", "pipefail", "-c", asked.setup]
+        _run("environment.setup failed", command, code, variables, work)
     build_s = time.monotonic() - began
-    (folder / _COMPLETE).write_text(json.dumps({"packages": installed}))
-    say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
-    return BuiltEnvironment(
-        digest=folder.name, python=folder / "bin" / "python", build_s=build_s, packages=installed
-    )
+    build_id = uuid.uuid4()
+    (folder / _COMPLETE).write_text(json.dumps({"packages": installed, "build_id": build_id.hex}))
+    work.say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
+    return _built(folder, build_s, installed, build_id.hex[:16])
 
 
 def _interpreter(version: str | None) -> str:
@@ -233,51 +321,83 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
     (own / "remora-layers.pth").write_text("".join(f"{line}\n" for line in lines))
 
 
-def _uv(arguments: list[str], code: Path, say: Callable[[str], None], deadline: float) -> int:
+def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
     command = [uv_program(), "--no-progress", "--color", "never", *arguments]
+    return _run("uv could not build it", command, code, _variables(os.environ), work)
+
+
+def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) -> Path:
+    """Write the packages of a uv.lock as a file of requirements, without the project itself; returns that file."""
+    exported = folder / "exported.txt"
+    options = ["--frozen", "--no-emit-project", "--no-dev", "--quiet", "--output-file", str(exported)]
+    # What only an inherited package needs goes with it.
+    pruned = ["--prune", INHERITED] if is_inherited else []
+    _uv(["export", *options, *pruned], lock.parent, work)
+    return exported
+
+
+def _not_installed() -> list[str]:
+    """Packages that an environment has from the node: PyTorch, and the libraries of its accelerator."""
+    try:
+        needed = importlib.metadata.requires(INHERITED) or []
+    except importlib.metadata.PackageNotFoundError:
+        needed = []
+    names = [match.group() for line in needed if (match := _LIBRARY.match(line))]
+    return [INHERITED, *dict.fromkeys(names)]
+
+
+def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, str], work: BuildWork) -> int:
+    """Run a command of a build; returns how many packages it says it installed.
+
+    Raises EnvironmentFailed, which begins with `failure` and has its last lines.
+    """
     lines: deque[str] = deque(maxlen=_LAST_LINES)
     installed = 0
     with subprocess.Popen(
         command,
         cwd=code,
-        env=_variables(os.environ),
+        env=variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=_end_with_parent,
-        text=True,
-        errors="replace",
     ) as process:
-        assert process.stdout is not None
-        is_late = False
-
-        def end() -> None:
-            nonlocal is_late
-            is_late = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
-        timer.daemon = True
-        timer.start()
         try:
-            for line in process.stdout:
-                lines.append(line.rstrip()[:500])
+            for line in _lines_of(process, work):
+                lines.append(line)
                 installed += line.startswith(" + ")
-                if line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
-                    say(line.rstrip()[:500])
+                work.take(line)
             code_of_end = process.wait()
         finally:
-            timer.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if is_late:
-        raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")
     if code_of_end:
-        raise EnvironmentFailed("uv could not build it: " + "\n".join(lines))
+        raise EnvironmentFailed(f"{failure}: " + "\n".join(lines))
     return installed
+
+
+def _lines_of(process: subprocess.Popen[bytes], work: BuildWork) -> Iterator[str]:
+    """What it prints, as long as its time is not over and nothing stops it.  Raises EnvironmentFailed."""
+    assert process.stdout is not None
+    rest = b""
+    while True:
+        if work.stop.is_set():
+            raise EnvironmentFailed("its job is being stopped")
+        left_s = work.deadline - time.monotonic()
+        if left_s <= 0:
+            raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")
+        readable, _, _ = select.select([process.stdout], [], [], min(left_s, _LOOK_S))
+        if not readable:
+            continue
+        read = os.read(process.stdout.fileno(), 1 << 16)
+        *whole, rest = (rest + read).split(b"\n")
+        rest = rest[:_LONGEST_LINE]
+        for line in whole if read else [rest] * bool(rest):
+            yield line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
+        if not read:
+            return
 
 
 def _end_with_parent() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -17,7 +19,7 @@ from packaging.utils import canonicalize_name
 #: The package that is inherited; what it needs itself (the libraries of its accelerator) comes with it.
 INHERITED = "torch"
 #: Changes when environments are built in another way, so that those of before are not used any more.
-_FORMAT = 1
+_FORMAT = 2
 #: What a TOML file of requirements writes for something that is not fetched from an index.
 _LOCAL = re.compile(r"\b(path|directory|workspace|editable)\b|file:")
 _COMMENT = re.compile(r"(^|\s)#.*$")
@@ -31,8 +33,11 @@ class EnvironmentRequest:
     python: str | None = None
     #: Requirements as pip writes them.
     pip: tuple[str, ...] = ()
-    #: A file of the job's code that `uv pip install -r` reads: `requirements.txt`, `pylock.toml`, `pyproject.toml`.
+    #: A file of the job's code: `uv.lock` of a project, or one that `uv pip install -r` reads: `requirements.txt`,
+    #: `pylock.toml`, `pyproject.toml`.
     requirements: str | None = None
+    #: Commands of a shell that finish it, run in the folder of the code.
+    setup: str | None = None
     #: Whether it is layered on the node's packages; None: where that is possible.
     inherit: bool | None = None
 
@@ -67,7 +72,7 @@ def inherits(asked: EnvironmentRequest, text: str, node: NodePackages) -> bool:
 def _why_not(asked: EnvironmentRequest, text: str, node: NodePackages) -> str | None:
     if asked.python is not None and asked.python != node.python:
         return f"the nodes have Python {node.python}, not {asked.python}"
-    for one in _requirements([*asked.pip, *text.splitlines()]):
+    for one in _requirements([*asked.pip, *_lines_of(asked, text)]):
         if canonicalize_name(one.name) != INHERITED:
             continue
         if node.torch is None:
@@ -87,17 +92,62 @@ def _requirements(lines: Iterable[str]) -> Iterable[Requirement]:
             continue
 
 
-def reads_code(asked: EnvironmentRequest, text: str) -> bool:
-    """Some of it may be installed from files of the code, whose names do not say what is in them.
+def _lines_of(asked: EnvironmentRequest, text: str) -> list[str]:
+    """The requirements of a file, one in a line; of a lock the exact versions."""
+    if asked.requirements is None or not asked.requirements.endswith((".toml", ".lock")):
+        return text.splitlines()
+    document = _document(text)
+    project = document.get("project")
+    lines = project.get("dependencies") if isinstance(project, dict) else None
+    exact = [
+        f"{one['name']}=={one['version']}"
+        for one in _packages(document)
+        if isinstance(one.get("name"), str) and isinstance(one.get("version"), str)
+    ]
+    return [line for line in lines if isinstance(line, str)] if isinstance(lines, list) else exact
 
-    True for everything but named packages of an index, and for a TOML file that names a path.
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError:
+        # uv says what is wrong with it.
+        return {}
+
+
+def _packages(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The packages of a lock: `packages` in pylock.toml (PEP 751), `package` in uv.lock."""
+    found = [*_list(document.get("packages")), *_list(document.get("package"))]
+    return [one for one in found if isinstance(one, dict)]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def reads_code(asked: EnvironmentRequest, text: str) -> bool:
+    """Some of it may be made from files of the code, whose names do not say what is in them.
+
+    True where there are commands, or anything but named packages of an index; for a TOML file where it names a path.
     """
-    is_toml = asked.requirements is not None and asked.requirements.endswith(".toml")
-    lines = [*asked.pip, *([] if is_toml else text.splitlines())]
+    file = asked.requirements or ""
+    if asked.setup is not None:
+        return True
+    lines = [*asked.pip, *([] if file.endswith((".toml", ".lock")) else text.splitlines())]
     bare = [stripped for line in lines if (stripped := _COMMENT.sub("", line).strip())]
     wanted = [line for line in bare if not line.startswith("--hash=")]
     named = [one for one in _requirements(wanted) if one.url is None]
-    return len(named) < len(wanted) or (is_toml and _LOCAL.search(text) is not None)
+    if len(named) < len(wanted):
+        return True
+    if file.endswith(".lock"):
+        return any(_is_of_the_code(one.get("source")) for one in _packages(_document(text)))
+    return file.endswith(".toml") and _LOCAL.search(text) is not None
+
+
+def _is_of_the_code(source: object) -> bool:
+    """A package of uv.lock that is a folder or file below the code, and not the project itself."""
+    places = source if isinstance(source, dict) else {}
+    return any(places.get(kind) not in (None, ".") for kind in ("path", "directory", "editable", "virtual"))
 
 
 def digest_of(
@@ -112,6 +162,7 @@ def digest_of(
         "python": asked.python or node.python,
         "pip": sorted(asked.pip),
         "file": "" if asked.requirements is None else asked.requirements.rpartition("/")[2],
+        "setup": asked.setup,
         "contents": hashlib.sha256(contents).hexdigest(),
         "code": bundle if reads_code(asked, contents.decode(errors="replace")) else None,
         "inherits": [node.python, node.torch] if is_inherited else None,

@@ -23,11 +23,11 @@ import psutil
 from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.script import channel
+from trainers.environments.worker_python import WorkerPython
 from trainers.processes.fork_server_client import (
     CommandShim,
     ForkServer,
     ShimRequest,
-    invocation_of,
     receive_shim,
     shim_environment,
 )
@@ -69,9 +69,12 @@ class Child:
         on_message: Callable[[channel.Message], None],
         on_over: Callable[[], None] = lambda: None,
         fork_server: ForkServer | None = None,
+        python: WorkerPython | None = None,
         most_processes: int | None = None,
     ) -> None:
         """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
+
+        `python` is the worker's interpreter, above the one that the fork server runs; None: they are the same.
 
         It may have `most_processes` processes and threads, where the machine can count them.
         Raises ValueError or OSError for a command that the operating system cannot take.
@@ -87,7 +90,9 @@ class Child:
         environment = {**environment, _MARK_VARIABLE: self._mark, _SUPERVISOR_VARIABLE: str(os.getpid())}
         theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
         self._cgroup = _make_cgroup(self._mark[:8], most_processes)
-        request = ShimRequest(command=command, folder=folder, environment=environment, grace_s=grace_s)
+        request = ShimRequest(
+            command=command, folder=folder, environment=environment, grace_s=grace_s, python=python
+        )
         if self._cgroup is not None:
             request = _inside(request, self._cgroup)
         try:
@@ -221,8 +226,7 @@ def _inside(request: ShimRequest, cgroup: Cgroup) -> ShimRequest:
 
 def _fork(fork_server: ForkServer | None, request: ShimRequest, descriptors: list[int]) -> CommandShim | None:
     """Have the command forked by the fork server; None when it has to be started."""
-    invocation = invocation_of(request.command, request.environment) if fork_server is not None else None
-    if fork_server is None or invocation is None:
+    if fork_server is None or (invocation := fork_server.invocation_of(request)) is None:
         return None
     return fork_server.fork(request, invocation, descriptors)
 

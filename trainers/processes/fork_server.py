@@ -2,13 +2,13 @@
 
 Run by the supervisor's interpreter from the repository's folder, standard library only:
 
-    python -m trainers.processes.fork_server SOCKET OWNER_PID MODULE,MODULE
+    python -m trainers.processes.fork_server SOCKET OWNER_PID MODULE,MODULE IDLE_S
 
 It detaches itself, imports the modules, listens on the Unix socket at the path SOCKET, writes `ready` to its standard
-output, and ends when the process OWNER_PID does.  One connection asks for one command: a line of JSON (see `_receive`)
-with four descriptors: standard output, standard error, the script's channel, the shim's status.  The answer is
-`{"pid": n}` with a pidfd of the shim, or `{"refused": why}`.  The connection is the life line: when its other end
-closes, the shim ends the command and all below it.
+output, and ends when the process OWNER_PID does, or after IDLE_S seconds without a command (0: not).  One connection
+asks for one command: a line of JSON (see `_receive`) with four descriptors: standard output, standard error, the
+script's channel, the shim's status.  The answer is `{"pid": n}` with a pidfd of the shim, or `{"refused": why}`.  The
+connection is the life line: when its other end closes, the shim ends the command and all below it.
 
 Every command has a shim of its own (`trainers/processes/command_shim.py`), forked from here, which forks the command.
 """
@@ -50,8 +50,11 @@ PADDING_VARIABLE = "REMORA_ROOM"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def serve(path: str, owner: int, modules: list[str]) -> tuple[ForkedCommand, list[int]] | None:
-    """Serve until the owner ends, then return None; in the process of a command return what it is to become."""
+def serve(path: str, owner: int, modules: list[str], idle_s: float) -> tuple[ForkedCommand, list[int]] | None:
+    """Serve until the owner ends or nothing was asked for `idle_s`, then return None.
+
+    In the process of a command it returns what that is to become.
+    """
     ready = _detach()
     try:
         owner_fd = os.pidfd_open(owner)
@@ -72,8 +75,8 @@ def serve(path: str, owner: int, modules: list[str]) -> tuple[ForkedCommand, lis
     os.write(ready, b"ready")
     os.close(ready)
     while True:
-        readable, _, _ = select.select([listening.fileno(), owner_fd], [], [])
-        if owner_fd in readable:
+        readable, _, _ = select.select([listening.fileno(), owner_fd], [], [], idle_s or None)
+        if owner_fd in readable or not readable:
             shutil.rmtree(os.path.dirname(path), ignore_errors=True)
             return None
         with contextlib.suppress(OSError):
@@ -129,7 +132,10 @@ def _listen(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listening.bind(path)
+    # The path of a socket may have 107 bytes, and that of the node's folder any number.
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
+    listening.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    os.close(folder)
     listening.listen(64)
     return listening
 
@@ -171,6 +177,8 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
         supervisor=request["supervisor"],
         own_cgroup=request["own_cgroup"],
         cgroups=request["cgroups"],
+        python=request.get("python"),
+        packages=request.get("packages"),
     )
     # The script's channel has another number here.
     command.environment[request["channel_variable"]] = str(descriptors[2])
@@ -250,7 +258,8 @@ def _hide_own_frames() -> None:
 
 
 if __name__ == "__main__":
-    _served = serve(sys.argv[1], int(sys.argv[2]), [name for name in sys.argv[3].split(",") if name])
+    _modules = [name for name in sys.argv[3].split(",") if name]
+    _served = serve(sys.argv[1], int(sys.argv[2]), _modules, float(sys.argv[4]))
     if _served is not None:
         # At the bottom of the stack, so that the interpreter ends the script like any other.
         try:

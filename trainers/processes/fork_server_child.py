@@ -51,6 +51,9 @@ class ForkedCommand:
     own_cgroup: str = ""
     #: Folders of the cgroups that the command enters; every process in the first one is the command's.
     cgroups: list[str] = field(default_factory=list)
+    #: The worker's own interpreter and its folder of packages; None: it has none of its own.
+    python: str | None = None
+    packages: str | None = None
 
 
 def take_name(title: str, environment: Mapping[str, str]) -> None:
@@ -107,7 +110,18 @@ def become(command: ForkedCommand, output: int, errors: int) -> Callable[[], obj
     _set_threads(int(command.environment["OMP_NUM_THREADS"]))
     time.tzset()
     native_threads.guard()
+    _take_interpreter(command)
     return _main_module(command)
+
+
+def _take_interpreter(command: ForkedCommand) -> None:
+    """Be the worker's own interpreter, whose packages come before those of the one that was forked."""
+    if command.python is None or command.packages is None:
+        return
+    below = next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
+    sys.path.insert(below, command.packages)
+    sys.executable = command.python
+    sys.prefix = sys.exec_prefix = os.path.dirname(os.path.dirname(command.python))
 
 
 def _renew_streams(command: ForkedCommand) -> None:

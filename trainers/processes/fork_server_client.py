@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remora.script import channel
+from trainers.environments.build import BuiltEnvironment
+from trainers.environments.worker_python import WorkerPython
 from trainers.node_folders import work_root
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.processes.fork_server_rules import PythonInvocation, marks_of, parse_invocation
@@ -32,6 +34,10 @@ _PADDING_BYTES, _TITLE_BYTES = 100_000, 4000
 _REQUEST_BYTES = 150_000
 #: Seconds that importing the framework may take.
 _WARM_UP_S = 60.0
+#: Seconds without a command after which the fork server of a job's environment ends.
+_IDLE_S = 900.0
+#: The oldest Python whose fork server this is.
+_OLDEST = (3, 11)
 #: Seconds that a warm interpreter may take to fork.
 _FORK_S = 5.0
 #: What is of no use to the fork server, or would be wrong for the commands it forks.
@@ -80,6 +86,18 @@ class ShimRequest:
     own_cgroup: str = ""
     #: Folders of the cgroups that the command enters; every process in the first one is the command's.
     cgroups: tuple[str, ...] = ()
+    #: The worker's own interpreter; None: the command has the same as the fork server.
+    python: WorkerPython | None = None
+
+    def program(self) -> Path | None:
+        """The file that the command starts."""
+        found = shutil.which(self.command[0], path=self.environment.get("PATH"))
+        return None if found is None else Path(found).absolute()
+
+    def has_own_python(self) -> bool:
+        """The command starts the worker's own interpreter."""
+        found = self.program()
+        return self.python is not None and found is not None and found.parent == self.python.python.parent
 
     def fields(self) -> dict[str, object]:
         """What the shim has to know, apart from descriptors."""
@@ -104,11 +122,29 @@ def receive_shim(life_line: socket.socket, *, is_forked: bool) -> CommandShim:
 class ForkServer:
     """The fork server of this node, started by the first process that needs it."""
 
-    def __init__(self, folder: Path, owner: int, modules: Sequence[str]) -> None:
-        """`folder` is the node's own and private; the server ends with the process `owner` (a pid)."""
+    def __init__(
+        self, folder: Path, owner: int, modules: Sequence[str], python: Path | None = None, idle_s: float = 0
+    ) -> None:
+        """`folder` is the node's own and private; the server ends with the process `owner` (a pid).
+
+        It runs the interpreter `python`, None: this one.  After `idle_s` seconds without a command it ends, 0: never.
+        """
         self._folder = folder
         self._owner = owner
         self._modules = modules
+        self._python = python or Path(sys.executable)
+        self._idle_s = idle_s
+
+    def invocation_of(self, request: ShimRequest) -> PythonInvocation | None:
+        """What a command runs, if it starts this server's interpreter in a way that a fork can replace."""
+        found = request.program()
+        if found is None or not os.path.samefile(found, self._python):
+            return None
+        is_ours = found.parent == self._python.absolute().parent
+        is_above = (
+            request.has_own_python() and request.python is not None and request.python.base == self._python
+        )
+        return parse_invocation(request.command[1:]) if is_ours or is_above else None
 
     def ensure(self) -> None:
         """Wait until it has imported its modules.  Raises OSError when it cannot be, or TimeoutError."""
@@ -128,6 +164,8 @@ class ForkServer:
             "folder": str(shim_request.folder),
             "channel_variable": channel.FD_VARIABLE,
         }
+        if shim_request.has_own_python() and (python := shim_request.python) is not None:
+            request |= {"python": str(python.python), "packages": str(python.packages)}
         line = json.dumps(request).encode() + b"\n"
         if len(line) > _REQUEST_BYTES:
             return None
@@ -151,22 +189,17 @@ class ForkServer:
         path = self._folder / "socket"
         with (self._folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                connection.connect(str(path))
+                return _connect(path)
             except (FileNotFoundError, ConnectionRefusedError):
                 self._start(path)
-                connection.connect(str(path))
-            except BaseException:
-                connection.close()
-                raise
-        return connection
+                return _connect(path)
 
     def _start(self, path: Path) -> None:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "trainers.processes.fork_server", str(path), str(self._owner)),
-                *(",".join(self._modules), " " * _TITLE_BYTES),
+                *(self._python, "-m", "trainers.processes.fork_server", str(path), str(self._owner)),
+                *(",".join(self._modules), str(self._idle_s), " " * _TITLE_BYTES),
             ],
             cwd=_ROOT,
             env=server_environment(os.environ),
@@ -185,10 +218,34 @@ class ForkServer:
             raise OSError(f"the fork server did not start: {answer or 'it ended'}")
 
 
-def node_fork_server(modules: Sequence[str]) -> ForkServer | None:
-    """The fork server of this node, for a process that its raylet started; None when there is nothing to import."""
+def _connect(path: Path) -> socket.socket:
+    """Raises OSError.  The path of a socket may have 107 bytes, and that of the node's folder any number."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+    except BaseException:
+        connection.close()
+        raise
+    finally:
+        os.close(folder)
+    return connection
+
+
+def job_fork_server(modules: Sequence[str], built: BuiltEnvironment | None) -> ForkServer | None:
+    """The fork server of a job's environment on this node, None: of the node's own, for a process of its raylet.
+
+    None when there is nothing to import, or the interpreter is too old to run it.
+    """
     raylet = os.getppid()
-    return ForkServer(work_root() / f"fork-server-{raylet}", raylet, modules) if modules else None
+    if not modules:
+        return None
+    if built is None:
+        return ForkServer(work_root() / f"fork-server-{raylet}", raylet, modules)
+    if built.version < _OLDEST:
+        return None
+    folder = work_root() / f"fork-server-{raylet}-{built.build_id}"
+    return ForkServer(folder, raylet, modules, built.python, _IDLE_S)
 
 
 def _wait_readable(descriptor: int, timeout_s: float | None) -> bool:
@@ -211,14 +268,3 @@ def _own(inherited: Mapping[str, str]) -> dict[str, str]:
 def shim_environment(inherited: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a shim that is started: the machine's own, and which worker its command belongs to."""
     return {**_own(inherited), **marks_of(environment)}
-
-
-def invocation_of(command: list[str], environment: Mapping[str, str]) -> PythonInvocation | None:
-    """What a command runs, if it starts this very interpreter in a way that a fork can replace."""
-    found = shutil.which(command[0], path=environment.get("PATH"))
-    if found is None:
-        return None
-    same_folder = Path(found).absolute().parent == Path(sys.executable).absolute().parent
-    if not same_folder or not os.path.samefile(found, sys.executable):
-        return None
-    return parse_invocation(command[1:])

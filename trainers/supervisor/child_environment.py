@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainers.worker_identity import WorkerIdentity
 
@@ -19,12 +19,12 @@ def child_environment(
     *,
     cpus: float,
     interface: str | None,
-    python_folder: str,
+    path_folders: Sequence[str],
 ) -> dict[str, str]:
     """What the user's command sees: the machine's own variables, torchrun's, ours, and the user's above them.
 
-    `interface` is the network interface that carries the node's address, for gloo and NCCL; `python_folder` holds the
-    interpreter that `python` shall mean.  Names of the rendezvous are torchrun's:
+    `interface` is the network interface that carries the node's address, for gloo and NCCL; programs are looked
+    for in `path_folders` first, where `python` and `pip` are the job's.  Names of the rendezvous are torchrun's:
     https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     base = {
@@ -32,7 +32,7 @@ def child_environment(
         for name, value in inherited.items()
         if name in _MARKS or not name.startswith(_HIDDEN_PREFIXES)
     }
-    base["PATH"] = f"{python_folder}:{base.get('PATH', '/usr/local/bin:/usr/bin:/bin')}"
+    base["PATH"] = ":".join([*path_folders, base.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
     base.setdefault("PYTHONUNBUFFERED", "1")
     base["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
     if interface is not None:

@@ -18,6 +18,7 @@ from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.environments.worker_python import WorkerPython
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
@@ -44,7 +45,7 @@ def prepare_launch(
     folder: Path,
     *,
     code: Path,
-    python: Path | None,
+    python: WorkerPython,
     resume: Manifest | None,
     outputs: Path,
     snapshots: SnapshotSpace | None,
@@ -53,7 +54,7 @@ def prepare_launch(
 ) -> LaunchContext:
     """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
 
-    `code` is the folder of the job's code, `python` the interpreter of its environment, None: this one.  The command's
+    `code` is the folder of the job's code, `python` the interpreter for its command.  The command's
     temporary files lie in `temporary`, unless the job says where.
     Raises StorageError, OSError, and BackendUnusable.
     """
@@ -69,10 +70,9 @@ def prepare_launch(
         identity,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
-        python_folder=str((python or Path(sys.executable)).parent),
+        path_folders=python.path_folders,
     )
-    if python is not None:
-        environment["VIRTUAL_ENV"] = str(python.parent.parent)
+    environment["VIRTUAL_ENV"] = str(python.python.parent.parent)
     if may_start_a_launcher(unwrapped.command):
         programs = folder / f"launchers-{identity.rank}"
         sizes = plan.sizes

@@ -27,13 +27,19 @@ from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
-from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible, environment
+from trainers.environments.build import (
+    BuiltEnvironment,
+    EnvironmentFailed,
+    EnvironmentImpossible,
+    environment,
+)
+from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
 from trainers.plan import AttemptPlan
 from trainers.processes.child import Child
-from trainers.processes.fork_server_client import node_fork_server
+from trainers.processes.fork_server_client import ForkServer, job_fork_server
 from trainers.processes.python_stacks import stacks_below
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.checkpoint_intake import (
@@ -165,10 +171,17 @@ class Supervisor:
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
         self._sidecar: RunningSidecar | None = None
+        #: The interpreter for the command, and what forks it; None until they are there.
+        self._python: WorkerPython | None = None
+        self._fork_server: ForkServer | None = None
         self._sidecar_failure: str | None = None
         #: True once the command is over, or will not be started.
         self._is_over = False
         self._stop_requested = False
+        #: Set with it, for what waits.
+        self._stopping = threading.Event()
+        #: Set once all ranks have their environment, or this one is to stop.
+        self._may_begin = threading.Event()
         self._stop_is_near = False
         self._driver = assignment.driver
         self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
@@ -219,14 +232,21 @@ class Supervisor:
         ):
             try:
                 code = fetch_code(self._plan, folder)
-                python = self._build_environment(in_use, code)
+                built = self._build_environment(in_use, code)
+                if built is not None and not self._is_joining:
+                    # A rank that waited in the rendezvous for one whose node still builds could give up.
+                    self._may_begin.wait()
+                self._python = make_worker_python(
+                    folder / f"python-{identity.rank}", None if built is None else built.python
+                )
+                self._fork_server = job_fork_server(self._plan.warm_modules, built)
                 collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,
                     identity,
                     folder,
                     code=code,
-                    python=python,
+                    python=self._python,
                     resume=self._resume,
                     outputs=collector.folder,
                     snapshots=self._snapshots,
@@ -253,19 +273,26 @@ class Supervisor:
                 if self._intake is not None:
                     self._intake.close()
 
-    def _build_environment(self, in_use: contextlib.ExitStack, code: Path) -> Path | None:
-        """The interpreter of the job's environment, which stays as long as `in_use` is open; None: it has none."""
+    def _build_environment(self, in_use: contextlib.ExitStack, code: Path) -> BuiltEnvironment | None:
+        """The job's environment, which stays as long as `in_use` is open; None: it has none."""
         if self._plan.environment is None:
             return None
+        # A joiner's environment is built while the others train; they are the group that the driver reports.
+        reports = (lambda _: None) if self._is_joining else self._outbox.put
         built = in_use.enter_context(
             environment(
                 self._plan.environment,
                 code,
                 lambda text: self._outbox.put_lines("remora", text),
                 bundle=self._plan.bundle,
+                show=lambda state: reports({"type": "preparing", "state": state}),
+                stop=self._stopping,
             )
         )
-        return built.python
+        facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
+        reports({"type": "prepared", **facts})
+        self._outbox.flush()
+        return built
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -296,7 +323,9 @@ class Supervisor:
         with self._lock:
             child = self._child
             if kind == "stop":
-                self._stop_requested = True
+                self._note_stop()
+            elif kind == "begin":
+                self._may_begin.set()
             elif kind == "decide":
                 self._stop_is_near = bool(message.get("stop"))
             elif kind == "regroup":
@@ -310,7 +339,7 @@ class Supervisor:
                 self._deadline_at = None if left_s is None else time.monotonic() + left_s
                 if self._collector is not None:
                     self._collector.scan_now()
-            if child is not None and kind != "stop":
+            if child is not None and kind not in ("stop", "begin"):
                 # Under the lock, so that a `taken` decided before a `release` cannot overtake it.
                 child.send(message)
             if self._sidecar is not None and kind == "stop" and self._is_over:
@@ -319,6 +348,11 @@ class Supervisor:
             self._outbox.flush()
         if child is not None and kind == "stop":
             child.stop(at_once=bool(message.get("at_once")))
+
+    def _note_stop(self) -> None:
+        self._stop_requested = True
+        self._stopping.set()
+        self._may_begin.set()
 
     def _dump(self) -> None:
         """Report the stacks of the child's processes."""
@@ -427,7 +461,8 @@ class Supervisor:
                     on_lines=self._outbox.put_lines,
                     on_over=self._outbox.flush,
                     on_message=self._receive,
-                    fork_server=node_fork_server(plan.warm_modules),
+                    fork_server=self._fork_server,
+                    python=self._python,
                     most_processes=plan.max_processes,
                 )
             except ValueError as error:
@@ -586,7 +621,7 @@ class Supervisor:
     def _driver_is_gone(self) -> None:
         """The driver is gone: end the child."""
         with self._lock:
-            self._stop_requested = True
+            self._note_stop()
             child, sidecar = self._child, self._sidecar
         if child is not None:
             child.stop(at_once=True)

@@ -39,7 +39,7 @@ def test_a_job_waits_for_the_success_of_another_and_then_for_its_turn(owner: Own
 
 
 @pytest.mark.parametrize(
-    ("on", "end", "goes_on"),
+    ("when", "end", "goes_on"),
     [
         ("success", "start_failed", False),
         ("failure", "start_failed", True),
@@ -48,9 +48,9 @@ def test_a_job_waits_for_the_success_of_another_and_then_for_its_turn(owner: Own
         ("any", "completed", True),
     ],
 )
-def test_it_says_which_end_it_waits_for(owner: Owner, on: str, end: str, goes_on: bool) -> None:
+def test_it_says_which_end_it_waits_for(owner: Owner, when: str, end: str, goes_on: bool) -> None:
     first = owner.submit(name="prepare")
-    job_id = owner.submit(after=[{"job": first, "on": on}])
+    job_id = owner.submit(after=[{"job": first, "when": when}])
     owner.train(first)
     owner.end(first, end)
     job = owner.run_until(job_id, JobState.ADMITTED, JobState.FAILED)
@@ -59,7 +59,7 @@ def test_it_says_which_end_it_waits_for(owner: Owner, on: str, end: str, goes_on
         ended_as = "succeeded" if end == "completed" else "failed"
         assert job.reason == "dependency_unmet"
         assert (
-            job.message == f"it was to start after the {on} of prepare ({first}), which ended as {ended_as}"
+            job.message == f"it was to start after the {when} of prepare ({first}), which ended as {ended_as}"
         )
         assert owner.world.attempts(job_id) == []
 
@@ -67,8 +67,8 @@ def test_it_says_which_end_it_waits_for(owner: Owner, on: str, end: str, goes_on
 def test_a_cancelled_job_ends_what_waits_for_its_success_and_so_on(owner: Owner) -> None:
     first = owner.submit(name="a")
     second = owner.submit(name="b", after=[first])
-    third = owner.submit(name="c", after=[{"job": second, "on": "success"}])
-    fourth = owner.submit(name="d", after=[{"job": second, "on": "failure"}, {"job": first, "on": "any"}])
+    third = owner.submit(name="c", after=[{"job": second, "when": "success"}])
+    fourth = owner.submit(name="d", after=[{"job": second, "when": "failure"}, {"job": first, "when": "any"}])
     owner.ask(first, "cancel")
     assert owner.run_until(third, JobState.FAILED).reason == "dependency_unmet"
     assert (
@@ -80,7 +80,7 @@ def test_a_cancelled_job_ends_what_waits_for_its_success_and_so_on(owner: Owner)
 
 def test_of_several_jobs_it_says_which_ones_have_not_ended(owner: Owner) -> None:
     first, second = owner.submit(name="a"), owner.submit(name="b")
-    job_id = owner.submit(after=[first, {"job": second, "on": "any"}])
+    job_id = owner.submit(after=[first, {"job": second, "when": "any"}])
     assert owner.job(job_id).message == f"waits for the success of a ({first}), the end of b ({second})"
     owner.train(first)
     owner.end(first)

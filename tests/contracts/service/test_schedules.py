@@ -97,7 +97,7 @@ def test_a_time_at_which_the_job_before_has_not_ended(
     jobs = jobs_of(owner, schedule)
     assert len(jobs) == (1 if state is None else 2)
     if overlap == "wait":
-        assert jobs[0]["spec"]["after"] == [{"job": jobs[1]["id"], "on": "any"}]
+        assert jobs[0]["spec"]["after"] == [{"job": jobs[1]["id"], "when": "any"}]
         assert jobs[0]["reason"] == state
     owner.ask(jobs[-1]["id"], "cancel")
     go_to(owner, 3 * HOUR + 1.0)
@@ -197,7 +197,7 @@ def test_its_code_is_kept(owner: Owner, database: Database) -> None:
     digest = f"sha256:{'1' * 64}"
     Storage(owner.world.settings.storage).write_bytes(bundle_name(digest), b"zip")
     database.transact(lambda c: bundles.use(c, digest, owner.world.now))
-    schedule = submit(owner, code=digest)
+    schedule = submit(owner, code=digest, command="true")
     day = 86_400.0
     going = database.transact(lambda c: bundles.choose(c, before=30 * day, now=31 * day, most=10))
     assert going == []

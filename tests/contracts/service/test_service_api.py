@@ -631,7 +631,7 @@ def make_bundle(**files: str) -> tuple[str, bytes]:
 
 class TestBundles:
     def test_one_is_uploaded_once_and_comes_back(self, client: TestClient) -> None:
-        digest, content = make_bundle(train="print()")
+        digest, content = make_bundle(**{"train.py": "print()"})
         path = f"/v1/bundles/{digest}"
         assert client.head(path).status_code == 404
         problem(client.get(path), 404, "bundle_not_found")
@@ -658,7 +658,7 @@ class TestBundles:
         assert client.head(f"/v1/bundles/{digest}").status_code == 404
 
     def test_what_its_code_contradicts_is_refused_with_both_values(self, client: TestClient) -> None:
-        digest, content = make_bundle(**{"conf__ds.json": '{"train_batch_size": 64}'})
+        digest, content = make_bundle(**{"conf__ds.json": '{"train_batch_size": 64}', "train.py": ""})
         assert client.put(f"/v1/bundles/{digest}", content=content).status_code == 201
         job = {
             "command": "python train.py --deepspeed_config conf/ds.json",
@@ -670,6 +670,12 @@ class TestBundles:
         assert "train_batch_size is 64" in found.detail
         assert "elastic.global_batch is 96" in found.detail
         submit(client, **job, workers=1, elastic={"global_batch": 64})
+        both = {**job, "command": "python absent.py --deepspeed_config conf/ds.json"}
+        answer = client.post("/v1/jobs", json={**both, "elastic": {"global_batch": 96}})
+        problem(answer, 422, "invalid_spec")
+        said = answer.text
+        assert "there is no file 'absent.py' in the code" in said
+        assert "train_batch_size is 64" in said, "all problems at once"
 
     def test_a_bundle_that_unpacks_to_too_much_is_refused(self, database_url: str, tmp_path: Path) -> None:
         limited = Settings(home=tmp_path / "home", database_url=database_url, max_unpacked_bytes=1000)

@@ -117,6 +117,7 @@ def test_one_of_three_is_enough_to_go_on(
     assert training.regrouped[-1] == ("loss", 1)
 
 
+@pytest.mark.soak
 def test_a_script_that_is_killed_alone_is_replaced_where_it_was(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_frozen_node_is_left_behind(
     assert training.regrouped[0] == ("loss", 1)
 
 
+@pytest.mark.soak
 def test_too_few_wait_with_their_state_for_a_new_node_and_can_be_stopped(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=2, max_workers=2)

@@ -136,6 +136,7 @@ def test_files_that_would_come_too_late_leave_the_machine_through_the_driver(lab
     run.close()
 
 
+@pytest.mark.soak
 @pytest.mark.backend("command", "resumes same size")
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_taken(lab: Lab) -> None:
     lab.nodes(1)

@@ -70,6 +70,7 @@ def test_of_three_that_are_left_two_go_on_with_a_model_that_two_hold_together(la
     run.close()
 
 
+@pytest.mark.soak
 @pytest.mark.backend("fsdp", "resumes same size")
 @pytest.mark.backend("fsdp", "resumes other size")
 def test_a_sharded_checkpoint_resumes_with_as_many_and_with_more_workers(lab: Lab) -> None:

@@ -21,6 +21,7 @@ WAITS = {
 }
 
 
+@pytest.mark.soak
 def test_a_node_that_is_kept_for_a_job_is_there_for_it_and_for_others_only_then(
     lab: Lab, tmp_path: Path
 ) -> None:

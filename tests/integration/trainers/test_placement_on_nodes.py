@@ -50,6 +50,7 @@ def test_a_job_in_a_fabric_domain_starts_and_grows_nowhere_else(lab: Lab, tmp_pa
     training.finish_without_repetition()
 
 
+@pytest.mark.soak
 def test_rank_0_is_on_the_node_that_stays(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(0)
     spot = [lab.add_node(capacity="spot") for _ in range(2)]

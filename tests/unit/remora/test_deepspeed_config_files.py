@@ -63,6 +63,7 @@ def test_a_bundle_is_read_where_it_lies() -> None:
 
 def test_submitting_it_says_so_and_sends_nothing(service: FakeService, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(CONFIG)
+    (tmp_path / "train.py").touch()
     job: dict[str, Any] = {
         "command": "python train.py --deepspeed_config ds.json",
         "code": str(tmp_path),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import remora
-from remora import JobState, NodeState
+from remora import JobState, NodeState, installation
 from remora.cli.exits import HELP, ExitCode
 from remora.cli.output import clock, date
 from remora.spec.quantities import format_duration
@@ -351,7 +351,9 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
     for package in ("remora", "service"):
         (root / package).mkdir(parents=True)
     (root / "service/up.py").touch()
-    monkeypatch.setattr(remora, "__file__", str(root / "remora/__init__.py"))
+    monkeypatch.setattr(installation, "_PACKAGE", root / "remora")
+    missing: list[str] = []
+    monkeypatch.setattr(installation, "missing_packages", lambda _: missing)
     became: list[list[str]] = []
 
     def execve(program: str, command: list[str], environ: dict[str, str]) -> None:
@@ -362,8 +364,9 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.chdir(tmp_path)
 
-    cli("up", "--home", "here", "--port", "0", "--nodes", "2", "--node-cpus", "1")
+    cli("up", "--home", "here", "--port", "0", "--nodes", "2", "--node-cpus", "1", "--node-gpus", "4")
     cli("down")
+    cli("demo", "--example", "digits", "--home", "there")
 
     assert became == [
         [
@@ -372,10 +375,20 @@ def test_up_and_down_become_the_service(monkeypatch: pytest.MonkeyPatch, cli: Cl
             "service.up",
             "--home",
             str(tmp_path / "here"),
-            *["--port", "0", "--nodes", "2", "--node-cpus", "1"],
+            *["--port", "0", "--nodes", "2", "--node-cpus", "1", "--node-gpus", "4"],
         ],
         ["-P", "-m", "service.up", "--down"],
+        ["-P", "-m", "examples.demo", "--example", "digits", "--home", str(tmp_path / "there")],
     ]
+    missing += ["torch"]
+    cli("down")
+    assert len(became) == 4, "only the demo trains"
+    assert cli("demo") == ExitCode.USAGE
+    assert "this installation lacks torch; install the service with `pip install" in cli.err
+    missing += ["ray"]
+    assert cli("up") == ExitCode.USAGE
+    assert "this installation has only the client" in cli.err
+    missing.clear()
     (root / "service/up.py").unlink()
     assert cli("up") == ExitCode.USAGE
     assert "this installation has only the client" in cli.err

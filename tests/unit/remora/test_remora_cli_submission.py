@@ -36,6 +36,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
             "python": "3.12",
             "pip": ["numpy", "transformers==5.*"],
             "requirements": "needs.txt",
+            "setup": None,
             "inherit": None,
             "variables": {"A": "1", "B": "x=y"},
         },
@@ -66,6 +67,10 @@ def test_a_file_of_requirements_that_is_not_in_the_code_is_named(cli: Cli, tmp_p
     options = ("--code", str(tmp_path), "--requirements", "needs.txt")
     assert cli("submit", *options, "--", "python", "train.py") != ExitCode.OK
     assert "environment.requirements: there is no file 'needs.txt' in the code" in cli.err
+    (tmp_path / "uv.lock").touch()
+    options = ("--code", str(tmp_path), "--requirements", "uv.lock")
+    assert cli("submit", *options, "--", "python", "train.py") != ExitCode.OK
+    assert "there is no 'pyproject.toml' in the code, to which 'uv.lock' belongs; add it" in cli.err
 
 
 def test_submit_a_file_whose_fields_options_override(cli: Cli, service: FakeService, tmp_path: Path) -> None:
@@ -126,7 +131,6 @@ def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> No
         (["submit", "list.yaml"], "list.yaml holds no mapping"),
         (["submit", "bad.yaml"], "bad.yaml is not YAML"),
         (["submit", "list.yaml", "more"], "a file has its command inside"),
-        (["submit", "train.py"], "write: remora submit -- python train.py"),
         (["submit", "--worker", "2", "--", "x"], "No such option: --worker"),
         (["submit", "--workers", "2:3:4", "--", "x"], "expected a number such as 2, or a range such as 1:3"),
         (["submit", "--workers", "0", "--", "x"], "workers: 0 given"),
@@ -220,6 +224,7 @@ def test_convert_prints_a_specification_that_submits_the_same(
     cli: Cli, service: FakeService, tmp_path: Path
 ) -> None:
     (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").touch()
     (tmp_path / "job.yml").write_text(AZUREML)
     assert cli("convert", str(tmp_path / "job.yml"), "--strict") == ExitCode.USAGE
     assert cli.err.splitlines()[-1] == "remora: 1 of its fields is not honoured"
@@ -240,6 +245,47 @@ def test_jobs_that_come_first_are_found_by_the_beginnings_of_their_ids(
     asked = ("--after", first.id, "--after", "last:any", "--no-code", "-q")
     assert cli("submit", *asked, "--", "true") == ExitCode.OK
     *_, job = service.jobs.values()
-    assert job.spec["after"] == [{"job": first.id, "on": "success"}, {"job": second.id, "on": "any"}]
+    assert job.spec["after"] == [{"job": first.id, "when": "success"}, {"job": second.id, "when": "any"}]
     assert cli("submit", "--after", f"{first.id}:soon", "--no-code", "--", "true") == ExitCode.USAGE
-    assert "after.0.on: 'soon' given" in cli.err
+    assert "after.0.when: 'soon' given" in cli.err
+
+
+def test_a_script_is_run_by_the_python_of_the_job(
+    cli: Cli, service: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    assert cli("submit", "-q", "train.py") == ExitCode.OK
+    assert cli("submit", "-q", "--workers", "2", "--", "train.py", "--epochs", "5") == ExitCode.OK
+    first, second = service.jobs.values()
+    assert first.spec["command"] == ["python", "train.py"]
+    assert second.spec["command"] == ["python", "train.py", "--epochs", "5"]
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("python train.py", "train.py"),
+        ("python3.11 -u -W ignore ./src/train.py --lr 1", "src/train.py"),
+        ("torchrun train.py", "train.py"),
+        ("python -m train", None),
+        ("python -c pass train.py", None),
+        ("python /opt/train.py", None),
+        ("python ../train.py", None),
+        ("python results/made.py", None),
+        ("bash -c 'python train.py'", None),
+    ],
+)
+def test_a_script_that_is_not_in_the_code_is_named_before_anything_is_sent(
+    command: str, missing: str | None, cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    (tmp_path / "other.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text(f"command: {command}\ncode: .\noutputs: {{made: {{path: results}}}}\n")
+    code = cli("submit", "-q", str(file))
+    if missing is None:
+        assert code == ExitCode.OK, cli.err
+        return
+    assert code == ExitCode.USAGE
+    assert f"command: there is no file '{missing}' in the code" in cli.err
+    assert service.jobs == {}

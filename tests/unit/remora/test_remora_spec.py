@@ -45,7 +45,14 @@ def test_a_command_is_enough() -> None:
             "device": "auto",
             "precision": "full",
         },
-        "environment": {"python": None, "pip": [], "requirements": None, "inherit": None, "variables": {}},
+        "environment": {
+            "python": None,
+            "pip": [],
+            "requirements": None,
+            "setup": None,
+            "inherit": None,
+            "variables": {},
+        },
         "outputs": {},
         "placement": {"pools": [], "capacity": None, "zones": [], "fabric": "any"},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
@@ -98,12 +105,6 @@ def test_exit_codes_are_numbers_and_ranges_and_one_needs_no_list() -> None:
     assert retry.on_exit_codes == (1, "3-9", 7)
     assert JobSpec(command="x", retry={"on_exit_codes": 75}).retry.on_exit_codes == (75,)
     assert JobSpec(command="x", retry={"on_log_patterns": "a.*b"}).retry.on_log_patterns == ("a.*b",)
-
-
-def test_on_is_a_key_although_yaml_takes_it_for_true() -> None:
-    job = f"job_{'0' * 26}"
-    spec = JobSpec.from_yaml(f"command: x\nafter: [{{job: {job}, on: any}}, {{job: {job[:-1]}1}}]")
-    assert [one.on for one in spec.after] == ["any", "success"]
 
 
 def test_an_interval_is_fixed_or_chosen_or_none() -> None:
@@ -203,6 +204,10 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
             "environment.pip: 'numpy' given, expected a list of requirements",
         ),
         (
+            {"environment": {"requirements": "poetry.lock"}},
+            "environment.requirements: 'poetry.lock' is no file of requirements below `code`; write the path of a",
+        ),
+        (
             {"environment": {"pip": ["-r x.txt"]}},
             "environment.pip: '-r x.txt' is no requirement; write packages",
         ),
@@ -247,8 +252,8 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
         ({"after": ["job_1"]}, "after.0.job: 'job_1' given, expected whole ids of jobs, job_ and 26"),
         ({"after": [f"job_{'0' * 26}"] * 2}, f"after: job_{'0' * 26} is there twice"),
         (
-            {"after": {"job": f"job_{'0' * 26}", "on": "x"}},
-            "after.0.on: 'x' given, expected whole ids",
+            {"after": {"job": f"job_{'0' * 26}", "when": "x"}},
+            "after.0.when: 'x' given, expected whole ids",
         ),
         ({"after": 3}, "after: 3 given, expected whole ids of jobs"),
         ({"priority": 10**5000}, "priority: a value given"),

@@ -138,6 +138,23 @@ class TestObservations:
         assert (decision.job.state, decision.attempt.state) == (JobState.RUNNING, AttemptState.STARTING)
         assert decision.job.reason == "regrouping"
 
+    def test_a_job_shows_how_far_the_build_of_its_environment_is(self) -> None:
+        for job, attempt in (started(), running()):
+            state = attempt.state
+            starting = lifecycle.observe(job, attempt, ProgressRecord(state=AttemptState.STARTING), NOW)
+            assert starting.attempt is not None
+            said = ProgressRecord(preparing="31 packages")
+            shown = lifecycle.observe(starting.job, starting.attempt, said, NOW)
+            assert (shown.job.reason, shown.job.message) == ("preparing", "31 packages")
+            assert shown.attempt is not None
+            later = lifecycle.observe(shown.job, shown.attempt, ProgressRecord(world_size=2), NOW)
+            assert later.job.reason == "preparing", state
+            ready = ProgressRecord(state=AttemptState.RUNNING, environment="ab12")
+            begun = lifecycle.observe(shown.job, shown.attempt, ready, NOW)
+            assert begun.attempt is not None
+            assert (begun.job.state, begun.job.reason) == (JobState.RUNNING, None)
+            assert begun.attempt.environment == "ab12"
+
     def test_an_attempt_knows_where_its_workers_are_until_it_ends(self) -> None:
         job, attempt = running(max_workers=3)
         for workers in ({"10.0.0.1": 2, "10.0.0.2": 1}, {"10.0.0.1": 2}, {}):

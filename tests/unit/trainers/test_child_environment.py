@@ -17,7 +17,12 @@ def environment(
     inherited: dict[str, str] | None = None, variables: dict[str, str] | None = None, cpus: float = 2.0
 ) -> dict[str, str]:
     return child_environment(
-        inherited or {}, variables or {}, IDENTITY, cpus=cpus, interface="lo", python_folder="/opt/env/bin"
+        inherited or {},
+        variables or {},
+        IDENTITY,
+        cpus=cpus,
+        interface="lo",
+        path_folders=("/node/python-5/bin", "/opt/env/bin"),
     )
 
 
@@ -61,7 +66,7 @@ def test_threads_follow_the_cpus(cpus: float, threads: str) -> None:
     assert environment({"OMP_NUM_THREADS": "64"}, cpus=cpus)["OMP_NUM_THREADS"] == threads
 
 
-def test_python_means_the_platforms_interpreter() -> None:
-    assert environment({"PATH": "/usr/bin"})["PATH"] == "/opt/env/bin:/usr/bin"
-    assert environment()["PATH"].startswith("/opt/env/bin:/")
+def test_python_means_the_workers_interpreter() -> None:
+    assert environment({"PATH": "/usr/bin"})["PATH"] == "/node/python-5/bin:/opt/env/bin:/usr/bin"
+    assert environment()["PATH"].startswith("/node/python-5/bin:/opt/env/bin:/")
     assert environment({"PYTHONUNBUFFERED": "0"})["PYTHONUNBUFFERED"] == "0"

@@ -23,6 +23,7 @@ from trainers.environments.request import (
 )
 
 NODE = NodePackages(python="3.11", torch="2.12.0")
+ROOT = Path(__file__).parents[3]
 OWN = ".".join(map(str, sys.version_info[:2]))
 
 
@@ -160,14 +161,101 @@ def test_one_that_does_not_inherit_has_remora_and_no_other_package_of_the_node(
         assert "No module named 'pydantic'" in said_by(built.python, "import pydantic")
 
 
-def test_another_version_of_python_has_remora(code: Path, tmp_path: Path) -> None:
-    installed = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    others = sorted({path.name.rpartition(".")[0] for path in installed.glob("3.1[23].*")} - {OWN})
-    if not others:
-        pytest.skip("no other Python is installed below pyenv")
-    with environment(EnvironmentRequest(python=others[0]), code, Log(), tmp_path / "envs") as built:
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
+def test_another_version_of_python_has_remora(version: str, code: Path, tmp_path: Path) -> None:
+    with environment(EnvironmentRequest(python=version), code, Log(), tmp_path / "envs") as built:
         said = said_by(built.python, "import remora.training, sys; print(sys.version)")
-        assert said.startswith(others[0])
+        assert said.startswith(version)
+
+
+def test_remora_torch_is_written_for_the_oldest_python_that_pytorch_has(tmp_path: Path) -> None:
+    with environment(EnvironmentRequest(python="3.10"), tmp_path, Log(), tmp_path / "envs") as built:
+        checked = "import sys; [compile(open(path).read(), path, 'exec') for path in sys.argv[1:]]"
+        sources = [str(path) for path in (ROOT / "remora").glob("torch/**/*.py")]
+        done = subprocess.run([built.python, "-c", checked, *sources], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(sources) > 20
+
+
+LOCK = """
+version = 1
+[[package]]
+name = "mine"
+version = "0.1"
+source = { virtual = "." }
+[[package]]
+name = "torch"
+version = "2.12.0"
+source = { registry = "index" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("uv.lock", LOCK, True),
+        ("uv.lock", LOCK.replace("2.12.0", "2.9.0"), False),
+        ("pylock.toml", '[[packages]]\nname = "torch"\nversion = "2.12.0"\n', True),
+        ("pylock.toml", '[[packages]]\nname = "torch"\nversion = "2.9.0"\n', False),
+        ("pyproject.toml", '[project]\ndependencies = ["torch>=2.12", "tqdm"]\n', True),
+        ("pyproject.toml", '[project]\ndependencies = ["torch<2.10"]\n', False),
+        ("pyproject.toml", "this is not TOML", True),
+    ],
+)
+def test_a_version_of_pytorch_that_a_lock_or_a_project_names_decides_too(
+    file: str, text: str, *, expected: bool
+) -> None:
+    assert inherits(EnvironmentRequest(requirements=file), text, NODE) is expected
+
+
+def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(code: Path, tmp_path: Path) -> None:
+    torch = str(node_packages().torch)
+    wheel(code, "tiny", "1.0")
+    wheel(code, "needed", "2.0", requires=("tiny",))
+    wheel(code, "torch", torch, requires=("heavy",))
+    wheel(code, "heavy", "1.0")
+    (code / "pyproject.toml").write_text(
+        '[project]\nname = "mine"\nversion = "0.1"\nrequires-python = ">=3.9"\n'
+        f'dependencies = ["needed", "torch=={torch}"]\n[tool.uv]\nno-index = true\nfind-links = ["."]\n'
+    )
+    subprocess.run([build.uv_program(), "lock", "--quiet"], cwd=code, check=True)
+    # A newer one is there, and the lock does not name it.
+    wheel(code, "tiny", "9.0")
+    log = Log()
+    with environment(EnvironmentRequest(requirements="uv.lock"), code, log, tmp_path / "envs") as built:
+        said = said_by(built.python, "import tiny, needed; print(tiny.VERSION, needed.VERSION)")
+        assert (said, built.packages) == ("1.0 2.0", 2), log.lines
+        assert "No module named 'heavy'" in said_by(built.python, "import heavy"), "only PyTorch needs it"
+        assert said_by(built.python, "import torch; print(torch.__version__)").startswith(torch)
+
+
+def test_a_lock_belongs_to_its_project(code: Path, tmp_path: Path) -> None:
+    (code / "uv.lock").write_text(LOCK)
+    building = environment(EnvironmentRequest(requirements="uv.lock"), code, Log(), tmp_path / "envs")
+    with pytest.raises(EnvironmentFailed, match=r"needs its pyproject\.toml beside it"), building:
+        pytest.fail("it was built")
+
+
+def test_commands_finish_an_environment_once(code: Path, tmp_path: Path) -> None:
+    file = wheel(code)
+    setup = f"pip install --quiet --no-index ./{file}\necho finishing\ndate > $VIRTUAL_ENV/finished"
+    asked, log = EnvironmentRequest(setup=setup), Log()
+    for _ in range(2):
+        with environment(asked, code, log, tmp_path / "envs", bundle="sha256:1") as built:
+            assert said_by(built.python, "import tiny, numpy; print(tiny.VERSION)") == "1.0"
+            assert (built.python.parent.parent / "finished").exists()
+    assert (log.builds, log.lines.count("finishing")) == (1, 1)
+    assert "No module named 'tiny'" in said_by(Path(sys.executable), "import tiny")
+    # They may read the code, so that another code has another environment.
+    with environment(asked, code, log, tmp_path / "envs", bundle="sha256:2"):
+        assert log.builds == 2
+
+
+def test_commands_that_fail_are_shown_with_their_last_lines(code: Path, tmp_path: Path) -> None:
+    asked = EnvironmentRequest(setup="echo so far; false; echo on")
+    building = environment(asked, code, Log(), tmp_path / "envs")
+    with pytest.raises(EnvironmentFailed, match=r"environment.setup failed: so far$"), building:
+        pytest.fail("it was built")
 
 
 def test_workers_of_a_node_build_it_once(code: Path, tmp_path: Path) -> None:
@@ -257,14 +345,61 @@ def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(code: Path, 
         assert used.python.exists()
 
 
-def test_it_has_no_pip_that_changes_it_for_others(code: Path, tmp_path: Path) -> None:
-    with environment(EnvironmentRequest(pip=(f"./{wheel(code)}",)), code, Log(), tmp_path / "envs") as built:
-        done = subprocess.run(
-            [built.python.with_name("pip"), "install", "numpy"], capture_output=True, text=True, check=False
-        )
-    assert done.returncode == 1
-    assert "add packages to environment.pip" in done.stderr
-
-
 def test_the_node_names_its_python() -> None:
     assert node_packages().python == OWN
+
+
+def test_a_build_ends_at_once_when_its_job_is_stopped(code: Path, tmp_path: Path) -> None:
+    # A source whose build waits for something that never comes.
+    (code / "own").mkdir()
+    (code / "own/pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "slow"\nbackend-path = ["."]\n'
+        '[project]\nname = "own"\nversion = "1.0"\n'
+    )
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    (code / "own/slow.py").write_text(
+        f"import threading\nopen({str(begun)!r}, 'w').close()\nthreading.Event().wait()\n"
+    )
+    stop = threading.Event()
+
+    def stop_once_it_builds() -> None:
+        with begun.open():
+            stop.set()
+
+    waiting = threading.Thread(target=stop_once_it_builds)
+    waiting.start()
+    asked = EnvironmentRequest(pip=("./own",))
+    building = environment(asked, code, Log(), tmp_path / "envs", stop=stop)
+    with pytest.raises(EnvironmentFailed, match="is being stopped"), building:
+        pytest.fail("it was built")
+    waiting.join()
+    assert not [one for one in psutil.process_iter() if str(code) in " ".join(cmdline(one))]
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_the_state_of_a_build_is_shown_as_it_changes() -> None:
+    shown: list[str] = []
+    work = build.BuildWork(Log(), shown.append, threading.Event())
+    for line in (
+        "Resolved 31 packages in 753ms",
+        "Downloading numpy (16.1MiB)",
+        "Downloading tokenizers (3.2MiB)",
+        "Downloaded tokenizers",
+        "Prepared 31 packages in 3.00s",
+        "Installed 31 packages in 150ms",
+    ):
+        work.take(line)
+    assert shown == [
+        "31 packages",
+        "31 packages, downloading numpy (16.1MiB)",
+        "31 packages, downloading numpy (16.1MiB), tokenizers (3.2MiB)",
+        "31 packages, downloading numpy (16.1MiB)",
+        "31 packages",
+    ]

@@ -49,7 +49,7 @@ def test_a_python_command_is_forked_from_the_warm_interpreter(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["json"])
-    monkeypatch.setattr(module, "node_fork_server", lambda modules: warm if modules == ("json",) else None)
+    monkeypatch.setattr(module, "job_fork_server", lambda modules, _: warm if modules == ("json",) else None)
     stage.start("import os; print(os.environ['RANK'])", variables={}, warm_modules=("json",))
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}
     assert stage.driver.all("started")[0]["is_warm"] is True
@@ -732,7 +732,7 @@ def test_a_forked_command_has_its_own_temporary_folder(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["tempfile"])
-    monkeypatch.setattr(module, "node_fork_server", lambda _: warm)
+    monkeypatch.setattr(module, "job_fork_server", lambda *_: warm)
     stage.start("import os, tempfile; print(tempfile.gettempdir(), os.environ['TMPDIR'])", variables={})
     assert stage.end()["exit_code"] == 0
     assert stage.driver.all("started")[0]["is_warm"] is True

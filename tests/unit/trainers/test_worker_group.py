@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -505,3 +505,57 @@ def test_trouble_after_a_command_failed_is_of_its_making() -> None:
     scene.hear(0, type="exit", exit_code=1)
     scene.hear(1, type="trouble", message="mpirun went")
     assert scene.group.troubles == {}
+
+
+class TestEnvironments:
+    """No rank begins before all have the environment of their job."""
+
+    HAVE: ClassVar[dict[str, Any]] = {"digest": "ab12", "build_s": 0, "packages": 31}
+
+    def scene(self) -> Scene:
+        scene = Scene(cooperative=False)
+        scene.group.is_preparing = True
+        return scene
+
+    def progress(self, scene: Scene) -> list[dict[str, Any]]:
+        return [one.body for one in scene.said if isinstance(one, Note) and one.kind == "progress"]
+
+    def test_the_ranks_begin_once_the_last_one_has_it(self) -> None:
+        scene = self.scene()
+        assert scene.hear(1, type="prepared", **self.HAVE) == []
+        scene.hear(0, type="prepared", **(self.HAVE | {"build_s": 12.5}))
+        assert scene.sent("begin") == {"type": "begin"}
+        assert scene.events() == ["environment.ready"]
+        assert self.progress(scene) == [{"state": "running", "environment": "ab12"}]
+        (ready,) = [one.body for one in scene.said if isinstance(one, Note) and one.kind == "event"]
+        assert ready["data"] == {"digest": "ab12", "packages": 31, "build_s": 12.5}
+        assert ready["message"] == "All workers have the environment of the job: it took 12.5 s."
+
+    def test_a_build_is_an_event_once_and_its_state_is_shown(self) -> None:
+        scene = self.scene()
+        scene.hear(1, type="prepared", **self.HAVE)
+        scene.hear(0, type="preparing", state="31 packages")
+        assert scene.events() == ["environment.preparing"]
+        scene.hear(0, type="preparing", state="31 packages, downloading numpy (16.1MiB)")
+        assert scene.events() == []
+        (shown,) = self.progress(scene)
+        assert shown["preparing"] == (
+            "the environment is being built: 31 packages, downloading numpy (16.1MiB); 1 of 2 workers have it"
+        )
+
+    def test_a_rank_that_says_it_twice_is_counted_once(self) -> None:
+        scene = self.scene()
+        assert scene.hear(1, type="prepared", **self.HAVE) == []
+        assert scene.hear(1, type="prepared", **self.HAVE) == []
+
+    def test_a_group_without_an_environment_of_its_own_takes_no_such_message(self) -> None:
+        scene = Scene()
+        assert scene.all(type="prepared", **self.HAVE) == []
+        assert scene.all(type="preparing", state="0 packages") == []
+
+    def test_a_build_that_fails_is_the_reason_of_the_end(self) -> None:
+        scene = self.scene()
+        scene.hear(1, type="prepared", **self.HAVE)
+        scene.hear(0, type="exit", stopped=False, environment_failed="uv could not build it")
+        assert scene.group.exits[0].environment_failed == "uv could not build it"
+        assert scene.sent("begin") is None

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = '0028'
-down_revision = '0027'
+revision = '0036'
+down_revision = '0035'
 branch_labels = None
 depends_on = None
 
