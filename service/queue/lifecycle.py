@@ -590,7 +590,7 @@ def resume(
     """What paused the job is over: it waits for its turn, and goes on from its checkpoint."""
     waiting = replace(
         _job_to(job, JobState.QUEUED),
-        reason="waiting_for_turn",
+        reason=(WaitsFor.ARRAY if job.is_held else WaitsFor.TURN).value,
         message=message,
         paused_at=None,
         budget_step=None,
