@@ -55,6 +55,69 @@ class Attempt(View):
     ended_at: float | None = None
 
 
+class ArrayElement(View):
+    """Which job of an array it is."""
+
+    array_id: str
+    #: 0, 1, ...
+    index: int
+    #: The values in which the jobs of the array differ, by name.
+    parameters: dict[str, str | int | float | bool]
+
+
+class JobArray(View):
+    """Many jobs that one specification describes."""
+
+    id: str
+    name: str
+    project: str
+    #: The JobSpec as accepted, with its array.
+    spec: dict[str, Any]
+    #: Jobs that it was made of, and how many of them may run at once; None: all.
+    size: int
+    most_at_once: int | None = None
+    #: How many of its jobs are in which state; `deleted` ones are gone.
+    jobs: dict[str, int] = Field(default_factory=dict)
+    #: True when all of its jobs have ended.
+    terminal: bool = False
+    #: USD that its jobs have cost so far; None in a list.
+    cost: float | None = None
+    created_at: float
+
+
+class ScheduleRun(View):
+    """One time of a schedule, and what became of it."""
+
+    #: The time itself, and when it was decided about.
+    at: float
+    decided_at: float
+    #: `submitted`, `overlapped`, `missed` or `refused`.
+    outcome: str
+    #: One sentence for people.
+    message: str
+    #: What was submitted.
+    job_id: str | None = None
+    array_id: str | None = None
+
+
+class Schedule(View):
+    """A specification that is submitted again and again."""
+
+    id: str
+    name: str
+    project: str
+    #: The JobSpec as accepted, with its schedule.
+    spec: dict[str, Any]
+    #: Its time of cron, and the time zone in which it is meant.
+    cron: str
+    zone: str
+    #: The next time at which it is submitted.
+    next_at: float
+    #: The newest time that has come; None: none yet.
+    last_run: ScheduleRun | None = None
+    created_at: float
+
+
 class Job(View):
     """A job and its state."""
 
@@ -71,6 +134,8 @@ class Job(View):
     priority: int
     #: As they are now; `spec` has those of the submission.
     labels: dict[str, str] = Field(default_factory=dict)
+    #: Which job of an array it is; None: it is one alone.
+    array: ArrayElement | None = None
     #: The JobSpec as accepted, `code` replaced by the bundle's digest.
     spec: dict[str, Any]
     #: Number of the newest attempt, 0 before the first.

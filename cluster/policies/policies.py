@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from cluster.policies.cron_fields import parse_cron
+from remora.spec.cron import parse_cron
 from remora.spec.quantities import parse_duration
 
 

@@ -17,6 +17,8 @@ class WaitsFor(StrEnum):
     QUOTA = "waiting_for_quota"
     #: The ends of other jobs, which the queue knows: such a job is not shown to a plan.
     JOBS = "waiting_for_jobs"
+    #: Other jobs of its array, likewise.
+    ARRAY = "waiting_for_array"
 
 
 @dataclass(frozen=True, kw_only=True)

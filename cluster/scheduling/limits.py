@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 from functools import lru_cache
 
-from cluster.policies.cron_fields import parse_cron
 from cluster.policies.policies import PoolPolicy, Window
+from remora.spec.cron import parse_cron
 
 
 @dataclass(frozen=True)

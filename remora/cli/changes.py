@@ -1,10 +1,11 @@
-"""Commands with which owners change their jobs: `pause`, `resume`, `resize`, `label`, `delete`."""
+"""Commands with which owners change their jobs: `pause`, `resume`, `resize`, `clone`, `label`, `delete`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,14 @@ from remora.cli.session import connect
 
 if TYPE_CHECKING:
     from remora.views import Job
+
+
+def json_or_text(text: str) -> Any:
+    """A value as JSON, `5`, `0.1`, `true` or `[1, 2]`; anything else is the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def labels_of(words: Iterable[str], option: str) -> dict[str, str]:
@@ -61,6 +70,31 @@ def resize(
     with connect(server) as client:
         answer = client.resize(client.find(job).id, min_workers=fewest, max_workers=largest)
     _say(answer, as_json=as_json)
+
+
+def clone(
+    job: JobArgument,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Another value, e.g. workers.max=4; repeat it."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the new job's id.")] = False,
+    as_json: JsonOption = False,
+    server: ServerOption = None,
+) -> None:
+    """Submit a job again, with its code and other values for some of its fields."""
+    changed: dict[str, Any] = {}
+    for word in values or []:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set {word!r}: expected FIELD=VALUE, such as workers.max=4")
+        changed[name] = json_or_text(text)
+    with connect(server) as client:
+        answer = client.clone(client.find(job).id, changed)
+    if quiet:
+        output.print_line(answer.id)
+    else:
+        _say(answer, as_json=as_json)
 
 
 def _say(job: Job, *, as_json: bool) -> None:

@@ -73,6 +73,8 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("reason", found.reason),
             ("message", found.message),
             ("command", None if entrypoint else shlex.join(found.spec.get("command", []))),
+            ("array", None if found.array is None else f"{found.array.array_id}, number {found.array.index}"),
+            ("values", None if found.array is None else json.dumps(found.array.parameters)),
             ("entrypoint", entrypoint),
             ("arguments", json.dumps(found.spec.get("arguments")) if entrypoint else None),
             ("code", found.spec.get("code")),

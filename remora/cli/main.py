@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from remora.cli import (
+    arrays,
     changes,
     cluster,
     conversion,
@@ -19,6 +20,7 @@ from remora.cli import (
     plans,
     policies,
     results,
+    schedules,
     submission,
 )
 from remora.cli.exits import HELP, ExitCode, code_of_error
@@ -49,6 +51,7 @@ for command in (
     changes.pause,
     changes.resume,
     changes.resize,
+    changes.clone,
     changes.label,
     changes.delete,
     jobs.wait,
@@ -64,6 +67,8 @@ for command in (
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
 app.callback()(cluster.options)
+app.add_typer(arrays.app, name="arrays")
+app.add_typer(schedules.app, name="schedules")
 app.add_typer(models.app, name="models")
 app.add_typer(local.env_app, name="env")
 app.add_typer(policies.app, name="policy")

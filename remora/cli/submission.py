@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from remora.cli import output
-from remora.cli.changes import labels_of
+from remora.cli import arrays, output, schedules
+from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
 from remora.cli.jobs import duration_option
@@ -19,6 +18,7 @@ from remora.spec.backends import BACKEND_WORDS
 
 if TYPE_CHECKING:
     from remora.spec.spec import JobSpec
+    from remora.views import JobArray, Schedule
 
 _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -177,6 +177,9 @@ def _checked(raw: dict[str, Any]) -> JobSpec:
 def _send(
     spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
 ) -> None:
+    if spec.array is not None or spec.schedule is not None:
+        _send_many(spec, key, follow=follow, quiet=quiet, as_json=as_json, server=server)
+        return
     with connect(server, patient=False) as client:
         job = client.submit(spec, idempotency_key=key)
     if quiet:
@@ -194,6 +197,29 @@ def _send(
     with detaching(job.id, "logs -f"), connect(server, patient=True) as client:
         ended = watch(client, job, as_json=as_json, quiet=quiet)
     raise typer.Exit(code_of_state(ended.state))
+
+
+def _send_many(
+    spec: JobSpec, key: str | None, *, follow: bool, quiet: bool, as_json: bool, server: str | None
+) -> None:
+    """Submit an array, or store a schedule."""
+    if follow:
+        raise typer.BadParameter("--follow watches one job; an array or a schedule has many")
+    made: JobArray | Schedule
+    with connect(server, patient=False) as client:
+        if spec.schedule is not None:
+            made = client.submit_schedule(spec, idempotency_key=key)
+            line, command = schedules.summary(made), "schedules"
+        else:
+            made = client.submit_array(spec, idempotency_key=key)
+            line, command = arrays.summary(made), "arrays"
+    if quiet:
+        output.print_line(made.id)
+    elif as_json:
+        output.print_json(made)
+    else:
+        output.print_line(line)
+        output.say(f"Watch it: remora {command} show {made.id}")
 
 
 def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, Any]:
@@ -236,14 +262,6 @@ def _called(entrypoint: str, words: list[str], inputs: list[str]) -> dict[str, A
             raise typer.BadParameter(f"{word!r}: expected NAME=VALUE, an argument of {entrypoint}")
         arguments[name] = json_or_text(text)
     return {"entrypoint": entrypoint, "arguments": arguments, "code": "."}
-
-
-def json_or_text(text: str) -> Any:
-    """A value as JSON, `5`, `0.1`, `true` or `[1, 2]`; anything else is the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _override(raw: dict[str, Any], values: dict[str, Any], section: str | None = None) -> None:

@@ -48,6 +48,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    JobArray,
     Ledger,
     LogLine,
     MetricPoint,
@@ -61,6 +62,8 @@ from remora.views import (
     Pool,
     Pruned,
     RecordedTrace,
+    Schedule,
+    ScheduleRun,
     WhatIf,
 )
 
@@ -108,16 +111,67 @@ class AsyncClient(Shell):
         """
         return self._bound(await self._run(flows.submit(job, idempotency_key)))
 
+    async def submit_array(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> JobArray:
+        """Submit many jobs by one specification with an `array`, all of them or none; raises as `submit` does."""
+        return await self._run(flows.submit_array(job, idempotency_key))
+
+    async def arrays(self) -> list[JobArray]:
+        """Arrays, newest first."""
+        return await self._run(flows.all_pages(requests.list_arrays))
+
+    async def array(self, array_id: str) -> JobArray:
+        """One array: its jobs by state, and what they have cost."""
+        return await self._send(requests.get_array(array_id))
+
+    async def cancel_array(self, array_id: str) -> JobArray:
+        """Ask for the end of all jobs of an array."""
+        return await self._send(requests.cancel_array(array_id))
+
+    async def submit_schedule(
+        self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None
+    ) -> Schedule:
+        """Store a specification with a `schedule`, whose job is submitted at each time; raises as `submit` does."""
+        return await self._run(flows.submit_schedule(job, idempotency_key))
+
+    async def schedules(self) -> list[Schedule]:
+        """Schedules, newest first, each with its newest run."""
+        return await self._run(flows.all_pages(requests.list_schedules))
+
+    async def schedule(self, schedule_id: str) -> Schedule:
+        """One schedule with its newest run."""
+        return await self._send(requests.get_schedule(schedule_id))
+
+    async def runs(self, schedule_id: str, *, limit: int | None = None) -> list[ScheduleRun]:
+        """What became of the times of a schedule, newest first."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_runs(schedule_id, cursor), limit))
+
+    async def delete_schedule(self, schedule_id: str) -> Schedule:
+        """Delete a schedule: it submits nothing any more.  Jobs that it has submitted stay."""
+        return await self._send(requests.delete_schedule(schedule_id))
+
+    async def clone(
+        self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None
+    ) -> AsyncClientJob:
+        """Submit a job again, with its code, and other `values` for some fields by their dotted names.
+
+        Raises Invalid with every problem of the changed specification.
+        """
+        return self._bound(await self._run(flows.clone(job_id, values, idempotency_key)))
+
     async def jobs(
         self,
         *,
         state: str | None = None,
         project: str | None = None,
         labels: Mapping[str, str | None] | None = None,
+        array: str | None = None,
         limit: int | None = None,
     ) -> list[AsyncClientJob]:
-        """Jobs, newest first; those with all of the `labels`, of which None stands for any value."""
-        return [self._bound(job) for job in await self._run(flows.jobs(state, project, limit, labels))]
+        """Jobs, newest first; of an array, or with all of the `labels`, of which None stands for any value."""
+        found = await self._run(flows.jobs(state, project, limit, labels, array))
+        return [self._bound(job) for job in found]
 
     async def job(self, job_id: str) -> AsyncClientJob:
         """One job by its full id."""
@@ -512,6 +566,26 @@ class AsyncClientJob(Job):
     async def cancel(self) -> Job:
         """Ask for its end; it ends after its workers have stopped."""
         return await self._client.cancel(self.id)
+
+    async def pause(self) -> Job:
+        """Keep it from running until it is resumed; its workers end after a checkpoint."""
+        return await self._client.pause(self.id)
+
+    async def resume(self) -> Job:
+        """Let it go on that was paused."""
+        return await self._client.resume(self.id)
+
+    async def resize(self, *, min_workers: int | None = None, max_workers: int | None = None) -> Job:
+        """Change how many workers it may have; None leaves an end as it is."""
+        return await self._client.resize(self.id, min_workers=min_workers, max_workers=max_workers)
+
+    async def label(self, labels: Mapping[str, str | None]) -> Job:
+        """Set labels of it, and remove those whose value is None."""
+        return await self._client.label(self.id, labels)
+
+    async def delete(self) -> Job:
+        """Delete it, after its end, with its logs, metrics, checkpoints and outputs."""
+        return await self._client.delete(self.id)
 
     def events(self, *, follow: bool = False) -> AsyncIterator[Event]:
         """What happened to it; with `follow` also what happens until it has ended."""

@@ -21,9 +21,22 @@ from remora.code.bundle import PackedBundle, pack
 from remora.code.checks import check_code
 from remora.errors import ApiError, ConfigurationError, NotFound, SpecError, SpecProblem
 from remora.foreign import translate
+from remora.spec.arrays import elements_of
 from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
-from remora.views import Checkpoint, Event, Job, LogLine, MetricPoint, ModelVersion, OutputFile, Page, Pruned
+from remora.views import (
+    Checkpoint,
+    Event,
+    Job,
+    JobArray,
+    LogLine,
+    MetricPoint,
+    ModelVersion,
+    OutputFile,
+    Page,
+    Pruned,
+    Schedule,
+)
 
 T = TypeVar("T")
 
@@ -43,19 +56,69 @@ Flow = Generator[Request[Any] | Work, Any, T]
 
 def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
     """Check the specification against its code, upload that unless the service has it, create the job."""
+    spec = yield from _prepared(job)
+    _refuse_schedule(spec)
+    if spec.array is not None:
+        raise SpecError([SpecProblem("array", "it describes many jobs; use submit_array")])
+    created: Job = yield requests.create_job(spec, _new_key(idempotency_key))
+    return created
+
+
+def _refuse_schedule(spec: JobSpec) -> None:
+    if spec.schedule is not None:
+        text = "it is submitted again and again; use submit_schedule"
+        raise SpecError([SpecProblem("schedule", text)])
+
+
+def submit_schedule(
+    job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
+) -> Flow[Schedule]:
+    """The same for a specification that is submitted at each time of its schedule."""
+    spec = yield from _prepared(job)
+    if spec.schedule is None:
+        raise SpecError([SpecProblem("schedule", "missing; use submit for one job")])
+    if spec.array is not None:
+        yield Work(lambda: elements_of(spec))
+    created: Schedule = yield requests.create_schedule(spec, _new_key(idempotency_key))
+    return created
+
+
+def submit_array(
+    job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
+) -> Flow[JobArray]:
+    """The same for many jobs by one specification."""
+    spec = yield from _prepared(job)
+    if spec.array is None:
+        raise SpecError([SpecProblem("array", "missing; use submit for one job")])
+    _refuse_schedule(spec)
+    # What is wrong with one of its jobs is found before anything is sent.
+    yield Work(lambda: elements_of(spec))
+    created: JobArray = yield requests.create_array(spec, _new_key(idempotency_key))
+    return created
+
+
+def _prepared(job: JobSpec | Mapping[str, Any] | str | Path) -> Flow[JobSpec]:
+    """The specification, whose code the service has."""
     spec: JobSpec = yield Work(lambda: _spec_of(job))
     folder = spec.code_folder
-    if folder is not None:
-        with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
-            file = Path(scratch, "bundle.zip")
-            packed = yield Work(lambda: _packed(spec, folder, file))
-            known = yield requests.has_bundle(packed.digest)
-            if not known:
-                yield requests.put_bundle(packed.digest, file)
-        spec = spec.with_code(packed.digest)
-    created: Job = yield requests.create_job(
-        spec, uuid.uuid4().hex if idempotency_key is None else idempotency_key
-    )
+    if folder is None:
+        return spec
+    with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
+        file = Path(scratch, "bundle.zip")
+        packed = yield Work(lambda: _packed(spec, folder, file))
+        known = yield requests.has_bundle(packed.digest)
+        if not known:
+            yield requests.put_bundle(packed.digest, file)
+    return spec.with_code(packed.digest)
+
+
+def _new_key(given: str | None) -> str:
+    return uuid.uuid4().hex if given is None else given
+
+
+def clone(job_id: str, values: Mapping[str, Any] | None, idempotency_key: str | None) -> Flow[Job]:
+    """Submit a job again with other values for some fields."""
+    created: Job = yield requests.clone_job(job_id, values or {}, _new_key(idempotency_key))
     return created
 
 
@@ -101,12 +164,15 @@ def jobs(
     project: str | None,
     limit: int | None,
     labels: Mapping[str, str | None] | None = None,
+    array: str | None = None,
 ) -> Flow[list[Job]]:
     """Jobs, newest first."""
     size = min(limit or requests.PAGE_ITEMS, requests.PAGE_ITEMS)
 
     def page(cursor: str | None) -> Request[Page[Job]]:
-        return requests.list_jobs(state=state, project=project, labels=labels, limit=size, cursor=cursor)
+        return requests.list_jobs(
+            state=state, project=project, labels=labels, array=array, limit=size, cursor=cursor
+        )
 
     return (yield from all_pages(page, limit))
 

@@ -26,6 +26,7 @@ from remora.views import (
     Event,
     Health,
     Job,
+    JobArray,
     Ledger,
     LogLine,
     MetricPoint,
@@ -41,6 +42,8 @@ from remora.views import (
     Problem,
     Pruned,
     RecordedTrace,
+    Schedule,
+    ScheduleRun,
     WhatIf,
 )
 
@@ -144,10 +147,87 @@ def job_path(job_id: str, *rest: str) -> str:
 
 def create_job(spec: JobSpec, idempotency_key: str) -> Request[Job]:
     """Submit a job whose code, if any, is uploaded already.  Raises ConfigurationError for an impossible key."""
+    headers = _key(idempotency_key)
+    return Request(method="POST", path="/v1/jobs", json=spec.to_mapping(), headers=headers, parse=_one(Job))
+
+
+def _key(idempotency_key: str) -> dict[str, str]:
     if not _KEY.fullmatch(idempotency_key):
         raise ConfigurationError("an idempotency key is 1 to 128 printable ASCII characters without spaces")
-    headers = {"Idempotency-Key": idempotency_key}
-    return Request(method="POST", path="/v1/jobs", json=spec.to_mapping(), headers=headers, parse=_one(Job))
+    return {"Idempotency-Key": idempotency_key}
+
+
+def create_array(spec: JobSpec, idempotency_key: str) -> Request[JobArray]:
+    """Submit many jobs by one specification.  Raises ConfigurationError for an impossible key."""
+    headers = _key(idempotency_key)
+    return Request(
+        method="POST", path="/v1/arrays", json=spec.to_mapping(), headers=headers, parse=_one(JobArray)
+    )
+
+
+def list_arrays(cursor: str | None = None) -> Request[Page[JobArray]]:
+    """One page of arrays, newest first."""
+    return Request(method="GET", path="/v1/arrays", params=_params(cursor=cursor), parse=_one(Page[JobArray]))
+
+
+def get_array(array_id: str) -> Request[JobArray]:
+    """One array."""
+    return Request(method="GET", path=_array_path(array_id), parse=_one(JobArray))
+
+
+def cancel_array(array_id: str) -> Request[JobArray]:
+    """Ask for the end of all jobs of an array."""
+    return Request(method="POST", path=f"{_array_path(array_id)}/cancel", parse=_one(JobArray))
+
+
+def _array_path(array_id: str) -> str:
+    if not _ID.fullmatch(array_id):
+        hint = "remora arrays lists them"
+        raise NotFound(404, "array_not_found", f"there is no array {array_id[:80]!r}", hint=hint)
+    return f"/v1/arrays/{array_id}"
+
+
+def create_schedule(spec: JobSpec, idempotency_key: str) -> Request[Schedule]:
+    """Store a specification with a schedule.  Raises ConfigurationError for an impossible key."""
+    headers = _key(idempotency_key)
+    return Request(
+        method="POST", path="/v1/schedules", json=spec.to_mapping(), headers=headers, parse=_one(Schedule)
+    )
+
+
+def list_schedules(cursor: str | None = None) -> Request[Page[Schedule]]:
+    """One page of schedules, newest first."""
+    params = _params(cursor=cursor)
+    return Request(method="GET", path="/v1/schedules", params=params, parse=_one(Page[Schedule]))
+
+
+def get_schedule(schedule_id: str) -> Request[Schedule]:
+    """One schedule."""
+    return Request(method="GET", path=_schedule_path(schedule_id), parse=_one(Schedule))
+
+
+def list_runs(schedule_id: str, cursor: str | None = None) -> Request[Page[ScheduleRun]]:
+    """One page of what became of the times of a schedule, newest first."""
+    path, params = f"{_schedule_path(schedule_id)}/runs", _params(cursor=cursor)
+    return Request(method="GET", path=path, params=params, parse=_one(Page[ScheduleRun]))
+
+
+def delete_schedule(schedule_id: str) -> Request[Schedule]:
+    """Delete a schedule; what it has submitted stays."""
+    return Request(method="DELETE", path=_schedule_path(schedule_id), parse=_one(Schedule))
+
+
+def _schedule_path(schedule_id: str) -> str:
+    if not _ID.fullmatch(schedule_id):
+        hint = "remora schedules lists them"
+        raise NotFound(404, "schedule_not_found", f"there is no schedule {schedule_id[:80]!r}", hint=hint)
+    return f"/v1/schedules/{schedule_id}"
+
+
+def clone_job(job_id: str, values: Mapping[str, Any], idempotency_key: str) -> Request[Job]:
+    """Submit a job again with other values for some fields.  Raises ConfigurationError for an impossible key."""
+    path, body = job_path(job_id, "clone"), {"set": dict(values)}
+    return Request(method="POST", path=path, json=body, headers=_key(idempotency_key), parse=_one(Job))
 
 
 def list_jobs(
@@ -155,11 +235,12 @@ def list_jobs(
     state: str | None = None,
     project: str | None = None,
     labels: Mapping[str, str | None] | None = None,
+    array: str | None = None,
     limit: int = PAGE_ITEMS,
     cursor: str | None = None,
 ) -> Request[Page[Job]]:
     """One page of jobs, newest first; those with all of the labels, of which None stands for any value."""
-    params: dict[str, Any] = _params(state=state, project=project, limit=limit, cursor=cursor)
+    params: dict[str, Any] = _params(state=state, project=project, array=array, limit=limit, cursor=cursor)
     if labels:
         params["label"] = [name if value is None else f"{name}={value}" for name, value in labels.items()]
     return Request(method="GET", path="/v1/jobs", params=params, parse=_one(Page[Job]))

@@ -27,8 +27,8 @@ _OPTIONAL = re.compile(r"\$\[\[((?:[^\]$]|\](?!\])|\$(?!\[\[))*)\]\]")
 _DATA = re.compile(r"(inputs|outputs)\.([A-Za-z_]\w*)(?:\.path)?")
 #: What to do with the types of job that are more than one command.
 _OTHER_TYPES = {
-    "sweep": "a sweep submits its trial again and again: submit its command once for each set of parameters",
-    "pipeline": "submit its steps one after the other, each as a job of its own, with `remora wait` between them",
+    "sweep": "write the command of its trial as a specification, and its search space as `array`",
+    "pipeline": "submit its steps one after the other, each as a job of its own, with --after and the job before",
     "spark": "Remora trains; run Spark where it runs now",
     "automl": "choose a model and submit its training script as a command",
     "parallel": "submit the script as a command that cuts its data by RANK and WORLD_SIZE",

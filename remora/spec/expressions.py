@@ -11,8 +11,13 @@ EXPRESSION = re.compile(r"\$\{\{([^{}]*+)\}\}")
 KNOWN = ("job.id", "job.attempt", "master.address", "master.port")
 
 
-def refuses_expressions(texts: Iterable[str], outputs: Collection[str]) -> str | None:
-    """Why the expressions in these texts cannot be understood; None when they can.  `outputs` are the job's."""
+def refuses_expressions(
+    texts: Iterable[str], outputs: Collection[str], parameters: Collection[str] = ()
+) -> str | None:
+    """Why the expressions in these texts cannot be understood; None when they can.
+
+    `outputs` are the job's, `parameters` those of its array.
+    """
     for text in texts:
         for match in EXPRESSION.finditer(text):
             word = match.group(1).strip()
@@ -20,8 +25,10 @@ def refuses_expressions(texts: Iterable[str], outputs: Collection[str]) -> str |
             shown = f"${{{{{word[:80]}}}}}"
             if kind == "outputs" and name not in outputs:
                 return f"{shown} is not among the job's outputs"
-            if kind != "outputs" and word not in KNOWN:
-                return f"{shown} stands for nothing; known are outputs.NAME, {', '.join(KNOWN)}"
+            if kind == "array" and name not in parameters:
+                return f"{shown} is not among the values of the job's array"
+            if kind not in ("outputs", "array") and word not in KNOWN:
+                return f"{shown} stands for nothing; known are outputs.NAME, array.NAME, {', '.join(KNOWN)}"
     return None
 
 

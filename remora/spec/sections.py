@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from remora.spec.cron import next_after, parse_cron, zone_of
 from remora.spec.fields import (
     EXIT_CODES_FORM,
     JOB_ID_FORM,
@@ -371,6 +372,45 @@ class After(Section):
     @classmethod
     def _from_id(cls, value: object) -> object:
         return {"job": value} if isinstance(value, str) else value
+
+
+SCHEDULE_FORM = 'a time of cron, e.g. "0 3 * * mon-fri", or {cron: .., zone: .., missed: .., overlap: ..}'
+
+
+class Schedule(Section):
+    """When the job is submitted, again and again."""
+
+    cron: StrictStr = Field(description='a time of cron, e.g. "0 3 * * mon-fri"')
+    zone: StrictStr = Field("UTC", description="the name of a time zone, e.g. Europe/Berlin")
+    #: What follows times at which no controller ran.
+    missed: Literal["latest", "skip"] = Field("latest", description="latest or skip")
+    #: What follows a time at which the job of the one before has not ended.
+    overlap: Literal["skip", "wait", "allow"] = Field("skip", description="skip, wait or allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_time(cls, value: object) -> object:
+        return {"cron": value} if isinstance(value, str) else value
+
+    @field_validator("cron")
+    @classmethod
+    def _is_a_time(cls, value: str) -> str:
+        if len(value) > LONGEST_PATH:
+            raise ValueError(f"more than {LONGEST_PATH} characters")
+        parse_cron(value)
+        return value
+
+    @field_validator("zone")
+    @classmethod
+    def _is_a_zone(cls, value: str) -> str:
+        zone_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def _comes(self) -> Self:
+        if next_after(self.cron, self.zone, 0.0) is None:
+            raise ValueError(f"{self.cron!r} is no time that ever comes")
+        return self
 
 
 class Limits(Section):

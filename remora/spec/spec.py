@@ -28,6 +28,7 @@ from pydantic import (
 from remora.commands.command_texts import argument_list, needs_shell, words_of
 from remora.commands.launchers import check_launcher, unwrap
 from remora.errors import SpecError, SpecProblem
+from remora.spec.arrays import ARRAY_FORM, INDEX, Array
 from remora.spec.backends import BACKEND_WORDS, BackendName
 from remora.spec.bounds import exceeds
 from remora.spec.entrypoint import (
@@ -53,6 +54,7 @@ from remora.spec.problems import problems_of, read_spec_file, read_yaml, section
 from remora.spec.sections import (
     AFTER_FORM,
     MAX_AFTER,
+    SCHEDULE_FORM,
     After,
     CheckpointPolicy,
     Elastic,
@@ -62,6 +64,7 @@ from remora.spec.sections import (
     Placement,
     Resources,
     Retry,
+    Schedule,
     Section,
     Workers,
 )
@@ -110,6 +113,10 @@ class JobSpec(Section):
     checkpoint: CheckpointPolicy = Field(CheckpointPolicy(), description="keys interval, keep, best, store")
     priority: Whole = Field(50, ge=0, le=100, description="a whole number from 0 to 100")
     retry: Retry = Field(Retry(), description="keys limit, backoff, on_exit_codes, on_log_patterns")
+    #: Many jobs in place of one.
+    array: Array | None = Field(None, description=ARRAY_FORM)
+    #: Submitted again and again in place of once.
+    schedule: Schedule | None = Field(None, description=SCHEDULE_FORM)
     labels: dict[str, Any] = Field({}, max_length=MAX_LABELS, description=LABELS_FORM)
     #: Ends of other jobs before which no attempt starts.
     after: tuple[After, ...] = Field((), max_length=MAX_AFTER, description=AFTER_FORM)
@@ -199,7 +206,9 @@ class JobSpec(Section):
     @model_validator(mode="after")
     def _knows_its_expressions(self) -> Self:
         texts = (*self.command, *self.environment.variables.values())
-        if refusal := refuses_expressions(texts, self.outputs):
+        parameters = () if self.array is None else (*self.array.names, INDEX)
+        texts += tuple(self.labels.values()) if parameters else ()
+        if refusal := refuses_expressions(texts, self.outputs, parameters):
             raise ValueError(refusal)
         return self
 
@@ -209,6 +218,14 @@ class JobSpec(Section):
             _ = self.worker_sizes
         except NoSizePossible as error:
             raise ValueError(f"workers and elastic.global_batch do not agree: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _can_wait_for_the_one_before(self) -> Self:
+        if self.array is not None and self.schedule is not None and self.schedule.overlap == "wait":
+            raise ValueError(
+                "schedule.overlap is wait, which is for one job, and array makes many; write skip or allow"
+            )
         return self
 
     @field_validator("labels", mode="before")

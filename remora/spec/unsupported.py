@@ -14,8 +14,6 @@ REFUSED: dict[str, str] = {
     "environment.image": "list what the script needs in `environment.pip`, or install it on the nodes beforehand",
     "environment.secrets": "read the secret from a file on the nodes; `variables` are visible to all users",
     "inputs": "let the script open its data itself",
-    "array": "submit one job for each set of parameters",
-    "schedule": "submit from cron",
 }
 
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 import remora
 from remora.views import Problem
 from service.api import (
+    arrays,
     bundles,
     changes,
     checkpoints,
@@ -25,6 +26,7 @@ from service.api import (
     policies,
     pools,
     problem_documents,
+    schedules,
     streams,
 )
 from service.api.context import Context
@@ -91,6 +93,8 @@ def create_app(settings: Settings) -> FastAPI:
     parts = (
         jobs.router,
         changes.router,
+        arrays.router,
+        schedules.router,
         streams.router,
         checkpoints.router,
         outputs.router,

@@ -2,207 +2,88 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
-from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
 from cluster.scheduling.queue_order import WAITS_FOR_TURN, placed
 from cluster.scheduling.quotas import has_quotas
 from cluster.scheduling.shares import has_shares
-from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
-from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
+from remora.spec.overrides import MAX_OVERRIDES, overridden
+from remora.spec.spec import JobSpec
 from remora.states import JobState
-from remora.views import Attempt, FieldProblem, Job, Page
-from service.api.bodies import read_object
+from remora.views import Attempt, Job, Page
 from service.api.context import Context, context_of, job_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
-from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
+from service.api.problem_documents import ApiProblem, job_not_found
+from service.api.submissions import answer_once, check_bundle, read_spec
 from service.api.views import attempt_view, job_view
 from service.policies_in_force import policies_in_force
-from service.queue import intake, lifecycle
-from service.queue.dependencies import Dependency, dependencies_of, why_impossible
+from service.queue import lifecycle
 from service.queue.rows import JobRow
-from service.store import answers, bundles, dependencies
 from service.store import jobs as store
-from service.store.answers import SavedAnswer
-from service.store.bundles import bundle_name
-from service.store.ids import is_id, new_id
-from service.stores import FIELD, UnknownStore, check_name
+from service.store import submissions
+from service.store.ids import is_id
 
 router = APIRouter(prefix="/v1/jobs")
-
-#: Bytes of a job's body: a specification's, and as many for escapes and space.
-MAX_JOB_BODY_BYTES = 2 * MAX_SPEC_BYTES
-
-
-@dataclass(frozen=True)
-class _Submission:
-    spec: JobSpec
-    body_digest: str
-    key: str | None
-    now: float
 
 
 @router.post("", status_code=201, operation_id="submit_job", response_model=Job)
 async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike."""
-    context = context_of(request)
-    key = _idempotency_key(request)
-    limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
-    spec, body_digest = await read_object(request, limit, MAX_SPEC_VALUES, context.checks, _read_spec)
-    await _check_bundle(context, spec)
-    submission = _Submission(spec, body_digest, key, context.clock())
+    body = await read_spec(request, _one_job)
+    await check_bundle(request, body.spec)
+    now = context_of(request).clock()
 
-    def work(connection: sa.Connection) -> tuple[str, bool]:
-        return _submit(connection, submission, context.settings.max_active_jobs)
+    def create(connection: sa.Connection) -> tuple[str, str]:
+        job = submissions.submit(connection, body.spec, now)
+        return job.id, job_view(job).model_dump_json()
 
-    try:
-        answer, is_replay = await context.database.write(work)
-    except IntegrityError:
-        # The same key came twice at the same moment and the other request won: now its answer is there.
-        answer, is_replay = await context.database.write(work)
-    job = Job.model_validate_json(answer)
-    headers = {"Location": f"/v1/jobs/{job.id}", "ETag": f'"{job.version}"'}
-    if is_replay:
-        headers["Idempotency-Replayed"] = "true"
-    return Response(answer, 201, headers, media_type="application/json")
+    return await answer_once(request, body.digest, create, "/v1/jobs", Job)
 
 
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is None:
-        return None
-    if not 1 <= len(key) <= 128 or not all(" " <= character <= "~" for character in key):
-        raise ApiProblem(
-            422, "invalid_idempotency_key", "Idempotency-Key takes 1 to 128 printable ASCII characters"
-        )
-    return key
+def _one_job(body: dict[str, Any]) -> JobSpec:
+    spec = JobSpec.from_mapping(body)
+    if spec.schedule is not None:
+        text = "it is submitted again and again; POST it to /v1/schedules, as `remora submit` does"
+        raise SpecError([SpecProblem("schedule", text)])
+    if spec.array is not None:
+        text = "it describes many jobs; POST it to /v1/arrays, as `remora submit` does"
+        raise SpecError([SpecProblem("array", text)])
+    return spec
 
 
-def _read_spec(body: dict[str, Any]) -> tuple[JobSpec, str]:
-    """What is submitted, and the digest by which a repetition is known."""
-    try:
-        spec = JobSpec.from_mapping(body)
-    except SpecError as error:
-        raise invalid_spec(error) from None
-    canonical = json.dumps(body, sort_keys=True).encode()
-    return spec, hashlib.sha256(canonical).hexdigest()
+@router.post("/{job_id}/clone", status_code=201, operation_id="clone_job", response_model=Job)
+async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Submit a job again, with other values for some of its fields: `{"set": {"workers.max": 4}}`.
 
+    With `Idempotency-Key` a repetition is answered alike.
+    """
+    original = await job_of(request, job_id)
 
-async def _check_bundle(context: Context, spec: JobSpec) -> None:
-    if spec.code_folder is not None:
-        message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
-        raise ApiProblem(
-            422, "invalid_spec", f"code: {message}", errors=[FieldProblem(field="code", message=message)]
-        )
-    try:
-        check_name(context.settings, spec.checkpoint.store)
-    except UnknownStore as error:
-        raise invalid_spec(SpecError([SpecProblem(FIELD, str(error))])) from None
-    digest = spec.bundle
-    if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
-        raise _no_bundle(digest)
-    if digest is not None and needs_code(spec):
-        await asyncio.to_thread(_check_code, context, spec, digest)
+    def changed(body: dict[str, Any]) -> JobSpec:
+        values = body.get("set") or {}
+        if body.keys() - {"set"} or not isinstance(values, dict) or len(values) > MAX_OVERRIDES:
+            said = f'give "set", at most {MAX_OVERRIDES} dotted names of fields with their values'
+            raise ApiProblem(422, "invalid_change", said)
+        return _one_job(overridden(original.spec, values))
 
+    body = await read_spec(request, changed, salt=job_id)
+    await check_bundle(request, body.spec)
+    now = context_of(request).clock()
 
-def _no_bundle(digest: str) -> ApiProblem:
-    return ApiProblem(
-        422,
-        "bundle_not_found",
-        f"there is no bundle {digest}",
-        hint=f"PUT it to /v1/bundles/{digest} first",
-    )
+    def create(connection: sa.Connection) -> tuple[str, str]:
+        job = submissions.submit(connection, body.spec, now, f"a clone of {job_id}")
+        return job.id, job_view(job).model_dump_json()
 
-
-def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
-    try:
-        with context.storage.open_read(bundle_name(digest)) as bundle:
-            check_code(spec, bundle)
-    except SpecError as error:
-        raise invalid_spec(error) from None
-
-
-def _submit(connection: sa.Connection, new: _Submission, max_active_jobs: int) -> tuple[str, bool]:
-    if new.key is not None:
-        saved = answers.find_answer(connection, new.key)
-        if saved is not None and saved.body_digest != new.body_digest:
-            raise ApiProblem(
-                409,
-                "idempotency_key_reused",
-                "this Idempotency-Key was used with another body",
-                hint="use a new key for a new job",
-            )
-        if saved is not None:
-            return saved.answer, True
-    refusal = intake.check(store.count_active(connection), max_active_jobs)
-    if refusal is not None:
-        raise ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"})
-    # Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
-    if new.spec.bundle is not None and not bundles.use(connection, new.spec.bundle, new.now):
-        raise _no_bundle(new.spec.bundle)
-    row = _row(new.spec, new.now)
-    awaited = _awaited(connection, row)
-    row = store.insert_job(connection, lifecycle.submit(row, awaited))
-    dependencies.insert(connection, [one for one in awaited if not one.is_met])
-    answer = job_view(row).model_dump_json()
-    if new.key is not None:
-        answers.save_answer(connection, new.key, SavedAnswer(new.body_digest, row.id, answer), new.now)
-    return answer, False
-
-
-def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
-    """What a new job waits for.  Raises ApiProblem for jobs that are not there or have ended otherwise."""
-    named = [one["job"] for one in job.spec["after"]]
-    if not named:
-        return []
-    # Locked, so that an end of them is seen here or noted by the transaction that ends them.
-    others = store.lock_jobs(connection, named)
-    problems = [
-        SpecProblem(f"after.{place}.job", f"there is no job {job_id}")
-        for place, job_id in enumerate(named)
-        if job_id not in others
-    ]
-    if not problems:
-        found = dependencies_of(job, others)
-        problems = [
-            SpecProblem(f"after.{place}", f"{why}; leave it out, or write another `when`")
-            for place, one in enumerate(found)
-            if (why := why_impossible([one])) is not None
-        ]
-        if not problems:
-            return found
-    raise invalid_spec(SpecError(problems))
-
-
-def _row(spec: JobSpec, now: float) -> JobRow:
-    return JobRow(
-        id=new_id("job", now),
-        name=spec.name,
-        project=spec.project,
-        priority=spec.priority,
-        spec=spec.to_mapping(),
-        min_workers=spec.min_workers,
-        max_workers=spec.max_workers,
-        worker_resources=spec.ray_resources(),
-        retry_limit=spec.retry.limit,
-        backoff_s=spec.retry.backoff_s,
-        run_time_s=spec.limits.run_time_s,
-        wait_time_s=spec.limits.wait_time_s,
-        created_at=now,
-        labels=spec.labels,
-    )
+    return await answer_once(request, body.digest, create, "/v1/jobs", Job)
 
 
 @router.get("", operation_id="list_jobs", response_model=Page[Job])
@@ -215,6 +96,7 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
     context = context_of(request)
     now = context.clock()
     states, project, limit = query.state, query.project, query.limit
+    array_id = query.array
     having = [
         (name, value if equals else None)
         for name, equals, value in (one.partition("=") for one in query.label)
@@ -222,11 +104,23 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
 
     def work(connection: sa.Connection) -> bytes:
         waiting = store.waiting_on_page(
-            connection, states=states, project=project, before=before, limit=limit, having=having
+            connection,
+            states=states,
+            project=project,
+            before=before,
+            limit=limit,
+            having=having,
+            array_id=array_id,
         )
         place = _placing(connection, context, waiting, now)
         found = store.page_of_jobs(
-            connection, states=states, project=project, before=before, limit=limit, having=having
+            connection,
+            states=states,
+            project=project,
+            before=before,
+            limit=limit,
+            having=having,
+            array_id=array_id,
         )
         rows = (place(row) for row in found)
         return write_page(rows, job_view, lambda row: row.id, limit)

@@ -43,6 +43,7 @@ class JobsParameters(Parameters):
     label: Annotated[list[Annotated[str, Field(min_length=1, max_length=300)]], Field(max_length=20)] = Field(
         default_factory=list
     )
+    array: Annotated[str, Field(max_length=40)] | None = None
     project: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] | None = None
     limit: Limit = 100
     cursor: Cursor | None = None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from remora.states import JobState
-from remora.views import Attempt, Drill, DrilledJob, Job, Node
+from remora.views import ArrayElement, Attempt, Drill, DrilledJob, Job, JobArray, Node, Schedule, ScheduleRun
+from service.queue.arrays import ArrayRow, counted
 from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow, WaitRow
+from service.queue.schedules import RunRow, ScheduleRow
 
 
 def job_view(row: JobRow) -> Job:
@@ -22,6 +24,7 @@ def job_view(row: JobRow) -> Job:
         message=row.message,
         priority=row.priority,
         labels=row.labels,
+        array=None if row.array_id is None else _element(row),
         spec=row.spec,
         attempt=row.attempt,
         step=row.step,
@@ -38,6 +41,55 @@ def job_view(row: JobRow) -> Job:
         paused_at=row.paused_at,
         ended_at=row.ended_at,
         version=row.version,
+    )
+
+
+def _element(row: JobRow) -> ArrayElement:
+    return ArrayElement(
+        array_id=row.array_id or "", index=row.array_index or 0, parameters=row.parameters or {}
+    )
+
+
+def array_view(row: ArrayRow, states: Mapping[str, int], cost: float | None = None) -> JobArray:
+    """An array for clients, with how many of its jobs are in which state."""
+    return JobArray(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        spec=row.spec,
+        size=row.size,
+        most_at_once=row.most_at_once,
+        jobs=counted(states, row.size),
+        terminal=all(JobState(state).is_terminal for state in states),
+        cost=cost,
+        created_at=row.created_at,
+    )
+
+
+def schedule_view(row: ScheduleRow, newest: RunRow | None = None) -> Schedule:
+    """A schedule for clients."""
+    return Schedule(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        spec=row.spec,
+        cron=row.cron,
+        zone=row.zone,
+        next_at=row.next_at,
+        last_run=None if newest is None else run_view(newest),
+        created_at=row.created_at,
+    )
+
+
+def run_view(row: RunRow) -> ScheduleRun:
+    """A time of a schedule for clients."""
+    return ScheduleRun(
+        at=row.at,
+        decided_at=row.decided_at,
+        outcome=row.outcome.value,
+        message=row.message,
+        job_id=row.job_id,
+        array_id=row.array_id,
     )
 
 

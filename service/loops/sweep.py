@@ -7,14 +7,17 @@ import logging
 import sqlalchemy as sa
 
 from remora.states import JobState
+from service.loops.arrays import settle_arrays
 from service.loops.dependencies import BATCH, settle_dependencies
 from service.loops.listing import MOST, Listing, settle
 from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
+from service.loops.schedules import BATCH as SCHEDULES
+from service.loops.schedules import run_schedules
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
-from service.store import answers, checkpoints, dependencies, jobs
+from service.store import answers, arrays, checkpoints, dependencies, jobs, schedules
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +29,13 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     """Do the clean-up that no other loop waits for.  Raises Fenced."""
     # 1. Load.
     oldest = tick.now - ANSWER_LIFETIME_S
-    ended, overdue, waited, has_old_answers = tick.load(
+    ended, overdue, waited, with_room, due, has_old_answers = tick.load(
         lambda connection: (
             checkpoints.ended_attempts(connection, MOST),
             jobs.overdue_jobs(connection, tick.now),
             dependencies.with_news(connection, BATCH),
+            arrays.with_news(connection),
+            schedules.due(connection, tick.now, SCHEDULES),
             answers.has_answers(connection, oldest),
         )
     )
@@ -44,7 +49,11 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
         _give_up(tick, job)
     # 5. Jobs that waited for others, which have ended.
     settle_dependencies(tick, waited)
-    # 6. Old answers.
+    # 6. Jobs that their arrays hold back while others run.
+    settle_arrays(tick, with_room)
+    # 7. Jobs whose time has come.
+    run_schedules(tick, due)
+    # 8. Old answers.
     if has_old_answers:
         tick.apply(lambda connection: answers.forget_answers(connection, oldest))
 

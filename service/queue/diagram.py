@@ -141,10 +141,11 @@ def page() -> str:
         _states(_JOBS),
         _edges(JOB_EDGES),
         "While a job is `queued`, `reason` is `waiting_for_nodes`, `waiting_for_turn`, `waiting_for_quota`,\n"
-        f"`waiting_for_jobs` or `waiting_for_retry`; while it has an attempt, it is `{PREPARING}` while its\n"
-        "environment is being built, and `regrouping` when none work and a new worker group is being gathered;\n"
-        f"while it is `paused`, it is `{PAUSED_BY_OWNER}` or `{WAITING_FOR_BUDGET}`; at the end it is the last\n"
-        f"attempt's end reason, `{NO_PROGRESS}`, `wait_time_exceeded` or `{DEPENDENCY_UNMET}`.",
+        "`waiting_for_jobs`, `waiting_for_array` or `waiting_for_retry`; while it has an attempt, it is\n"
+        f"`{PREPARING}` while its environment is being built, and `regrouping` when none work and a new worker\n"
+        f"group is being gathered; while it is `paused`, it is `{PAUSED_BY_OWNER}` or `{WAITING_FOR_BUDGET}`;\n"
+        f"at the end it is the last attempt's end reason, `{NO_PROGRESS}`, `wait_time_exceeded` or\n"
+        f"`{DEPENDENCY_UNMET}`.",
         "## Attempt",
         mermaid(ATTEMPT_EDGES, AttemptState.STARTING),
         _states(_ATTEMPTS),

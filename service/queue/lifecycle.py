@@ -158,15 +158,24 @@ def _event(attempt: AttemptRow, at: float, kind: str, message: str, **data: obje
     return NewEvent(at=at, kind=kind, message=message, attempt=attempt.attempt, data=data)
 
 
-def submit(job: JobRow, dependencies: Sequence[Dependency] = ()) -> Decision:
-    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn."""
-    said = f"job {job.name} was accepted"
-    if (message := waits_for(dependencies)) is None:
+def submit(
+    job: JobRow, dependencies: Sequence[Dependency] = (), origin: str = "", held: str | None = None
+) -> Decision:
+    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn.
+
+    `origin` says where it comes from, and `held` why its array holds it back, for people.
+    """
+    said = f"job {job.name} was accepted{f', {origin}' if origin else ''}"
+    message = waits_for(dependencies)
+    if message is None and held is None:
         message = "accepted; waits to be looked at"
         waiting = replace(job, reason=WaitsFor.TURN.value, message=message, waits_from=job.created_at)
     else:
+        reason = WaitsFor.ARRAY if message is None else WaitsFor.JOBS
+        message = message or held
         said += f"; it {message}"
-        waiting = replace(job, reason=WaitsFor.JOBS.value, message=message, not_before=inf, waits_from=inf)
+        waiting = replace(job, reason=reason.value, message=message, not_before=inf, waits_from=inf)
+        waiting = replace(waiting, is_held=held is not None)
     return Decision(waiting, None, (NewEvent(at=job.created_at, kind="job.queued", message=said),))
 
 
@@ -176,9 +185,12 @@ def others_ended(job: JobRow, dependencies: Sequence[Dependency], now: float) ->
         return _finish(job, JobState.FAILED, DEPENDENCY_UNMET, why, now)
     message = waits_for(dependencies)
     if job.state is JobState.PAUSED:
-        return Decision(job if message is not None else replace(job, not_before=now), None)
+        is_over = message is None and not job.is_held
+        return Decision(replace(job, not_before=now) if is_over else job, None)
     if message is not None:
         return wait(job, WaitsFor.JOBS.value, message, now)
+    if job.is_held:
+        return wait(job, WaitsFor.ARRAY.value, "waits for other jobs of its array", now)
     decision = wait(
         job, WaitsFor.TURN.value, "the jobs that it waited for have ended; waits to be looked at", now
     )
@@ -193,6 +205,15 @@ def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
     if reason != job.reason:
         events = (NewEvent(at=now, kind="job.waiting", message=message, data={"reason": reason}),)
     return Decision(replace(job, reason=reason, message=message), None, events)
+
+
+def release_from_array(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
+    """There is room for a job that its array has held back: it waits for its turn, or first for other jobs."""
+    job = replace(job, is_held=False)
+    if (message := waits_for(dependencies)) is not None:
+        return wait(job, WaitsFor.JOBS.value, message, now)
+    decision = wait(job, WaitsFor.TURN.value, "its array has room for it; waits to be looked at", now)
+    return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
 
 
 def tell_short(job: JobRow, why: str | None) -> Decision:
@@ -511,8 +532,13 @@ def request_resume(job: JobRow, dependencies: Sequence[Dependency], now: float) 
         return Decision(replace(job, message=None), None, (event,))
     decision = resume(job, now, "its owner resumed it")
     waiting = replace(decision.job, waits_from=now, not_before=min(decision.job.not_before, now))
-    if (others := waits_for(dependencies)) is not None:
-        waiting = replace(waiting, reason=WaitsFor.JOBS.value, message=others, waits_from=inf, not_before=inf)
+    others = waits_for(dependencies)
+    if others is not None or job.array_id is not None:
+        reason = WaitsFor.ARRAY if others is None else WaitsFor.JOBS
+        message = others or "waits until its array has room for it"
+        waiting = replace(waiting, reason=reason.value, message=message, waits_from=inf, not_before=inf)
+        # Whether its array has room for it is decided in the next tick.
+        waiting = replace(waiting, is_held=job.array_id is not None)
     return replace(decision, job=waiting)
 
 
@@ -564,7 +590,7 @@ def resume(
     """What paused the job is over: it waits for its turn, and goes on from its checkpoint."""
     waiting = replace(
         _job_to(job, JobState.QUEUED),
-        reason="waiting_for_turn",
+        reason=(WaitsFor.ARRAY if job.is_held else WaitsFor.TURN).value,
         message=message,
         paused_at=None,
         budget_step=None,

@@ -58,7 +58,7 @@ class JobRow:
     loss_streak: int = 0
     #: Attempts that were lost on nodes that lived, since its last progress: `service.queue.retry`.
     fruitless: int = 0
-    #: No attempt starts before this time; infinite while it waits for other jobs.
+    #: No attempt starts before this time; infinite while it waits for other jobs, or is held back by its array.
     not_before: float = 0.0
     #: From when `wait_time_s` counts; infinite while it waits for other jobs.
     waits_from: float | None = None
@@ -93,6 +93,12 @@ class JobRow:
     #: Numbers of the newest event and of the newest log line.
     event_seq: int = 0
     log_seq: int = 0
+    #: The array that it belongs to, its number there, and its values.
+    array_id: str | None = None
+    array_index: int | None = None
+    parameters: dict[str, Any] | None = None
+    #: As many other jobs of its array as may run at once have not ended; it is not in the queue.
+    is_held: bool = False
     labels: dict[str, str] = field(default_factory=dict)
     #: When its owner asked to delete it, and when that was done; from the request on it is hidden.
     delete_requested_at: float | None = None

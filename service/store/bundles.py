@@ -11,7 +11,7 @@ from functools import lru_cache
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service.store.tables import ACTIVE_JOBS, bundles, jobs
+from service.store.tables import ACTIVE_JOBS, bundles, jobs, schedules
 
 _GOING = sa.select(bundles.c.digest).where(
     bundles.c.digest == sa.bindparam("of"), bundles.c.gone_at.is_not(None)
@@ -46,7 +46,7 @@ def _use(dialect: str) -> sa.sql.dml.ReturningInsert[tuple[str]]:
 
 
 def choose(connection: sa.Connection, before: float, now: float, most: int) -> list[str]:
-    """Mark up to `most` bundles as going that were not used since `before` and that no waiting or running job needs.
+    """Mark up to `most` bundles as going that were not used since `before` and that no job or schedule needs.
 
     Those that were marked before and are there still are among them: their files may be.
     """
@@ -57,7 +57,9 @@ def choose(connection: sa.Connection, before: float, now: float, most: int) -> l
     if not candidates:
         return found
     needed = {
-        spec.get("code") for spec in connection.execute(sa.select(jobs.c.spec).where(ACTIVE_JOBS)).scalars()
+        spec.get("code")
+        for statement in (sa.select(jobs.c.spec).where(ACTIVE_JOBS), sa.select(schedules.c.spec))
+        for spec in connection.execute(statement).scalars()
     }
     for digest in candidates:
         if digest in needed:

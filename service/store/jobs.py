@@ -12,7 +12,7 @@ from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queu
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store import dependencies, labels
+from service.store import arrays, dependencies, labels
 from service.store.labels import Label
 from service.store.rows import (
     changing_columns,
@@ -193,11 +193,19 @@ def change_attempts(connection: sa.Connection, decisions: Mapping[str, Decide]) 
 
 def insert_job(connection: sa.Connection, decision: Decision) -> JobRow:
     """Store a new job with its first events."""
-    job = _append(decision.job, decision.events)
-    connection.execute(insert_into(jobs), columns(job))
-    labels.insert(connection, job.id, job.labels)
-    _insert_events(connection, _event_rows(decision.job, decision.events))
+    (job,) = insert_jobs(connection, [decision])
     return job
+
+
+def insert_jobs(connection: sa.Connection, decisions: Sequence[Decision]) -> list[JobRow]:
+    """Store new jobs with their first events."""
+    new = [_append(decision.job, decision.events) for decision in decisions]
+    connection.execute(insert_into(jobs), [columns(job) for job in new])
+    labels.insert(connection, {job.id: job.labels for job in new})
+    _insert_events(
+        connection, [row for decision in decisions for row in _event_rows(decision.job, decision.events)]
+    )
+    return new
 
 
 def save(
@@ -211,7 +219,7 @@ def save(
 def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
     """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
     new, old, moved, told, after = [], [], [], [], []
-    ends, waited = [], []
+    ends, waited, in_arrays = [], [], []
     counted = Counted()
     for change in changes:
         before, decision, attempt = change.before, change.decision, change.decision.attempt
@@ -227,6 +235,8 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         if job.state.is_terminal and not before.state.is_terminal:
             ends.append((job.id, job.state))
             waited += [job.id] if job.spec.get("after") else []
+        if job.array_id is not None and _makes_room(before, job):
+            in_arrays.append(job.array_id)
         moved.append(job)
         told += _event_rows(decision.job, decision.events)
         after.append(job)
@@ -238,8 +248,17 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
     _insert_events(connection, told)
     dependencies.note_ends(connection, ends, waited)
+    arrays.note(connection, in_arrays)
     counted.write(connection)
     return after
+
+
+def _makes_room(before: JobRow, after: JobRow) -> bool:
+    """Another job of the array may have its turn, or this one asks for one."""
+    has_left = after.state.is_terminal or after.pause_requested_at is not None
+    return has_left != (before.state.is_terminal or before.pause_requested_at is not None) or (
+        after.state is JobState.PAUSED and before.state is not JobState.PAUSED
+    )
 
 
 def save_sizes(connection: sa.Connection, job: JobRow) -> None:
@@ -369,12 +388,13 @@ def page_of_jobs(
     before: str | None,
     limit: int,
     having: Sequence[Label] = (),
+    array_id: str | None = None,
 ) -> Iterator[JobRow]:
     """Jobs newest first, those with all labels of `having`; `before` is the id of the last job of the page before.
 
     They are read as they are asked for, while the transaction lasts: specifications may be large.
     """
-    statement = _page(sa.select(jobs), states, project, before, limit, having)
+    statement = _page(sa.select(jobs), states, project, before, limit, having, array_id)
     with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
         for row in found:
             yield to_row(JobRow, row)
@@ -388,10 +408,11 @@ def waiting_on_page(
     before: str | None,
     limit: int,
     having: Sequence[Label] = (),
+    array_id: str | None = None,
 ) -> list[str]:
     """Ids of the jobs on that page that wait for their turn; nothing else of them is read."""
     page = _page(
-        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit, having
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit, having, array_id
     ).subquery()
     waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_FOR_TURN
     return list(connection.execute(sa.select(page.c.id).where(*waiting)).scalars())
@@ -404,9 +425,12 @@ def _page(
     before: str | None,
     limit: int,
     having: Sequence[Label],
+    array_id: str | None,
 ) -> sa.Select[Any]:
     statement = statement.order_by(jobs.c.id.desc()).limit(limit)
     statement = statement.where(jobs.c.delete_requested_at.is_(None), *labels.have_all(having))
+    if array_id is not None:
+        statement = statement.where(jobs.c.array_id == array_id)
     if states:
         statement = statement.where(jobs.c.state.in_(states))
     if project is not None:

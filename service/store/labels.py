@@ -13,16 +13,21 @@ from service.store.tables import job_labels, jobs
 Label = tuple[str, str | None]
 
 
-def insert(connection: sa.Connection, job_id: str, labels: Mapping[str, str]) -> None:
-    """Those of a new job, whose row has them."""
-    if rows := [{"job_id": job_id, "name": name, "value": value} for name, value in labels.items()]:
+def insert(connection: sa.Connection, by_job: Mapping[str, Mapping[str, str]]) -> None:
+    """Those of new jobs, whose rows have them, by job."""
+    rows = [
+        {"job_id": job_id, "name": name, "value": value}
+        for job_id, labels in by_job.items()
+        for name, value in labels.items()
+    ]
+    if rows:
         connection.execute(insert_into(job_labels), rows)
 
 
 def replace_all(connection: sa.Connection, job_id: str, labels: Mapping[str, str]) -> None:
     """The labels of a job, which is locked, are now these."""
     connection.execute(sa.delete(job_labels).where(job_labels.c.job_id == job_id))
-    insert(connection, job_id, labels)
+    insert(connection, {job_id: labels})
     connection.execute(sa.update(jobs).where(jobs.c.id == job_id).values(labels=dict(labels)))
 
 

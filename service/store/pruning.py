@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.store.arrays import forget_empty
 from service.store.rows import in_parts
 from service.store.tables import (
     ACTIVE_JOBS,
@@ -159,12 +160,14 @@ def is_needed(connection: sa.Connection, job_id: str) -> bool:
 
 def remove_job(connection: sa.Connection, job_id: str) -> None:
     """Delete a job that nothing needs and of which nothing is left but its rows."""
-    state = connection.execute(
-        sa.select(jobs.c.state).where(jobs.c.id == job_id).with_for_update()
-    ).scalar_one()
+    state, array_id = connection.execute(
+        sa.select(jobs.c.state, jobs.c.array_id).where(jobs.c.id == job_id).with_for_update()
+    ).one()
     for table in (events, uses, attempts, dependencies, job_labels):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     connection.execute(sa.delete(jobs).where(jobs.c.id == job_id))
+    if array_id is not None:
+        forget_empty(connection, [array_id])
     counted = Counted()
     counted.forget_job(state, 1)
     counted.write(connection)

@@ -32,6 +32,9 @@ FIXED_OF_JOBS = (
     "run_time_s",
     "wait_time_s",
     "created_at",
+    "array_id",
+    "array_index",
+    "parameters",
     # Changed by statements of their own.
     "labels",
     "deleted_at",

@@ -43,6 +43,12 @@ PAUSED_JOBS = sa.text("state = 'paused'")
 QUEUED_AGAIN = sa.text("state = 'queued' AND attempt > 0")
 WAITING_FOR_THEIR_FIRST = sa.text("state = 'queued' AND attempt = 0 AND wait_time_s IS NOT NULL")
 KEPT_JOBS = sa.text("ended_at IS NOT NULL AND pruned_at IS NULL")
+ARRAYS_WITH_NEWS = sa.text("has_news")
+#: Jobs of an array that count among those that may run at once.
+ACTIVE_IN_ARRAY = sa.text(
+    "NOT is_held AND (state IN ('queued', 'admitted', 'running') OR (state = 'paused' AND pause_requested_at IS NULL))"
+)
+IN_ARRAYS = sa.text("array_id IS NOT NULL")
 GOING_JOBS = sa.text("delete_requested_at IS NOT NULL AND deleted_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
@@ -112,6 +118,10 @@ jobs = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
     sa.Column("log_seq", sa.BigInteger, nullable=False),
+    sa.Column("array_id", sa.String(40)),
+    sa.Column("array_index", sa.Integer),
+    sa.Column("parameters", sa.JSON),
+    sa.Column("is_held", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("labels", sa.JSON, nullable=False, server_default="{}"),
     sa.Column("delete_requested_at", sa.Double),
     sa.Column("deleted_at", sa.Double),
@@ -129,8 +139,55 @@ _LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jo
 _partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
 _partial("ix_jobs_paused", jobs.c.id, where=PAUSED_JOBS)
+_partial("ix_jobs_array", jobs.c.array_id, jobs.c.array_index, where=IN_ARRAYS)
 _partial("ix_jobs_going", jobs.c.delete_requested_at, where=GOING_JOBS)
 _partial("ix_jobs_queued_again", jobs.c.id, where=QUEUED_AGAIN)
+
+# Many jobs that one specification describes: `service.queue.arrays`.
+arrays = sa.Table(
+    "arrays",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("most_at_once", sa.Integer),
+    # Jobs of it have ended, or were paused or resumed, since its turn was decided last.
+    sa.Column("has_news", sa.Boolean, nullable=False, server_default=sa.false()),
+    _partial("ix_arrays_news", "id", where=ARRAYS_WITH_NEWS),
+)
+
+# Specifications that are submitted again and again, and what became of their times: `service.queue.schedules`.
+schedules = sa.Table(
+    "schedules",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("next_at", sa.Double, nullable=False),
+    sa.Column("key", sa.String(128)),
+    sa.Column("body_digest", sa.String(64)),
+    sa.UniqueConstraint("key", name="uq_schedules_key"),
+    sa.Index("ix_schedules_next_at", "next_at"),
+)
+
+schedule_runs = sa.Table(
+    "schedule_runs",
+    metadata,
+    sa.Column("schedule_id", sa.String(40), sa.ForeignKey("schedules.id"), primary_key=True),
+    # The database itself refuses that one time is decided twice.
+    sa.Column("at", sa.Double, primary_key=True),
+    sa.Column("decided_at", sa.Double, nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    # What was submitted may be deleted before this row.
+    sa.Column("job_id", sa.String(40)),
+    sa.Column("array_id", sa.String(40)),
+)
 
 # The labels of jobs, for those who look for jobs: `service.store.labels`.
 job_labels = sa.Table(

@@ -160,6 +160,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "workers": {"min": 1, "max": 1},
     "checkpoint.best": {"metric": "loss"},
     "after": {"job": f"job_{'0' * 26}"},
+    "schedule": {"cron": "0 0 * * *"},
 }
 
 

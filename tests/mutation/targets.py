@@ -73,7 +73,7 @@ TARGETS = (
         _all(
             "tests/unit/service/test_",
             "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
-            " version_zero policy_versions service_docs list_pages service_lifecycle",
+            " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions",
         ),
     ),
     Target(
@@ -100,11 +100,13 @@ TARGETS = (
             "remora/",
             "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes client/retries"
             " spec/expressions spec/bounds commands/started_commands commands/command_texts commands/launchers"
-            " commands/launcher_options client/shell commands/shell_quotes",
+            " commands/launcher_options client/shell commands/shell_quotes spec/arrays spec/cron spec/entrypoint"
+            " spec/overrides",
         ),
         _all(
             "tests/unit/remora/test_",
-            "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers neutral foreign",
+            "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers neutral foreign"
+            " array_specs cron_times entrypoints",
         ),
     ),
 )  # fmt: skip

@@ -180,7 +180,8 @@ class TestASubmission:
     def test_builds_no_statement_anew(self, database: Database) -> None:
         """Two thirds of its time went into that."""
         from remora.spec.spec import JobSpec
-        from service.api.jobs import _Submission, _submit
+        from service.api.submissions import Order, carry_out
+        from service.store import submissions
 
         spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
         sent: list[list[object]] = []
@@ -191,8 +192,14 @@ class TestASubmission:
         event.listen(database.engine, "before_execute", note)
         for key in ("a", "b"):
             sent.append([])
-            new = _Submission(spec, "0" * 64, key, 1000.0)
-            database.transact(lambda connection, new=new: _submit(connection, new, 10))
+            order = Order(
+                key=key,
+                digest="0" * 64,
+                create=lambda connection: (submissions.submit(connection, spec, 1000.0).id, "{}"),
+                jobs=1,
+                now=1000.0,
+            )
+            database.transact(lambda connection, order=order: carry_out(connection, order, 10))
         event.remove(database.engine, "before_execute", note)
         # PostgreSQL is also asked for the number of the transaction.
         assert len(sent[0]) == (5 if database.is_sqlite else 6)

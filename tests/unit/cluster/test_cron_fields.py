@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.policies.cron_fields import calendar, first_of, is_endless, parse_cron
+from cluster.policies.cron_fields import calendar, first_of, is_endless
+from remora.spec.cron import parse_cron
 
 FIRST = dt.datetime(2028, 1, 1)
 

@@ -18,14 +18,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from remora.spec.arrays import Array
 from remora.states import JobState
 from remora.views import (
+    ArrayElement,
     Attempt,
     Checkpoint,
     ClusterLedger,
     Drill,
     Event,
     Job,
+    JobArray,
     LogLine,
     MetricPoint,
     ModelVersion,
@@ -34,6 +37,8 @@ from remora.views import (
     OutputFile,
     Page,
     Pool,
+    Schedule,
+    ScheduleRun,
     View,
 )
 
@@ -75,6 +80,8 @@ class FakeService:
     attempts: list[Attempt] = field(default_factory=list)
     #: What happens just before a job is looked at, one at each look.
     scenes: list[Callable[[Job], None]] = field(default_factory=list)
+    arrays: dict[str, JobArray] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
     bundles: dict[str, bytes] = field(default_factory=dict)
     keys: dict[str, tuple[bytes, str]] = field(default_factory=dict)
     requests: list[Seen] = field(default_factory=list)
@@ -288,6 +295,10 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return _page(state, seen, _models(state))
     if match := re.fullmatch(r"/v1/models/digits/versions/\d+/files/(.*)", seen.path):
         return 200, {}, state.outputs[unquote(match[1])]
+    if seen.path.startswith("/v1/schedules"):
+        return _schedules(state, seen)
+    if seen.path.startswith("/v1/arrays"):
+        return _arrays(state, seen)
     if seen.path == "/v1/jobs":
         return _create(state, seen) if seen.method == "POST" else _newest(state, seen)
     parts = seen.path.split("/")
@@ -295,6 +306,52 @@ def _route(state: FakeService, seen: Seen) -> Reply:
     if job is None:
         return problem(404, "job_not_found", f"there is no job {parts[-1]}", hint="See remora list.")
     return _of_job(state, seen, job, "/".join(parts[4:]))
+
+
+def _schedules(state: FakeService, seen: Seen) -> Reply:
+    if seen.method == "POST":
+        spec = json.loads(seen.body)
+        made = Schedule(
+            id=f"sched_{len(state.schedules) + 1:026d}", name=spec["name"], project="default", spec=spec,
+            cron=spec["schedule"]["cron"], zone=spec["schedule"]["zone"], next_at=2000.0, created_at=1000.0,
+        )  # fmt: skip
+        state.schedules[made.id] = made
+        return 201, {}, made.model_dump_json().encode()
+    if seen.path == "/v1/schedules":
+        return _page(state, seen, list(state.schedules.values()))
+    schedule_id, _, rest = seen.path.removeprefix("/v1/schedules/").partition("/")
+    if schedule_id not in state.schedules:
+        return problem(404, "schedule_not_found", "there is no such schedule")
+    if rest == "runs":
+        run = ScheduleRun(
+            at=1500.0, decided_at=1501.0, outcome="submitted", message="submitted", job_id="job_x"
+        )
+        return _page(state, seen, [run])
+    found = state.schedules[schedule_id]
+    if seen.method == "DELETE":
+        del state.schedules[schedule_id]
+    return 200, {}, found.model_dump_json().encode()
+
+
+def _arrays(state: FakeService, seen: Seen) -> Reply:
+    if seen.method == "POST" and seen.path == "/v1/arrays":
+        spec = json.loads(seen.body)
+        values = list(Array.model_validate(spec["array"]).elements())
+        made = JobArray(
+            id=f"array_{len(state.arrays) + 1:026d}", name=spec["name"], project="default", spec=spec,
+            size=len(values), jobs={"queued": len(values)}, created_at=1000.0,
+        )  # fmt: skip
+        state.arrays[made.id] = made
+        for index, parameters in enumerate(values):
+            element = ArrayElement(array_id=made.id, index=index, parameters=parameters)
+            state.add_job(f"{made.name}-{index}", JobState.QUEUED, array=element)
+        return 201, {}, made.model_dump_json().encode()
+    if seen.path == "/v1/arrays":
+        return _page(state, seen, list(reversed(state.arrays.values())))
+    found = state.arrays.get(seen.path.split("/")[3])
+    if found is None:
+        return problem(404, "array_not_found", "there is no such array")
+    return (202 if seen.path.endswith("/cancel") else 200), {}, found.model_dump_json().encode()
 
 
 def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
@@ -315,6 +372,9 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
     if rest == "resize":
         workers = {**job.spec["workers"], **json.loads(seen.body)}
         return 202, {}, state.change(job, spec={**job.spec, "workers": workers}).model_dump_json().encode()
+    if rest == "clone":
+        values = json.loads(seen.body)["set"]
+        return 201, {}, state.add_job(spec={**job.spec, **values}).model_dump_json().encode()
     if rest == "labels":
         labels = {**job.labels, **json.loads(seen.body)}
         labels = {name: value for name, value in labels.items() if value is not None}

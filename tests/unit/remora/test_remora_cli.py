@@ -36,7 +36,7 @@ from tests.unit.remora.fake_service import FakeService, problem, tar_of
 
 COMMANDS = (
     *("up", "down", "submit", "convert", "list", "show", "logs", "events", "metrics", "cancel", "wait"),
-    *("pause", "resume", "resize", "label", "delete"),
+    *("arrays", "schedules", "pause", "resume", "resize", "clone", "label", "delete"),
     *(
         "nodes",
         "pools",

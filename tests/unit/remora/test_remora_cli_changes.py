@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,33 @@ def test_another_number_of_workers_is_a_number_or_a_range(
     service.add_job()
     assert cli("resize", "last", "--", written) == ExitCode.USAGE
     assert "expected a number such as 2, or a range" in cli.err
+
+
+def test_a_job_is_cloned_with_other_values(cli: Cli, service: FakeService) -> None:
+    job = service.add_job()
+    wanted = ("--set", "workers.max=4", "--set", "arguments.name=a=b", "--set", "limits.budget=null")
+    assert cli("clone", job.id, *wanted, "-q") == ExitCode.OK
+    sent = json.loads(service.requests[-1].body)
+    assert sent == {"set": {"workers.max": 4, "arguments.name": "a=b", "limits.budget": None}}
+    assert "idempotency-key" in service.requests[-1].headers
+    assert cli.out.strip() in service.jobs
+    assert cli("clone", job.id, "--set", "workers") == ExitCode.USAGE
+
+
+def test_a_schedule_is_submitted_shown_and_deleted(cli: Cli, service: FakeService, tmp_path: Path) -> None:
+    file = tmp_path / "nightly.yaml"
+    file.write_text('command: python train.py\nschedule: {cron: "0 3 * * *", zone: Europe/Berlin}\n')
+    assert cli("submit", str(file)) == ExitCode.OK
+    (made,) = service.schedules.values()
+    assert cli.out.startswith(f"{made.id}  train  next at ")
+    assert "idempotency-key" in service.requests[-1].headers
+    assert cli("schedules") == ExitCode.OK
+    assert "0 3 * * * Europe/Berlin" in cli.out
+    assert cli("schedules", "show", made.id) == ExitCode.OK
+    assert "job_x" in cli.out
+    assert cli("schedules", "delete", made.id) == ExitCode.OK
+    assert service.schedules == {}
+    assert cli("schedules", "show", made.id) == ExitCode.NOT_FOUND
+    file.write_text('command: x\nschedule: "0 25 * * *"\n')
+    assert cli("submit", str(file)) == ExitCode.USAGE
+    assert cli.err == "remora: schedule.cron: '25' is no hour; it goes from 0 to 23\n"

@@ -45,6 +45,8 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
         "checkpoint": {"interval": 90.0, "keep": 2, "best": None, "store": None},
         "priority": 9,
+        "array": None,
+        "schedule": None,
         "labels": {},
         "after": [],
         "entrypoint": None,

@@ -59,6 +59,8 @@ def test_a_command_is_enough() -> None:
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
+        "array": None,
+        "schedule": None,
         "labels": {},
         "after": [],
         "limits": {"run_time": None, "wait_time": None, "step_time": 600.0, "budget": None, "deadline": None},

@@ -1,0 +1,210 @@
+"""One specification for many jobs that differ in some values: `array: {grid: {lr: [0.1, 0.01], seed: [1, 2]}}`.  Pure.
+
+Values stand for `${{array.NAME}}` in the command, the arguments of an entrypoint, variables and labels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from remora.commands import shell_quotes
+from remora.commands.shell_quotes import Value
+from remora.errors import SpecError, SpecProblem
+from remora.spec.expressions import EXPRESSION
+from remora.spec.fields import Whole
+from remora.spec.sections import Section
+
+if TYPE_CHECKING:
+    from remora.spec.spec import JobSpec
+
+#: Jobs of one array, parameters of one job, and bytes of all specifications together.
+MAX_ELEMENTS, MAX_PARAMETERS, MAX_ARRAY_BYTES = 1000, 50, 16 * 2**20
+ARRAY_FORM = "{grid: {name: [values]}}, or {list: [{name: value}]}, and most_at_once"
+_PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+#: Stands for the number of an element, from 0.
+INDEX = "index"
+Scalar = str | int | float | bool
+
+
+class Array(Section):
+    """The values in which the jobs differ, and how many of them may run."""
+
+    #: Every combination of these values.
+    grid: dict[str, Any] = Field(
+        {}, description="names with lists of values, e.g. {lr: [0.1, 0.01], seed: [1, 2]}"
+    )
+    #: Exactly these.
+    list: tuple[Any, ...] = Field(
+        (), description="a list of mappings with the same names, e.g. [{lr: 0.1, seed: 1}]"
+    )
+    most_at_once: Whole | None = Field(
+        None, ge=1, le=MAX_ELEMENTS, description=f"a whole number from 1 to {MAX_ELEMENTS}"
+    )
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _are_lists(cls, value: object) -> object:
+        if value is None:
+            return {}
+        for name, values in value.items() if isinstance(value, dict) else ():
+            if not isinstance(values, list) or not values:
+                raise ValueError(
+                    f"{str(name)[:60]} is no list of values; write [..], with at least one value"
+                )
+            _check(name, values)
+        return value
+
+    @field_validator("list", mode="before")
+    @classmethod
+    def _are_mappings(cls, value: object) -> object:
+        if value is None:
+            return ()
+        elements = [*value] if isinstance(value, list | tuple) else []
+        for one in elements:
+            if not isinstance(one, dict) or not one:
+                raise ValueError("each element is a mapping of names to values")
+            for name, scalar in one.items():
+                _check(name, [scalar])
+            if one.keys() != elements[0].keys():
+                raise ValueError("all elements have the same names")
+        return value
+
+    @model_validator(mode="after")
+    def _has_elements(self) -> Self:
+        if bool(self.grid) == bool(self.list):
+            raise ValueError("write either grid or list, with at least one value")
+        if len(self.names) > MAX_PARAMETERS:
+            raise ValueError(f"{len(self.names)} names, expected at most {MAX_PARAMETERS}")
+        size = math.prod(len(values) for values in self.grid.values()) if self.grid else len(self.list)
+        if size > MAX_ELEMENTS:
+            raise ValueError(f"{size} jobs, expected at most {MAX_ELEMENTS}; write several arrays")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its parameters."""
+        return tuple(self.grid or self.list[0])
+
+    def elements(self) -> Iterator[dict[str, Scalar]]:
+        """The values of each job; of a grid the last name changes first."""
+        if self.grid:
+            for values in itertools.product(*self.grid.values()):
+                yield dict(zip(self.grid, values, strict=True))
+        else:
+            yield from (dict(one) for one in self.list)
+
+
+@dataclass(frozen=True)
+class Element:
+    """One job of an array."""
+
+    index: int
+    parameters: dict[str, Scalar]
+    spec: JobSpec
+
+
+def elements_of(spec: JobSpec) -> list[Element]:
+    """The jobs of a specification with an array.  Raises SpecError."""
+    from remora.spec.spec import JobSpec
+
+    if spec.array is None:
+        raise ValueError("the specification has no array")
+    stored = {**spec.to_mapping(), "array": None}
+    values = list(spec.array.elements())
+    if len(json.dumps(stored)) * len(values) > MAX_ARRAY_BYTES:
+        text = f"{len(values)} such jobs have more than {MAX_ARRAY_BYTES // 2**20} MiB; write several arrays"
+        raise SpecError([SpecProblem("array", text)])
+    found = []
+    for index, parameters in enumerate(values):
+        try:
+            one = JobSpec.from_mapping(_filled(stored, {**parameters, INDEX: index}))
+        except SpecError as error:
+            problems = (SpecProblem(p.field, f"in element {index}: {p.message}") for p in error.problems)
+            raise SpecError(problems) from None
+        except ValueError as error:
+            raise SpecError([SpecProblem("command", f"in element {index}: {error}")]) from None
+        found.append(Element(index, parameters, one))
+    return found
+
+
+def _check(name: object, values: list[Any]) -> None:
+    if not isinstance(name, str) or not _PARAMETER.fullmatch(name) or name == INDEX:
+        said = f"{str(name)[:60]!r} is no name of a parameter; use letters, digits and '_'"
+        raise ValueError(f"{said}, and another name than {INDEX}" if name == INDEX else said)
+    for value in values:
+        if not isinstance(value, str | int | float) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
+            raise ValueError(
+                f"{str(value)[:60]!r} is no value of {name}; write a text, a number, true or false"
+            )
+        if isinstance(value, str) and ("\0" in value or EXPRESSION.search(value)):
+            raise ValueError(
+                f"a value of {name} has an expression or a null character in it; write it plainly"
+            )
+
+
+def _filled(stored: Mapping[str, Any], values: Mapping[str, Scalar]) -> dict[str, Any]:
+    """The specification of one element."""
+    spec: dict[str, Any] = {**stored, "name": f"{stored['name'][:58]}-{values[INDEX]}"}
+    if spec["entrypoint"] is not None:
+        spec.pop("command")
+        spec["arguments"] = _in_arguments(spec["arguments"], values)
+    elif spec["command"][:2] == ["bash", "-c"]:
+        spec["command"] = [
+            *("bash", "-c"),
+            *(
+                shell_quotes.fill(word, EXPRESSION, lambda match: _in_shell(match, values))
+                for word in spec["command"][2:]
+            ),
+        ]
+    else:
+        spec["command"] = [_in_text(word, values) for word in spec["command"]]
+    environment = spec["environment"]
+    variables = {name: _in_text(text, values) for name, text in environment["variables"].items()}
+    spec["environment"] = {**environment, "variables": variables}
+    spec["labels"] = {name: _in_text(text, values) for name, text in spec["labels"].items()}
+    return spec
+
+
+def _parameter(match: re.Match[str], values: Mapping[str, Scalar]) -> Scalar | None:
+    kind, _, name = match.group(1).strip().partition(".")
+    return values.get(name) if kind == "array" else None
+
+
+def _written(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _in_text(text: str, values: Mapping[str, Scalar]) -> str:
+    def fill(match: re.Match[str]) -> str:
+        value = _parameter(match, values)
+        return match.group() if value is None else _written(value)
+
+    return EXPRESSION.sub(fill, text)
+
+
+def _in_shell(match: re.Match[str], values: Mapping[str, Scalar]) -> Value:
+    value = _parameter(match, values)
+    return Value(match.group(), is_expression=True) if value is None else Value(_written(value))
+
+
+def _in_arguments(value: Any, values: Mapping[str, Scalar]) -> Any:
+    """A text that is one expression becomes the value itself, a number for example."""
+    if isinstance(value, str):
+        whole = EXPRESSION.fullmatch(value)
+        found = None if whole is None else _parameter(whole, values)
+        return _in_text(value, values) if found is None else found
+    if isinstance(value, list):
+        return [_in_arguments(one, values) for one in value]
+    if isinstance(value, dict):
+        return {name: _in_arguments(one, values) for name, one in value.items()}
+    return value

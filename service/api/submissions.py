@@ -1,0 +1,181 @@
+"""What all submissions have in common: the specification, its code, and one answer for repeated requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from fastapi import Request
+from pydantic import BaseModel
+from sqlalchemy.exc import IntegrityError
+from starlette.responses import Response
+
+from remora.code.checks import check_code, needs_code
+from remora.errors import SpecError, SpecProblem
+from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
+from remora.views import FieldProblem, Job
+from service.api.bodies import read_object
+from service.api.context import Context, context_of
+from service.api.problem_documents import ApiProblem, invalid_spec
+from service.store import answers, submissions
+from service.store.answers import SavedAnswer
+from service.store.bundles import bundle_name
+from service.stores import FIELD, UnknownStore, check_name
+
+#: Bytes of a job's body: a specification's, and as many for escapes and space.
+MAX_JOB_BODY_BYTES = 2 * MAX_SPEC_BYTES
+
+
+@dataclass(frozen=True)
+class SpecBody:
+    """What is submitted, and the digest by which a repetition is known."""
+
+    spec: JobSpec
+    digest: str
+
+
+async def read_spec(
+    request: Request, make: Callable[[dict[str, Any]], JobSpec] = JobSpec.from_mapping, salt: str = ""
+) -> SpecBody:
+    """The specification that `make` finds in the body; equal bodies with another `salt` ask for other things.
+
+    Raises ApiProblem.
+    """
+
+    def read(body: dict[str, Any]) -> SpecBody:
+        try:
+            spec = make(body)
+        except SpecError as error:
+            raise invalid_spec(error) from None
+        canonical = salt + json.dumps(body, sort_keys=True)
+        return SpecBody(spec, hashlib.sha256(canonical.encode()).hexdigest())
+
+    context = context_of(request)
+    limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
+    return await read_object(request, limit, MAX_SPEC_VALUES, context.checks, read)
+
+
+async def check_bundle(request: Request, spec: JobSpec) -> None:
+    """Raise ApiProblem when the job's code or store is not there, or its code contradicts it."""
+    context = context_of(request)
+    if spec.code_folder is not None:
+        message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
+        raise ApiProblem(
+            422, "invalid_spec", f"code: {message}", errors=[FieldProblem(field="code", message=message)]
+        )
+    try:
+        check_name(context.settings, spec.checkpoint.store)
+    except UnknownStore as error:
+        raise invalid_spec(SpecError([SpecProblem(FIELD, str(error))])) from None
+    digest = spec.bundle
+    if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
+        raise no_bundle(digest)
+    if digest is not None and needs_code(spec):
+        await asyncio.to_thread(_check_code, context, spec, digest)
+
+
+def no_bundle(digest: str) -> ApiProblem:
+    """The code of a job is not there."""
+    return ApiProblem(
+        422,
+        "bundle_not_found",
+        f"there is no bundle {digest}",
+        hint=f"PUT it to /v1/bundles/{digest} first",
+    )
+
+
+def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
+    try:
+        with context.storage.open_read(bundle_name(digest)) as bundle:
+            check_code(spec, bundle)
+    except SpecError as error:
+        raise invalid_spec(error) from None
+
+
+#: Creates what was asked for; returns the id of a job that it makes, and the answer.
+Create = Callable[[sa.Connection], tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A request that makes jobs, and is carried out once."""
+
+    key: str | None
+    digest: str
+    create: Create
+    #: Jobs that it makes.
+    jobs: int
+    now: float
+
+
+async def answer_once(
+    request: Request, digest: str, create: Create, path: str, view: type[BaseModel], jobs: int = 1
+) -> Response:
+    """Create what was asked for, or give the answer that was given for the same `Idempotency-Key`.
+
+    The answer is a `view`, which is found below `path`.  Raises ApiProblem.
+    """
+    context = context_of(request)
+    order = Order(key=idempotency_key(request), digest=digest, create=create, jobs=jobs, now=context.clock())
+
+    def work(connection: sa.Connection) -> tuple[str, bool]:
+        return carry_out(connection, order, context.settings.max_active_jobs)
+
+    try:
+        answer, is_replay = await context.database.write(work)
+    except IntegrityError:
+        # The same key came twice at the same moment and the other request won: now its answer is there.
+        answer, is_replay = await context.database.write(work)
+    made: Any = view.model_validate_json(answer)
+    headers = {"Location": f"{path}/{made.id}"}
+    if isinstance(made, Job):
+        headers["ETag"] = f'"{made.version}"'
+    if is_replay:
+        headers["Idempotency-Replayed"] = "true"
+    return Response(answer, 201, headers, media_type="application/json")
+
+
+def carry_out(connection: sa.Connection, order: Order, max_active_jobs: int) -> tuple[str, bool]:
+    """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
+    key = order.key
+    if key is not None and (saved := answers.find_answer(connection, key)) is not None:
+        if saved.body_digest != order.digest:
+            raise ApiProblem(
+                409,
+                "idempotency_key_reused",
+                "this Idempotency-Key was used with another body",
+                hint="use a new key for a new job",
+            )
+        return saved.answer, True
+    try:
+        submissions.check_room(connection, order.jobs, max_active_jobs)
+        job_id, answer = order.create(connection)
+    except submissions.QueueFull as full:
+        refusal = full.refusal
+        raise ApiProblem(
+            429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"}
+        ) from None
+    except submissions.BundleMissing as missing:
+        raise no_bundle(str(missing)) from None
+    except SpecError as error:
+        raise invalid_spec(error) from None
+    if key is not None:
+        answers.save_answer(connection, key, SavedAnswer(order.digest, job_id, answer), order.now)
+    return answer, False
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The request's `Idempotency-Key`, or None.  Raises ApiProblem."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= 128 or not all(" " <= character <= "~" for character in key):
+        raise ApiProblem(
+            422, "invalid_idempotency_key", "Idempotency-Key takes 1 to 128 printable ASCII characters"
+        )
+    return key

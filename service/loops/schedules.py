@@ -1,0 +1,105 @@
+"""Submits the jobs of schedules whose time has come: each time once, whichever controller dies where."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from remora.errors import SpecError
+from remora.spec.arrays import elements_of
+from remora.spec.fields import MAX_LABELS
+from remora.spec.spec import JobSpec
+from service.loops.tick import Tick
+from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
+from service.store import schedules as store
+from service.store import submissions
+
+log = logging.getLogger(__name__)
+
+#: Schedules that are decided about in one tick; the others follow in the next ticks.
+BATCH = 20
+#: The label that jobs have with the id of their schedule.
+LABEL = "schedule"
+
+
+def run_schedules(tick: Tick, schedule_ids: Sequence[str]) -> None:
+    """Decide about these schedules, whose time has come.  Raises Fenced."""
+    for schedule_id in schedule_ids:
+        _run(tick, schedule_id)
+
+
+def _run(tick: Tick, schedule_id: str) -> None:
+    def work(connection: sa.Connection) -> None:
+        schedule = store.lock(connection, schedule_id)
+        if schedule is None or schedule.next_at > tick.now:
+            return
+        last = store.last_submitted(connection, schedule_id)
+        try:
+            decision = decide(schedule, tick.now, is_active=store.is_active(connection, last))
+        except ValueError as error:
+            # Its time zone is not known on this machine any more.
+            decision = refuse(schedule, str(error), tick.now)
+        # The rows say what became of each time, in the transaction that submits: none comes twice.
+        runs = list(decision.left_out)
+        if decision.submit_at is not None:
+            after = last.job_id if decision.waits and last is not None else None
+            runs.append(_submit(connection, tick, schedule, decision.submit_at, after))
+        store.add_runs(connection, runs)
+        store.move(connection, schedule_id, decision.next_at)
+        store.forget_runs(connection, schedule_id)
+
+    tick.apply(work)
+
+
+@dataclass(frozen=True)
+class _Submitted:
+    job_id: str | None = None
+    array_id: str | None = None
+    message: str = "submitted"
+
+
+def _submit(
+    connection: sa.Connection, tick: Tick, schedule: ScheduleRow, at: float, after: str | None
+) -> RunRow:
+    """Submit for one time; a schedule whose job is refused stays, and tries it again at its next time."""
+    outcome = Outcome.SUBMITTED
+    try:
+        with connection.begin_nested():
+            made = _make(connection, tick, schedule, after)
+    except SpecError as error:
+        outcome, made = Outcome.REFUSED, _Submitted(message=f"it cannot be submitted any more: {error}")
+    except submissions.BundleMissing:
+        outcome, made = Outcome.REFUSED, _Submitted(message="its code is not there any more; submit it again")
+    except submissions.QueueFull as full:
+        outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
+    if outcome is Outcome.REFUSED:
+        log.warning("the schedule %s submits nothing this time: %s", schedule.id, made.message)
+    return RunRow(
+        schedule_id=schedule.id,
+        at=at,
+        decided_at=tick.now,
+        outcome=outcome,
+        message=" ".join(made.message.split())[:1000],
+        job_id=made.job_id,
+        array_id=made.array_id,
+    )
+
+
+def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: str | None) -> _Submitted:
+    labels = dict(schedule.spec["labels"])
+    if len(labels) < MAX_LABELS:
+        labels.setdefault(LABEL, schedule.id)
+    others = [*schedule.spec["after"], *([{"job": after, "when": "any"}] if after else [])]
+    spec = JobSpec.from_mapping({**schedule.spec, "schedule": None, "labels": labels, "after": others})
+    most, origin = tick.settings.max_active_jobs, f"by the schedule {schedule.id}"
+    if spec.array is None:
+        submissions.check_room(connection, 1, most)
+        job = submissions.submit(connection, spec, tick.now, origin)
+        return _Submitted(job_id=job.id)
+    elements = elements_of(spec)
+    submissions.check_room(connection, len(elements), most)
+    array = submissions.submit_array(connection, spec, elements, tick.now)
+    return _Submitted(array_id=array.id)

@@ -1,0 +1,144 @@
+"""New jobs: what stands in the database before a submission is answered, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from remora.errors import SpecError, SpecProblem
+from remora.spec.arrays import Element
+from remora.spec.spec import JobSpec
+from service.queue import intake, lifecycle
+from service.queue.arrays import ArrayRow, waits_for_room
+from service.queue.dependencies import Dependency, dependencies_of, why_impossible
+from service.queue.rows import JobRow
+from service.store import arrays, bundles, dependencies
+from service.store import jobs as store
+from service.store.ids import new_id
+
+
+class BundleMissing(Exception):
+    """The code of the job is not there, or is being deleted; the message is its digest."""
+
+
+class QueueFull(Exception):
+    """As many jobs wait or run as may."""
+
+    def __init__(self, refusal: intake.Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def check_room(connection: sa.Connection, count: int, max_active_jobs: int) -> None:
+    """Raise QueueFull when `count` more jobs may not wait or run."""
+    refusal = intake.check(store.count_active(connection) + count - 1, max_active_jobs)
+    if refusal is not None:
+        raise QueueFull(refusal)
+
+
+def use_bundle(connection: sa.Connection, spec: JobSpec, now: float) -> None:
+    """Raise BundleMissing without the code of a job.
+
+    Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
+    """
+    if spec.bundle is not None and not bundles.use(connection, spec.bundle, now):
+        raise BundleMissing(spec.bundle)
+
+
+def submit(connection: sa.Connection, spec: JobSpec, now: float, origin: str = "") -> JobRow:
+    """Store a new job, which begins to wait; `origin` says where it comes from, for people.
+
+    Raises BundleMissing, and SpecError for jobs that it is to wait for and that are not there or ended otherwise.
+    """
+    use_bundle(connection, spec, now)
+    row = row_of(spec, now)
+    awaited = _awaited(connection, row)
+    row = store.insert_job(connection, lifecycle.submit(row, awaited, origin))
+    dependencies.insert(connection, [one for one in awaited if not one.is_met])
+    return row
+
+
+def submit_array(
+    connection: sa.Connection, spec: JobSpec, elements: Sequence[Element], now: float
+) -> ArrayRow:
+    """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
+    assert spec.array is not None
+    use_bundle(connection, spec, now)
+    most = spec.array.most_at_once
+    array = ArrayRow(
+        id=new_id("array", now),
+        name=spec.name,
+        project=spec.project,
+        created_at=now,
+        spec=spec.to_mapping(),
+        size=len(elements),
+        most_at_once=most,
+    )
+    arrays.insert(connection, array)
+    decisions: list[lifecycle.Decision] = []
+    awaited: list[Dependency] = []
+    for one in elements:
+        row = replace(
+            row_of(one.spec, now), array_id=array.id, array_index=one.index, parameters=one.parameters
+        )
+        # All of them wait for the same jobs, which are locked once.
+        others = (
+            _awaited(connection, row)
+            if not awaited
+            else [replace(other, job_id=row.id) for other in awaited[: len(spec.after)]]
+        )
+        awaited += others
+        held = waits_for_room(array.id, most) if most is not None and one.index >= most else None
+        origin = f"number {one.index} of the array {array.id}"
+        decisions.append(lifecycle.submit(row, others, origin, held))
+    store.insert_jobs(connection, decisions)
+    dependencies.insert(connection, [one for one in awaited if not one.is_met])
+    return array
+
+
+def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
+    """What a new job waits for.  Raises SpecError."""
+    named = [one["job"] for one in job.spec["after"]]
+    if not named:
+        return []
+    # Locked, so that an end of them is seen here or noted by the transaction that ends them.
+    locked = store.lock_jobs(connection, named)
+    others = {job_id: one for job_id, one in locked.items() if one.delete_requested_at is None}
+    problems = [
+        SpecProblem(f"after.{place}.job", f"there is no job {job_id}")
+        for place, job_id in enumerate(named)
+        if job_id not in others
+    ]
+    if problems:
+        raise SpecError(problems)
+    found = dependencies_of(job, others)
+    problems = [
+        SpecProblem(f"after.{place}", f"{why}; leave it out, or write another `on`")
+        for place, one in enumerate(found)
+        if (why := why_impossible([one])) is not None
+    ]
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def row_of(spec: JobSpec, now: float) -> JobRow:
+    """The row of a new job."""
+    return JobRow(
+        id=new_id("job", now),
+        name=spec.name,
+        project=spec.project,
+        priority=spec.priority,
+        spec=spec.to_mapping(),
+        min_workers=spec.min_workers,
+        max_workers=spec.max_workers,
+        worker_resources=spec.ray_resources(),
+        retry_limit=spec.retry.limit,
+        backoff_s=spec.retry.backoff_s,
+        run_time_s=spec.limits.run_time_s,
+        wait_time_s=spec.limits.wait_time_s,
+        created_at=now,
+        labels=spec.labels,
+    )

@@ -1,0 +1,249 @@
+"""Many jobs from one specification, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.states import JobState
+from service.queue import arrays as decisions
+from service.queue.arrays import Turn
+from service.store.database import Database
+from tests.contracts.service.owners import Owner, owner_of
+from tests.statements import statements
+
+SPEC = {"command": "python train.py --lr ${{array.lr}}", "name": "sweep"}
+
+
+@pytest.fixture
+def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Owner]:
+    with owner_of(database, database_url, tmp_path, nodes=6) as made:
+        yield made
+
+
+def submit(
+    owner: Owner, size: int, most: int | None = None, status: int = 201, **fields: Any
+) -> dict[str, Any]:
+    array = {"grid": {"lr": [one / 10 for one in range(size)]}, "most_at_once": most}
+    answer = owner.client.post("/v1/arrays", json={**SPEC, "array": array, **fields})
+    assert answer.status_code == status, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def elements(owner: Owner, array: dict[str, Any]) -> list[str]:
+    """Ids of its jobs, by their numbers."""
+    items = owner.client.get("/v1/jobs", params={"array": array["id"]}).json()["items"]
+    return [one["id"] for one in sorted(items, key=lambda one: one["array"]["index"])]
+
+
+def shown(owner: Owner, array: dict[str, Any]) -> dict[str, Any]:
+    answer = owner.client.get(f"/v1/arrays/{array['id']}")
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def in_queue(owner: Owner, jobs: list[str]) -> list[int]:
+    """Numbers of the jobs that are not held back and have not ended."""
+    rows = [owner.job(job_id) for job_id in jobs]
+    return [number for number, row in enumerate(rows) if not row.is_held and not row.state.is_terminal]
+
+
+def test_each_combination_is_a_job_of_its_own(owner: Owner) -> None:
+    array = submit(owner, 3, labels={"lr": "${{array.lr}}"})
+    assert (array["size"], array["jobs"], array["terminal"]) == (3, {"queued": 3}, False)
+    jobs = elements(owner, array)
+    first = owner.client.get(f"/v1/jobs/{jobs[1]}").json()
+    assert first["array"] == {"array_id": array["id"], "index": 1, "parameters": {"lr": 0.1}}
+    assert (first["name"], first["spec"]["command"][-1]) == ("sweep-1", "0.1")
+    assert (first["spec"]["array"], first["labels"]) == (None, {"lr": "0.1"})
+    owner.world.tick(8)
+    for job_id in jobs:
+        owner.train(job_id)
+        owner.end(job_id)
+    after = shown(owner, array)
+    assert (after["jobs"], after["terminal"]) == ({"succeeded": 3}, True)
+    listed = owner.client.get("/v1/arrays").json()["items"]
+    assert [(one["id"], one["jobs"]) for one in listed] == [(array["id"], {"succeeded": 3})]
+
+
+def test_only_so_many_are_in_the_queue_and_the_next_one_follows(owner: Owner) -> None:
+    array = submit(owner, 5, most=2)
+    jobs = elements(owner, array)
+    held = owner.job(jobs[2])
+    said = f"waits for other jobs of its array {array['id']}, of which 2 may run at once"
+    assert (held.reason, held.message) == ("waiting_for_array", said)
+    owner.world.tick(10)
+    assert in_queue(owner, jobs) == [0, 1]
+    assert owner.job(jobs[2]).version == held.version, "nothing is written while it waits"
+    owner.train(jobs[0])
+    owner.end(jobs[0], "start_failed")
+    owner.world.tick()
+    assert in_queue(owner, jobs) == [1, 2]
+    owner.ask(jobs[3], "cancel")
+    owner.world.tick(2)
+    assert in_queue(owner, jobs) == [1, 2]
+    owner.ask(jobs[2], "cancel")
+    owner.world.tick(2)
+    assert in_queue(owner, jobs) == [1, 4]
+    assert ("job.waiting", "its array has room for it; waits to be looked at") in owner.events(jobs[4])
+
+
+def test_a_paused_one_makes_room_and_asks_for_a_turn_when_it_is_resumed(owner: Owner) -> None:
+    jobs = elements(owner, submit(owner, 3, most=1))
+    owner.train(jobs[0])
+    owner.ask(jobs[0], "pause")
+    owner.run_until(jobs[0], JobState.PAUSED)
+    owner.world.tick(2)
+    assert in_queue(owner, jobs[1:]) == [0]
+    owner.ask(jobs[0], "resume")
+    owner.world.tick(3)
+    assert (owner.job(jobs[0]).reason, owner.job(jobs[0]).is_held) == ("waiting_for_array", True)
+    owner.train(jobs[1])
+    owner.end(jobs[1])
+    owner.run_until(jobs[0], JobState.ADMITTED)
+    assert in_queue(owner, jobs) == [0]
+
+
+def test_it_waits_for_other_jobs_too(owner: Owner) -> None:
+    first = owner.submit(name="prepare")
+    jobs = elements(owner, submit(owner, 3, most=1, after=[first]))
+    assert {owner.job(job_id).reason for job_id in jobs} == {"waiting_for_jobs"}
+    owner.train(first)
+    owner.end(first)
+    owner.world.tick(2)
+    assert owner.job(jobs[1]).reason == "waiting_for_array"
+    owner.train(jobs[0])
+    owner.end(jobs[0])
+    owner.run_until(jobs[1], JobState.ADMITTED)
+    refused = submit(owner, 3, status=422, after=[jobs[2].replace("job_", "job_0")[:30]])
+    assert "there is no job" in refused["detail"]
+
+
+def test_all_of_them_are_cancelled(owner: Owner) -> None:
+    array = submit(owner, 4, most=2)
+    jobs = elements(owner, array)
+    owner.train(jobs[0])
+    answer = owner.client.post(f"/v1/arrays/{array['id']}/cancel")
+    assert (answer.status_code, answer.json()["jobs"]) == (
+        202,
+        {"admitted": 1, "cancelled": 2, "running": 1},
+    )
+    owner.run_until(jobs[0], JobState.CANCELLED)
+    owner.run_until(jobs[1], JobState.CANCELLED)
+    assert shown(owner, array)["terminal"]
+    assert owner.client.post("/v1/arrays/array_x/cancel").status_code == 404
+
+
+def test_a_controller_that_dies_while_it_releases_one_loses_none(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = elements(owner, submit(owner, 3, most=1))
+    owner.train(jobs[0])
+    owner.world.launcher.driver_of(jobs[0]).tell("ended", end_reason="completed", message="", exit_code=0)
+
+    class Killed(BaseException):
+        """The process dies here."""
+
+    def die(*rest: object, **named: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decisions, "released", die)
+        patch.setattr("service.loops.arrays.released", die)
+        with pytest.raises(Killed):
+            owner.world.tick()
+    assert owner.job(jobs[0]).state is JobState.SUCCEEDED
+    assert in_queue(owner, jobs) == []
+    owner.world.succeed()
+    owner.world.tick()
+    assert in_queue(owner, jobs) == [1]
+
+
+def test_one_that_is_cancelled_between_two_looks_is_followed_by_the_next(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = elements(owner, submit(owner, 4, most=1))
+    owner.ask(jobs[0], "cancel")
+    looks = []
+
+    def released(turns: list[Turn]) -> list[str]:
+        looks.append(decisions.released(turns))
+        if len(looks) == 1:
+            owner.ask(jobs[1], "cancel")
+        return looks[-1]
+
+    monkeypatch.setattr("service.loops.arrays.released", released)
+    owner.world.tick(3)
+    assert looks[:2] == [[jobs[1]], [jobs[2]]]
+    assert in_queue(owner, jobs) == [2]
+
+
+def test_the_same_key_makes_one_array(owner: Owner) -> None:
+    body = {**SPEC, "array": {"list": [{"lr": 1}, {"lr": 2}]}}
+    answers = [owner.client.post("/v1/arrays", json=body, headers={"Idempotency-Key": "k"}) for _ in range(2)]
+    assert answers[0].content == answers[1].content
+    assert answers[1].headers["idempotency-replayed"] == "true"
+    assert len(owner.client.get("/v1/arrays").json()["items"]) == 1
+
+
+def test_what_cannot_be_is_refused_and_nothing_is_stored(owner: Owner, database: Database) -> None:
+    assert submit(owner, 3, status=422, workers=0)["errors"][0]["field"] == "workers"
+    answer = owner.client.post("/v1/arrays", json=SPEC)
+    assert "is not among the values" in answer.json()["detail"]
+    answer = owner.client.post("/v1/arrays", json={"command": "x"})
+    assert answer.json()["detail"] == "array: missing; submit one job to /v1/jobs"
+    answer = owner.client.post("/v1/jobs", json={**SPEC, "array": {"grid": {"lr": [1]}}})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "array")
+    assert owner.client.get("/v1/arrays").json()["items"] == []
+    assert owner.client.get("/v1/jobs").json()["items"] == []
+
+
+def test_the_limit_of_jobs_counts_all_of_them(database: Database, database_url: str, tmp_path: Path) -> None:
+    with owner_of(database, database_url, tmp_path, max_active_jobs=4) as owner:
+        assert submit(owner, 5, status=429)["code"] == "too_many_jobs"
+        submit(owner, 4)
+
+
+def test_its_row_goes_with_the_last_of_its_jobs(owner: Owner) -> None:
+    array = submit(owner, 2, resources={"cpus": 50})
+    jobs = elements(owner, array)
+    for number, job_id in enumerate(jobs):
+        owner.ask(job_id, "cancel")
+        assert owner.client.delete(f"/v1/jobs/{job_id}").status_code == 202
+        owner.world.tick(5)
+        if not number:
+            assert shown(owner, array)["jobs"] == {"queued": 1, "deleted": 1}
+    assert owner.client.get(f"/v1/arrays/{array['id']}").status_code == 404
+
+
+def test_statements_do_not_grow_with_the_jobs_of_an_array(owner: Owner, database: Database) -> None:
+    made, settled = [], []
+    for size in (3, 3, 30):
+        with statements(database) as sent:
+            array = submit(owner, size, most=1, resources={"cpus": 50})
+        made.append(len(sent))
+        jobs = elements(owner, array)
+        owner.world.tick(2)
+        owner.ask(jobs[0], "cancel")
+        with statements(database) as sent:
+            owner.world.tick()
+        settled.append(len(sent))
+        owner.client.post(f"/v1/arrays/{array['id']}/cancel")
+        owner.world.tick(3)
+    assert made[1] == made[2]
+    assert settled[1] == settled[2]
+
+
+def test_room_is_given_in_the_order_of_the_jobs() -> None:
+    turn = Turn(array_id="a", most_at_once=3, active=1, held=["x", "y", "z"])
+    assert decisions.released([turn]) == ["x", "y"]
+    assert decisions.released([Turn(array_id="a", most_at_once=1, active=2, held=["x"])]) == []
+    assert decisions.released([Turn(array_id="a", most_at_once=None, active=9, held=["x", "y"])]) == [
+        "x",
+        "y",
+    ]
