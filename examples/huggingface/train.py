@@ -10,8 +10,9 @@ import argparse
 import random
 
 import torch
-from remora.integrations.transformers import RemoraCallback  # before TrainingArguments(...)
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+
+from remora.integrations.transformers import RemoraCallback
 
 CHARACTERS = "0123456789+="
 
@@ -64,7 +65,7 @@ def main() -> None:
         train_dataset=sums(8000, seed=1),
         eval_dataset=sums(200, seed=2),
         compute_metrics=right_sums,
-        preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
+        preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1),
         callbacks=[RemoraCallback(shards=4)],  # a step has 4 x 16 samples, whatever the number of workers
     )
     trainer.train()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import Trainer
@@ -127,7 +127,7 @@ class TrainingLoop:
 
     def _train(self, began: float, ignore_keys: list[str] | None) -> None:
         trainer = self._trainer
-        steps = iter(self._loop)
+        steps = cast("Generator[Step]", iter(self._loop))
         # Here the state of a checkpoint, or of the workers that this one joins, replaces that of the start.
         step = next(steps, None)
         state = trainer.state
