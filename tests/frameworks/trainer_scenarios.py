@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -83,6 +84,7 @@ def losing_rank_0(job: TrainerJob, out: Path, at: int = 7) -> dict[str, Any]:
 
 def resuming(job: TrainerJob, out: Path) -> dict[str, Any]:
     """A checkpoint of three workers, from which two go on."""
+    out.mkdir()
     with TrainerDriver(job, out / "first") as first:
         first.start(3)
         first.reach(8)
@@ -119,13 +121,14 @@ def grouped(out: Path) -> dict[str, Any]:
 
 
 def best(out: Path) -> dict[str, Any]:
-    return compared(TrainerJob(dict(BEST), patience=3), out, lost=losing_rank_0)
+    return compared(TrainerJob(dict(BEST), patience=1), out, lost=losing_rank_0)
 
 
 def sft(out: Path) -> dict[str, Any]:
     return compared(TrainerJob(callback={"shards": 4}, library="trl"), out, lost=losing_rank_0)
 
 
+#: In a group of two workers.
 REFUSED: dict[str, TrainerJob] = {
     "no shards": TrainerJob(callback={}),
     "sizes": TrainerJob(callback={"shards": 4, "global_batch": 24}),
@@ -134,11 +137,16 @@ REFUSED: dict[str, TrainerJob] = {
     "enable_jit_checkpoint": TrainerJob({"enable_jit_checkpoint": True}),
     "no callback": TrainerJob(callback=None),
     "too little": TrainerJob({"dataloader_drop_last": True}, samples=15),
+    "own loop": TrainerJob(fault="own loop"),
+    "resume": TrainerJob(fault="resume"),
 }
+#: In a script that is alone.
+REFUSED_ALONE = {"ends an epoch": TrainerJob(fault="ends an epoch")}
 
 
 def refused(out: Path) -> dict[str, Any]:
-    """Messages of what is refused, in a world of two workers."""
+    """What is said to scripts that cannot be elastic."""
+    out.mkdir(exist_ok=True)
     context = multiprocessing.get_context("forkserver")
     queue = context.SimpleQueue()
     process = context.Process(target=_refused, args=(out, queue))
@@ -149,17 +157,30 @@ def refused(out: Path) -> dict[str, Any]:
 
 
 def _refused(out: Path, queue: Any) -> None:
-    import os
-
+    found = {name: _error(job, out) for name, job in REFUSED_ALONE.items()}
     os.environ.update(RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
-    found = {}
-    out.mkdir(exist_ok=True)
-    for name, job in REFUSED.items():
-        try:
-            trainer_of(job, out).train()
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
+    found.update({name: _error(job, out) for name, job in REFUSED.items()})
     queue.put(found)
+
+
+def _error(job: TrainerJob, out: Path) -> str:
+    try:
+        trainer_of(job, out).train(
+            resume_from_checkpoint=_own_checkpoint(out) if job.fault == "resume" else None
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _own_checkpoint(out: Path) -> str:
+    """A folder that a Trainer has written."""
+    folder = out / "checkpoint-5"
+    trainer = trainer_of(TrainerJob(), out)
+    trainer.save_model(str(folder))
+    trainer.model.save_pretrained(folder)
+    trainer.state.save_to_json(str(folder / "trainer_state.json"))
+    return str(folder)
 
 
 SCENARIOS = {one.__name__: one for one in (same_as_trainer, lost, grouped, best, sft, refused)}

@@ -32,6 +32,8 @@ class TrainerJob:
     #: Stop after that many evaluations that are not better.
     patience: int | None = None
     library: str = "transformers"
+    #: What is wrong with the script.
+    fault: str | None = None
 
 
 def samples_of(count: int) -> list[dict[str, list[int]]]:
@@ -89,6 +91,14 @@ def trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             gate.stand(state.global_step)
 
+    class OwnLoop(Records):
+        def _inner_training_loop(self, *arguments: Any, **named: Any) -> None:
+            self.callback_handler.on_train_begin(self.args, self.state, self.control)
+
+    class EndsEpoch(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_epoch_stop = True
+
     set_seed(11)
     arguments = {
         "output_dir": str(out / f"trainer-{slot}"),
@@ -111,8 +121,10 @@ def trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
         callbacks.append(RemoraCallback(**job.callback))
     if job.patience is not None:
         callbacks.append(EarlyStoppingCallback(job.patience))
+    if job.fault == "ends an epoch":
+        callbacks.append(EndsEpoch())
     data = samples_of(job.samples)
-    return Records(
+    return (OwnLoop if job.fault == "own loop" else Records)(
         model=model_of(job.dropout),
         args=TrainingArguments(**{**arguments, **job.arguments}),
         data_collator=padded,
@@ -123,7 +135,12 @@ def trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
 
 
 def work(
-    job: TrainerJob, slot: int, out: str, variables: dict[str, str], end: socket.socket | None, mishap: Mishap | None
+    job: TrainerJob,
+    slot: int,
+    out: str,
+    variables: dict[str, str],
+    end: socket.socket | None,
+    mishap: Mishap | None,
 ) -> None:
     """Body of a process."""
     os.setpgid(0, 0)
@@ -134,14 +151,16 @@ def work(
     folder = Path(out)
     trainer = (trainer_of if job.library == "transformers" else sft_trainer_of)(job, folder, slot)
     output = trainer.train()
+    log = list(trainer.state.log_history)
     torch.save(trainer.model.state_dict(), folder / f"weights-{slot}.pt")
     found = {
-        "log": trainer.state.log_history,
+        "log": log,
         "is_first": trainer.is_world_process_zero(),
         "training_loss": output.training_loss,
         "best_metric": trainer.state.best_metric,
         "flos": trainer.state.total_flos,
         "tokens": trainer.state.num_input_tokens_seen,
+        "best_eval_loss": trainer.evaluate()["eval_loss"] if job.patience is not None else None,
     }
     (folder / f"found-{slot}.json").write_text(json.dumps(found))
 
@@ -182,5 +201,8 @@ def tokenizer_of() -> Any:
 
     words = {letter: number for number, letter in enumerate("abcdefghijkl")}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")), pad_token="a", eos_token="a", unk_token="a"
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")),
+        pad_token="a",
+        eos_token="a",
+        unk_token="a",
     )

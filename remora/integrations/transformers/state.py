@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ class TrainerProgress:
         self._own_metrics = own_metrics
         #: The weights with the best metric, on the CPU, where they are to be loaded at the end.
         self.best: dict[str, torch.Tensor] = {}
+        #: When training began, by the clock of the Trainer for its speed; times between attempts do not count.
+        self.began = time.time()
 
     def keep_best(self) -> None:
         """Keep the weights of now as the best ones: frozen ones, which are those of the start, are left out."""
@@ -49,6 +52,7 @@ class TrainerProgress:
             "loss_before": float(trainer._total_loss_scalar),
             "last_logged": int(trainer._globalstep_last_logged),
             "flos": float(trainer.current_flos),
+            "seconds": time.time() - self.began,
             "own_metrics": self._own_metrics.state(),
             "best": dict(self.best),
         }
@@ -68,6 +72,7 @@ class TrainerProgress:
         trainer._total_loss_scalar = state["loss_before"]
         trainer._globalstep_last_logged = state["last_logged"]
         trainer.current_flos = state["flos"]
+        self.began = time.time() - state["seconds"]
         self._own_metrics.restore(state["own_metrics"])
         self.best = dict(state["best"])
 

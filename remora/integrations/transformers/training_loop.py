@@ -7,7 +7,6 @@ computed by the Trainer's `training_step`, whose backward pass is left to `Loop`
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,10 +18,10 @@ from transformers.trainer_utils import TrainOutput
 
 from remora import training
 from remora.integrations.transformers.callback import RemoraCallback
-from remora.integrations.transformers.data import training_data
+from remora.integrations.loader_data import training_data
 from remora.integrations.transformers.own_metrics import OwnMetrics
 from remora.integrations.transformers.refusals import check_supported
-from remora.integrations.transformers.sizes import batches_of, schedule_of
+from remora.integrations.sizes import batches_of, schedule_of
 from remora.integrations.transformers.state import TrainerProgress
 from remora.integrations.transformers.world import check_one_process, follow_rank
 from remora.torch import Loop, Step
@@ -104,8 +103,8 @@ class TrainingLoop:
             self._model, _ = trainer._prepare_for_training(schedule.total_steps, loader, None)
         finally:
             del accelerator.prepare_optimizer
-        trainer._initial_num_input_tokens_seen = 0
-        trainer._initial_global_step = 0
+        # Of the whole training, also where a checkpoint or other workers have done a part of it.
+        trainer._initial_num_input_tokens_seen = trainer._initial_global_step = 0
         trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
         trainer._total_loss_scalar = 0.0
         trainer._globalstep_last_logged = 0
@@ -119,34 +118,30 @@ class TrainingLoop:
             # A bar is one line that changes; the job's log has lines.
             trainer.add_callback(PrinterCallback)
         with self._saves():
-            began = time.time()
-            self._train(began, ignore_keys)
+            self._train(ignore_keys)
             if trainer.args.load_best_model_at_end:
                 self._progress.load_best()
-            return trainer._finalize_training(None, self._schedule.samples, began)
+            return trainer._finalize_training(None, self._schedule.samples, self._progress.began)
 
-    def _train(self, began: float, ignore_keys: list[str] | None) -> None:
+    def _train(self, ignore_keys: list[str] | None) -> None:
         trainer = self._trainer
         steps = cast("Generator[Step]", iter(self._loop))
         # Here the state of a checkpoint, or of the workers that this one joins, replaces that of the start.
         step = next(steps, None)
-        state = trainer.state
-        trainer._initial_global_step = state.global_step
-        trainer._initial_num_input_tokens_seen = state.num_input_tokens_seen
         is_stopped = trainer.control.should_training_stop
         follow_rank(trainer)
         self._event("on_train_begin")
         trainer.control.should_training_stop |= is_stopped
-        if trainer.args.eval_on_start and state.global_step == 0:
+        if trainer.args.eval_on_start and trainer.state.global_step == 0:
             trainer._evaluate(None, ignore_keys, skip_scheduler=True)
         epoch: int | None = None
         while step is not None and not trainer.control.should_training_stop:
             if step.epoch != epoch:
                 if epoch is not None and self._samples is None:
-                    self._end_epoch(epoch, None, None, began, ignore_keys)
+                    self._end_epoch(epoch, None, None, ignore_keys)
                 epoch = step.epoch
                 self._event("on_epoch_begin")
-            self._step(step, began, ignore_keys)
+            self._step(step, ignore_keys)
             if trainer.control.should_epoch_stop:
                 raise RuntimeError(
                     "a callback ended an epoch early (should_epoch_stop), and an epoch reads each sample once: end"
@@ -156,10 +151,10 @@ class TrainingLoop:
                 self._loop.stop()
             step = next(steps, None)
         if epoch is not None and self._samples is None:
-            self._end_epoch(epoch, None, None, began, ignore_keys)
+            self._end_epoch(epoch, None, None, ignore_keys)
         steps.close()
 
-    def _step(self, step: Step, began: float, ignore_keys: list[str] | None) -> None:
+    def _step(self, step: Step, ignore_keys: list[str] | None) -> None:
         trainer = self._trainer
         follow_rank(trainer)
         self._event("on_step_begin")
@@ -177,22 +172,22 @@ class TrainingLoop:
         trainer.state.global_step = step.number
         trainer.state.epoch = step.epoch + (step.place + 1) / self._schedule.steps_per_epoch
         self._event("on_step_end")
-        self._log_save_evaluate(step.epoch, grad_norm, learning_rate, began, ignore_keys)
+        self._log_save_evaluate(step.epoch, grad_norm, learning_rate, ignore_keys)
         if self._samples is not None and step.place + 1 == self._schedule.steps_per_epoch:
-            self._end_epoch(step.epoch, grad_norm, learning_rate, began, ignore_keys)
+            self._end_epoch(step.epoch, grad_norm, learning_rate, ignore_keys)
         metrics = {"loss": loss, "learning_rate": learning_rate, "epoch": trainer.state.epoch}
         if grad_norm is not None:
             metrics["grad_norm"] = grad_norm
         step.report(**{**self._callback.take_logged(), **metrics})
 
     def _end_epoch(
-        self, epoch: int, grad_norm: Any, learning_rate: Any, began: float, ignore_keys: list[str] | None
+        self, epoch: int, grad_norm: Any, learning_rate: Any, ignore_keys: list[str] | None
     ) -> None:
         self._event("on_epoch_end")
-        self._log_save_evaluate(epoch, grad_norm, learning_rate, began, ignore_keys)
+        self._log_save_evaluate(epoch, grad_norm, learning_rate, ignore_keys)
 
     def _log_save_evaluate(
-        self, epoch: int, grad_norm: Any, learning_rate: Any, began: float, ignore_keys: list[str] | None
+        self, epoch: int, grad_norm: Any, learning_rate: Any, ignore_keys: list[str] | None
     ) -> None:
         trainer = self._trainer
         trainer._maybe_log_save_evaluate(
@@ -202,7 +197,7 @@ class TrainingLoop:
             None,
             epoch,
             ignore_keys,
-            began,
+            self._progress.began,
             learning_rate=learning_rate,
         )
 
