@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
+.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
 
 setup: $(STAMP)
 
@@ -50,6 +50,10 @@ demo-restart: setup
 
 demo-bytegpt: setup
 	PYTHONPATH=. $(BIN)/python examples/demo.py --example bytegpt
+
+# The Trainer of transformers, in an environment that the job brings: twice, and the second time without the node of rank 0.
+demo-huggingface: setup
+	PYTHONPATH=. $(BIN)/python examples/demo_huggingface.py
 
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
@@ -173,4 +177,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
