@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -52,6 +53,8 @@ def main() -> int:
         "--home", type=Path, default=ROOT / ".demo-huggingface", help="made new; stays for you to look at"
     )
     console, home = Console(), parser.parse_args().home.resolve()
+    # Nothing is in it yet: the first environment is built from packages that have to be downloaded.
+    os.environ["UV_CACHE_DIR"] = str(home / "uv-cache")
     try:
         with embedded_service(home, console, EXAMPLE.nodes) as server, Client(server) as client:
             result = run(client, home, console)
@@ -69,7 +72,7 @@ def run(client: Client, home: Path, console: Console) -> dict[str, Any]:
     console.print("The job trains undisturbed; its packages are installed on both nodes first.")
     job, began = watch(client, client.submit(EXAMPLE.folder / "job.yaml"), UNDISTURBED, home, console)
     expected, built_s = losses(client, job), builds(client, job)
-    cold = first_step(began)
+    cold = first_step(client, job, began)
     check(bool(built_s), "the log does not say that an environment was built")
     console.print("The same job again; now the node of rank 0 is lost.")
     job, seen = watch(client, client.submit(EXAMPLE.folder / "job.yaml"), EXAMPLE, home, console)
@@ -85,7 +88,7 @@ def run(client: Client, home: Path, console: Console) -> dict[str, Any]:
         "recovery_s": result["recovery_s"],
         "max_loss_difference": max(differences),
         "environment_s": {"cold": max(built_s), "warm": sum(builds(client, job, until=seen.lost_at))},
-        "first_step_s": {"cold": cold, "warm": first_step(seen)},
+        "first_step_s": {"cold": cold, "warm": first_step(client, job, seen)},
         "world_sizes": result["world_sizes"],
         "accuracy": result[EXAMPLE.metric],
     }
@@ -102,10 +105,9 @@ def builds(client: Client, job: Job, until: float | None = None) -> list[float]:
     return [float(found[1]) for line in lines if (found := _BUILT.search(line.text)) is not None]
 
 
-def first_step(seen: Seen) -> float:
-    """Seconds from the submission to the first worker group that trains."""
-    started = next(event.at for event in seen.events if event.kind == "job.running")
-    return round(started - seen.events[0].at, 2)
+def first_step(client: Client, job: Job, seen: Seen) -> float:
+    """Seconds from the submission to the end of the first step."""
+    return round(client.metrics(job.id)[0].at - seen.events[0].at, 2)
 
 
 def verify(result: dict[str, Any], seen: Seen) -> None:

@@ -17,11 +17,11 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.trainer_utils import TrainOutput
 
 from remora import training
-from remora.integrations.transformers.callback import RemoraCallback
 from remora.integrations.loader_data import training_data
+from remora.integrations.sizes import batches_of, schedule_of
+from remora.integrations.transformers.callback import RemoraCallback
 from remora.integrations.transformers.own_metrics import OwnMetrics
 from remora.integrations.transformers.refusals import check_supported
-from remora.integrations.sizes import batches_of, schedule_of
 from remora.integrations.transformers.state import TrainerProgress
 from remora.integrations.transformers.world import check_one_process, follow_rank
 from remora.torch import Loop, Step
