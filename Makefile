@@ -93,8 +93,9 @@ transformers: .venv-transformers/.installed
 	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    -r requirements/transformers.txt
 	.venv-transformers/bin/python -c "import sys, sysconfig; \
-	    open(sysconfig.get_path('purelib') + '/layers.pth', 'w').write(sys.argv[1])" \
+	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
 	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
