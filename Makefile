@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
+.PHONY: setup deepspeed demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -171,6 +171,11 @@ bench-hostile: setup
 backends-table: setup deepspeed
 	-$(BIN)/python -m pytest -q -m backend --junitxml=.pytest_cache/backends.xml
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/backends.xml
+
+# The same for libraries and docs/frameworks.md.
+frameworks-table: setup deepspeed transformers tensorflow
+	-$(BIN)/python -m pytest -q -m framework --junitxml=.pytest_cache/frameworks.xml
+	$(BIN)/python -m tests.backends.table --report .pytest_cache/frameworks.xml
 
 # Exact versions and hashes, without any URL; PyTorch stands alone in requirements/torch.txt.
 lock: setup

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.framework("PyTorch with Loop", "metrics")
 @pytest.mark.parametrize("target", ["demo", pytest.param("demo-restart", marks=pytest.mark.soak)])
 def test_the_demo_holds_what_it_promises(target: str, tmp_path: Path) -> None:
     home = tmp_path / "demo"

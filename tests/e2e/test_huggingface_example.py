@@ -35,6 +35,7 @@ def losses_by_hand(folder: Path, *launcher: str) -> list[str]:
     return re.findall(r"'(?:train_|eval_)?loss': '([0-9.]+)'", done.stdout)
 
 
+@pytest.mark.framework("transformers", "exact samples")
 def test_by_hand_and_under_torchrun_it_trains_the_same(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("alone", "several")]
     for folder in folders:
@@ -45,11 +46,15 @@ def test_by_hand_and_under_torchrun_it_trains_the_same(tmp_path: Path) -> None:
     assert losses_by_hand(folders[1], *torchrun) == alone
 
 
+@pytest.mark.framework("transformers", "runs")
+@pytest.mark.framework("transformers", "metrics")
 def test_a_job_trains_it_reports_every_step_and_keeps_the_model(
     service: Embedded, client: Client, tmp_path: Path
 ) -> None:
     text = (EXAMPLE / "job.yaml").read_text()
-    text = text.replace("code: .", f"code: {EXAMPLE}").replace("environment: {requirements: requirements.txt}", "")
+    text = text.replace("code: .", f"code: {EXAMPLE}").replace(
+        "environment: {requirements: requirements.txt}", ""
+    )
     text = text.replace("python train.py", f"{transformers_python()} train.py --steps {STEPS}")
     (tmp_path / "job.yaml").write_text(text)
     submitted = service.remora("submit", "-f", str(tmp_path / "job.yaml"))

@@ -41,6 +41,9 @@ def test_alone_it_does_what_a_plain_trainer_with_the_same_batch_does(tmp_path: P
     assert (elastic["tokens"], elastic["flos"]) == (plain["tokens"], pytest.approx(plain["flos"], rel=1e-5))
 
 
+@pytest.mark.framework("transformers", "resumes")
+@pytest.mark.framework("transformers", "in place")
+@pytest.mark.framework("transformers", "exact samples")
 def test_a_lost_rank_0_a_new_worker_and_a_resume_change_nothing(tmp_path: Path) -> None:
     facts = scenario("lost", tmp_path)
     alone, lost, resumed = facts["alone"], facts["lost"], facts["resumed"]
@@ -98,12 +101,18 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return scenario("refused", tmp_path_factory.mktemp("refused"))
 
 
+@pytest.mark.framework("TRL", "runs")
+@pytest.mark.framework("TRL", "resumes")
+@pytest.mark.framework("TRL", "in place")
+@pytest.mark.framework("TRL", "exact samples")
+@pytest.mark.framework("TRL", "metrics")
 def test_a_trainer_of_trl_logs_its_own_metrics_as_means_over_all_workers(tmp_path: Path) -> None:
     facts = scenario("sft", tmp_path)
-    alone, lost = logged(facts["alone"]), logged(facts["lost"])
-    assert facts["lost"]["world_sizes"] == [3, 2, 3]
+    assert (facts["lost"]["world_sizes"], facts["resumed"]["world_sizes"]) == ([3, 2, 3], [2])
+    alone = logged(facts["alone"])
     assert len(alone) == 10 + 1
-    for found, expected in zip(lost, alone, strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
+    for name in ("lost", "resumed"):
+        for found, expected in zip(logged(facts[name]), alone, strict=True):
+            assert found == pytest.approx(expected, rel=1e-5)
     assert {"mean_token_accuracy", "entropy", "num_tokens"} <= set(alone[0])
     assert facts["lost"]["same_on_all"]

@@ -125,7 +125,9 @@ def best(out: Path) -> dict[str, Any]:
 
 
 def sft(out: Path) -> dict[str, Any]:
-    return compared(TrainerJob(callback={"shards": 4}, library="trl"), out, lost=losing_rank_0)
+    return compared(
+        TrainerJob(callback={"shards": 4}, library="trl"), out, lost=losing_rank_0, resumed=resuming
+    )
 
 
 #: In a group of two workers.

@@ -140,6 +140,7 @@ def test_the_number_of_loader_processes_changes_nothing() -> None:
         assert all((weights[name] == others[name]).all() for name in weights)
 
 
+@pytest.mark.framework("PyTorch with Loop", "resumes")
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 4), (4, 1)])
 def test_a_checkpoint_resumes_in_mid_epoch_with_other_workers(
     before: int, after: int, tmp_path: Path

@@ -45,6 +45,7 @@ def notice(node_id: str, seconds: float) -> None:
     drain(RayMembership().observe()[node_id].ray_node_id, "the cloud takes it", time.time() + seconds)
 
 
+@pytest.mark.framework("DeepSpeed", "resumes")
 @pytest.mark.backend("deepspeed", "notice")
 def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
     lab.nodes(2)
