@@ -210,6 +210,17 @@ class Loop(ElasticLoop):
         """
         self._wants_checkpoint = True
 
+    def check_group(self) -> None:
+        """Go on with another group where this one is to be left, as the end of a step does.
+
+        For long work inside a step and behind its `backward`, such as an evaluation: a worker that does not leave a
+        group that has lost a peer within seconds counts as lost, too.  Workers that join meanwhile get the state of
+        now, so what this work has still to change belongs into it.
+        """
+        if self._link is not None and self._link.must_leave(self._members.generation):
+            self._progress = self._reached()
+            self._change("the supervisor said that the group is to be left")
+
     def save(self, folder: Path) -> None:
         """Write the state of training into a folder that is there; one worker is enough.
 

@@ -74,6 +74,14 @@ def test_the_best_model_and_early_stopping_survive_the_worker_that_saved_it(tmp_
     assert_same(facts["lost"], alone)
 
 
+def test_a_worker_is_lost_and_another_one_joins_while_all_evaluate(tmp_path: Path) -> None:
+    facts = scenario("evaluating", tmp_path)
+    lost = facts["lost"]
+    assert lost["world_sizes"] == [3, 3]
+    assert not lost["has_evaluated"], "they left the group in the middle of it"
+    assert_same(lost, facts["alone"])
+
+
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [

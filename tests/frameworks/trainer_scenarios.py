@@ -98,6 +98,26 @@ def resuming(job: TrainerJob, out: Path) -> dict[str, Any]:
         return {**second.facts(), "saved": saved}
 
 
+def losing_rank_0_while_it_evaluates(job: TrainerJob, out: Path) -> dict[str, Any]:
+    """And a worker that waits to join gets into the next group."""
+    job = replace(job, is_slow_to_evaluate=True)
+    with TrainerDriver(job, out) as driver:
+        driver.start(3)
+        joiner = driver.add()
+        driver.reach(4)
+        driver.wait(
+            lambda: (out / "evaluates-1").exists() and (out / "evaluates-2").exists(), "they evaluate"
+        )
+        driver.kill(0)
+        joiner.waits = False
+        driver.part()
+        has_evaluated = bool(list(out.glob("evaluated-*")))
+        (out / "go").touch()
+        driver.regroup()
+        driver.finish()
+        return {**driver.facts(), "has_evaluated": has_evaluated}
+
+
 def compared(job: TrainerJob, out: Path, **others: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return {name: run(job, out / name) for name, run in {"alone": alone, **others}.items()}
 
@@ -118,6 +138,13 @@ def lost(out: Path) -> dict[str, Any]:
 def grouped(out: Path) -> dict[str, Any]:
     job = TrainerJob({"train_sampling_strategy": "group_by_length", "bf16": True, "num_train_epochs": 4})
     return compared(job, out, lost=losing_rank_0)
+
+
+def evaluating(out: Path) -> dict[str, Any]:
+    job = TrainerJob({**EVALUATES, "per_device_eval_batch_size": 1, "num_train_epochs": 3}, patience=9)
+    best = {"save_strategy": "steps", "save_steps": 5, "metric_for_best_model": "eval_loss"}
+    job = replace(job, arguments={**job.arguments, **best, "load_best_model_at_end": True})
+    return compared(job, out, lost=losing_rank_0_while_it_evaluates)
 
 
 def best(out: Path) -> dict[str, Any]:
@@ -185,7 +212,7 @@ def _own_checkpoint(out: Path) -> str:
     return str(folder)
 
 
-SCENARIOS = {one.__name__: one for one in (same_as_trainer, lost, grouped, best, sft, refused)}
+SCENARIOS = {one.__name__: one for one in (same_as_trainer, lost, grouped, evaluating, best, sft, refused)}
 
 
 def main() -> None:

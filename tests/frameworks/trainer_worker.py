@@ -6,6 +6,7 @@ import json
 import os
 import random
 import socket
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class TrainerJob:
     #: Stop after that many evaluations that are not better.
     patience: int | None = None
     library: str = "transformers"
+    #: An evaluation takes seconds, until the file `go` is there.
+    is_slow_to_evaluate: bool = False
     #: What is wrong with the script.
     fault: str | None = None
 
@@ -90,6 +93,14 @@ def trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
     class Stands(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             gate.stand(state.global_step)
+
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            (out / f"evaluates-{slot}").touch()
+            if job.is_slow_to_evaluate and not (out / "go").exists():
+                time.sleep(0.2)  # what a large model takes, not a wait for anything
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            (out / f"evaluated-{slot}").touch()
 
     class OwnLoop(Records):
         def _inner_training_loop(self, *arguments: Any, **named: Any) -> None:

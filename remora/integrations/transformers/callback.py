@@ -43,7 +43,7 @@ class RemoraCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         self.exactness = exactness
         self.nonfinite = nonfinite
         self.check_every = check_every
-        self._is_training = False
+        self._training: Any = None
         self._logged: dict[str, float] = {}
 
     @classmethod
@@ -57,11 +57,12 @@ class RemoraCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         """Train; raises ValueError and RuntimeError where that cannot be done as it is asked."""
         from remora.integrations.transformers.training_loop import TrainingLoop
 
-        self._is_training = True
+        self._training = TrainingLoop(trainer, self, resume_from_checkpoint, trial)
         try:
-            return TrainingLoop(trainer, self, resume_from_checkpoint, trial).run(ignore_keys)
+            output: TrainOutput = self._training.run(ignore_keys)
+            return output
         finally:
-            self._is_training = False
+            self._training = None
 
     def take_logged(self) -> dict[str, float]:
         """Numbers that were logged since this was last called, such as those of an evaluation."""
@@ -70,11 +71,16 @@ class RemoraCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Refuse a Trainer whose own loop begins."""
-        if not self._is_training:
+        if self._training is None:
             raise RuntimeError(
                 "this Trainer has a training loop of its own (_inner_training_loop), which cannot be elastic: use a"
                 " Trainer that has that of transformers"
             )
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Leave a group that has lost a worker also in the middle of an evaluation."""
+        if self._training is not None:
+            self._training.check_group()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
         """Keep what is logged for the report of the step."""

@@ -24,6 +24,8 @@ class TrainerProgress:
         self._own_metrics = own_metrics
         #: The weights with the best metric, on the CPU, where they are to be loaded at the end.
         self.best: dict[str, torch.Tensor] = {}
+        #: A step is logged, evaluated and saved: who joins meanwhile does it, too.
+        self.is_evaluating = False
         #: When training began, by the clock of the Trainer for its speed; times between attempts do not count.
         self.began = time.time()
 
@@ -53,6 +55,7 @@ class TrainerProgress:
             "last_logged": int(trainer._globalstep_last_logged),
             "flos": float(trainer.current_flos),
             "seconds": time.time() - self.began,
+            "is_evaluating": self.is_evaluating,
             "own_metrics": self._own_metrics.state(),
             "best": dict(self.best),
         }
@@ -73,6 +76,7 @@ class TrainerProgress:
         trainer._globalstep_last_logged = state["last_logged"]
         trainer.current_flos = state["flos"]
         self.began = time.time() - state["seconds"]
+        self.is_evaluating = state["is_evaluating"]
         self._own_metrics.restore(state["own_metrics"])
         self.best = dict(state["best"])
 

@@ -134,6 +134,9 @@ class TrainingLoop:
         trainer.control.should_training_stop |= is_stopped
         if trainer.args.eval_on_start and trainer.state.global_step == 0:
             trainer._evaluate(None, ignore_keys, skip_scheduler=True)
+        if self._progress.is_evaluating:
+            # The workers that this one joins are in the middle of it.
+            self._log_save_evaluate(int(trainer.state.epoch), None, None, ignore_keys)
         epoch: int | None = None
         while step is not None and not trainer.control.should_training_stop:
             if step.epoch != epoch:
@@ -190,6 +193,7 @@ class TrainingLoop:
         self, epoch: int, grad_norm: Any, learning_rate: Any, ignore_keys: list[str] | None
     ) -> None:
         trainer = self._trainer
+        self._progress.is_evaluating = True
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             grad_norm,
@@ -200,11 +204,17 @@ class TrainingLoop:
             self._progress.began,
             learning_rate=learning_rate,
         )
+        self._progress.is_evaluating = False
 
     def _event(self, name: str) -> None:
         trainer = self._trainer
         handler = trainer.callback_handler
         trainer.control = getattr(handler, name)(trainer.args, trainer.state, trainer.control)
+
+    def check_group(self) -> None:
+        """Go on with another group where this one is to be left; for long work between two steps."""
+        self._loop.check_group()
+        follow_rank(self._trainer)
 
     # --- one step ---------------------------------------------------------------------------------------------------
 
