@@ -95,12 +95,15 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "demos": Part(
-        ("tests/e2e/test_demo.py", "tests/e2e/test_demo_azure.py"),
+        ("tests/e2e/test_demo.py", "tests/e2e/test_demo_azure.py", "tests/e2e/test_demo_huggingface.py"),
         (
             "examples/demo.py",
             "examples/demo_azure.py",
+            "examples/demo_huggingface.py",
             "examples/azure",
             "examples/digits",
+            "examples/huggingface",
+            "remora/integrations",
             "service/embedded",
         ),
     ),
