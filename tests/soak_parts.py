@@ -110,10 +110,13 @@ PARTS: Mapping[str, Part] = {
     "frameworks": Part(
         (
             "tests/e2e/test_keras_example.py",
+            f"{TRAINERS}/test_accelerate.py",
             f"{TRAINERS}/test_frameworks_go_on.py",
             f"{TRAINERS}/test_tensorflow.py",
         ),
         (
+            "requirements/transformers.txt",
+            "tests/frameworks/transformers_environment.py",
             "examples/keras",
             "examples/tensorflow",
             "requirements/tensorflow.txt",

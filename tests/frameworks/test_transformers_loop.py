@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,17 @@ def test_alone_it_does_what_a_plain_trainer_with_the_same_batch_does(tmp_path: P
         assert found == pytest.approx(expected, rel=1e-5)
     assert elastic["weights"] == pytest.approx(plain["weights"], abs=1e-3)
     assert (elastic["tokens"], elastic["flos"]) == (plain["tokens"], pytest.approx(plain["flos"], rel=1e-5))
+
+
+def test_steps_whose_scaled_gradients_overflow_change_neither_weights_nor_the_learning_rate(
+    tmp_path: Path,
+) -> None:
+    facts = scenario("scaled", tmp_path)
+    steps = logged(facts["alone"])[:30]
+    assert [one["learning_rate"] for one in steps[:5]] == [0.0, 0.0, 0.0, 0.0025, 0.005], "two steps late"
+    assert all(math.isnan(one["grad_norm"]) == (one["step"] <= 2) for one in steps)
+    assert facts["lost"]["digest"] == facts["alone"]["digest"]
+    assert facts["lost"]["losses"].keys() == facts["alone"]["losses"].keys()
 
 
 @pytest.mark.framework("transformers", "resumes")

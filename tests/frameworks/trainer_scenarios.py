@@ -131,6 +131,10 @@ def same_as_trainer(out: Path) -> dict[str, Any]:
     return {"plain": alone(plain, out / "plain"), **compared(job, out)}
 
 
+def scaled(out: Path) -> dict[str, Any]:
+    return compared(TrainerJob(is_scaled=True), out, lost=losing_rank_0)
+
+
 def lost(out: Path) -> dict[str, Any]:
     return compared(TrainerJob({**EVALUATES}), out, lost=losing_rank_0, resumed=resuming)
 
@@ -212,7 +216,9 @@ def _own_checkpoint(out: Path) -> str:
     return str(folder)
 
 
-SCENARIOS = {one.__name__: one for one in (same_as_trainer, lost, grouped, evaluating, best, sft, refused)}
+SCENARIOS = {
+    one.__name__: one for one in (same_as_trainer, scaled, lost, grouped, evaluating, best, sft, refused)
+}
 
 
 def main() -> None:
