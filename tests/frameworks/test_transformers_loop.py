@@ -42,6 +42,16 @@ def test_alone_it_does_what_a_plain_trainer_with_the_same_batch_does(tmp_path: P
     assert (elastic["tokens"], elastic["flos"]) == (plain["tokens"], pytest.approx(plain["flos"], rel=1e-5))
 
 
+def test_a_dataset_without_a_length_is_read_once_in_an_epoch(tmp_path: Path) -> None:
+    facts = scenario("streamed", tmp_path)
+    assert_same(facts["lost"], facts["alone"])
+    record = list(facts["alone"]["record"].values())
+    assert sorted(sample for samples in record[:5] for sample in samples) == list(range(95))
+    assert record[:5] != record[5:10], "in another order"
+    assert len(record) == 24
+    assert "train() was called before in this script" in facts["alone"]["second"], "a job is one training"
+
+
 def test_steps_whose_scaled_gradients_overflow_change_neither_weights_nor_the_learning_rate(
     tmp_path: Path,
 ) -> None:

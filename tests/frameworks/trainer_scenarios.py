@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.frameworks.trainer_worker import TrainerJob, trainer_of, work
+from tests.frameworks.trainer_worker import TrainerJob, error_of, trainer_of, work
 from tests.golden.driver import Driver
 
 #: Losses are averaged over all tokens of 20 samples: 4 shards, or 4 batches that one process adds up.
@@ -131,6 +131,12 @@ def same_as_trainer(out: Path) -> dict[str, Any]:
     return {"plain": alone(plain, out / "plain"), **compared(job, out)}
 
 
+def streamed(out: Path) -> dict[str, Any]:
+    return compared(
+        TrainerJob({"max_steps": 24}, is_stream=True, fault="trains twice"), out, lost=losing_rank_0
+    )
+
+
 def scaled(out: Path) -> dict[str, Any]:
     return compared(TrainerJob(is_scaled=True), out, lost=losing_rank_0)
 
@@ -197,13 +203,8 @@ def _refused(out: Path, queue: Any) -> None:
 
 
 def _error(job: TrainerJob, out: Path) -> str:
-    try:
-        trainer_of(job, out).train(
-            resume_from_checkpoint=_own_checkpoint(out) if job.fault == "resume" else None
-        )
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    saved = _own_checkpoint(out) if job.fault == "resume" else None
+    return error_of(trainer_of(job, out), resume_from_checkpoint=saved)
 
 
 def _own_checkpoint(out: Path) -> str:
@@ -217,7 +218,8 @@ def _own_checkpoint(out: Path) -> str:
 
 
 SCENARIOS = {
-    one.__name__: one for one in (same_as_trainer, scaled, lost, grouped, evaluating, best, sft, refused)
+    one.__name__: one
+    for one in (same_as_trainer, streamed, scaled, lost, grouped, evaluating, best, sft, refused)
 }
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class TrainerJob:
     is_slow_to_evaluate: bool = False
     #: Losses are scaled as with fp16, and those of the first two steps overflow.
     is_scaled: bool = False
+    #: The dataset has no length.
+    is_stream: bool = False
     #: What is wrong with the script.
     fault: str | None = None
 
@@ -50,6 +53,16 @@ def samples_of(count: int) -> list[dict[str, list[int]]]:
         ids = [number // 10, number % 10, *(numbers.randrange(VOCABULARY) for _ in range(length))]
         data.append({"input_ids": ids, "labels": [-100, -100, *ids[2:]]})
     return data
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Samples one after the other, in an order that random numbers decide."""
+
+    def __init__(self, data: list[dict[str, list[int]]]) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return (self._data[number] for number in torch.randperm(len(self._data)).tolist())
 
 
 def padded(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -142,7 +155,7 @@ def trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
         model=model_of(job.dropout),
         args=TrainingArguments(**{**arguments, **job.arguments}),
         data_collator=padded,
-        train_dataset=data,
+        train_dataset=Stream(data) if job.is_stream else data,
         eval_dataset=data[:10],
         callbacks=callbacks,
     )
@@ -178,7 +191,18 @@ def work(
         "tokens": trainer.state.num_input_tokens_seen,
         "best_eval_loss": trainer.evaluate()["eval_loss"] if job.patience is not None else None,
     }
+    if job.fault == "trains twice":
+        found["second"] = error_of(trainer)
     (folder / f"found-{slot}.json").write_text(json.dumps(found))
+
+
+def error_of(trainer: Any, **named: Any) -> str:
+    """What `train` says to a script that has something wrong."""
+    try:
+        trainer.train(**named)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def sft_trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:

@@ -48,17 +48,21 @@ class OwnMetrics:
             if hasattr(trainer, "_total_train_tokens"):
                 trainer._total_train_tokens = tokens
 
-    def add(self, means: Mapping[str, float], micro_batches: int) -> None:
-        """Add what a step has: means over its micro-batches, by their names in `Loop`'s metrics."""
-        for name, value in means.items():
-            if not (self._is_there and name.startswith(PREFIX)):
-                continue
-            name = name.removeprefix(PREFIX)
+    def take(self, means: dict[str, float], micro_batches: int) -> dict[str, float]:
+        """Add what a step has, and take it out of `Loop`'s metrics: means over its micro-batches; returns them.
+
+        The number of tokens, which is not one of a step, is not among them.
+        """
+        names = [name for name in means if self._is_there and name.startswith(PREFIX)]
+        taken = {name.removeprefix(PREFIX): means.pop(name) for name in names}
+        for name, value in taken.items():
             if name == _TOKENS:
                 self._trainer._total_train_tokens += round(value * micro_batches)
                 self._trainer._metrics["train"][name] = [self._trainer._total_train_tokens]
             else:
                 self._trainer._metrics["train"][name].append(value)
+        taken.pop(_TOKENS, None)
+        return taken
 
     def state(self) -> dict[str, Any]:
         """What was collected since the last log, and the number of tokens."""

@@ -39,6 +39,7 @@ class TrainingLoop:
     ) -> None:
         check_one_process(trainer)
         check_supported(trainer, trial)
+        _check_first()
         _check_resume(resume_from_checkpoint)
         self._trainer = trainer
         self._callback = callback
@@ -163,7 +164,7 @@ class TrainingLoop:
         self._event("on_step_begin")
         loss = step.backward(self._compute)
         follow_rank(trainer)
-        self._count(step, loss)
+        own = self._count(step, loss)
         grad_norm = None if step.was_skipped else self._clip()
         self._event("on_pre_optimizer_step")
         is_done = not step.was_skipped and self._optimize()
@@ -178,7 +179,7 @@ class TrainingLoop:
         self._log_save_evaluate(step.epoch, grad_norm, learning_rate, ignore_keys)
         if self._samples is not None and step.place + 1 == self._schedule.steps_per_epoch:
             self._end_epoch(step.epoch, grad_norm, learning_rate, ignore_keys)
-        metrics = {"loss": loss, "learning_rate": learning_rate, "epoch": trainer.state.epoch}
+        metrics = {**own, "loss": loss, "learning_rate": learning_rate, "epoch": trainer.state.epoch}
         if grad_norm is not None:
             metrics["grad_norm"] = grad_norm
         step.report(**{**self._callback.take_logged(), **metrics})
@@ -257,7 +258,8 @@ class TrainingLoop:
         found, state.num_input_tokens_seen = state.num_input_tokens_seen - before, before
         return float(found)
 
-    def _count(self, step: Step, loss: torch.Tensor) -> None:
+    def _count(self, step: Step, loss: torch.Tensor) -> dict[str, float]:
+        """Add what the step has to the counts of the Trainer; returns the step's own metrics of it."""
         trainer = self._trainer
         samples = self._batches.global_batch
         if self._samples is not None:
@@ -265,13 +267,14 @@ class TrainingLoop:
         passes = self._batches.micro_batches(samples)
         trainer.current_flos += step.metrics.pop(_FLOS, 0.0) * passes
         trainer.state.num_input_tokens_seen += round(step.metrics.pop(_TOKENS, 0.0) * passes)
-        self._own_metrics.add(step.metrics, passes)
+        own = self._own_metrics.take(step.metrics, passes)
         if trainer.args.logging_nan_inf_filter and not bool(torch.isfinite(loss)):
             # As the Trainer does: the mean of what was logged stands for it.
             steps = 1 + trainer.state.global_step - trainer._globalstep_last_logged
             trainer._tr_loss += trainer._tr_loss / steps
         else:
             trainer._tr_loss += loss
+        return own
 
     def _clip(self) -> Any:
         """Clip the gradients of the global batch; returns their norm before."""
@@ -340,6 +343,20 @@ def _follows_metrics(scheduler: Any) -> bool:
         isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         or type(scheduler).__name__ == "GreedyLR"
     )
+
+
+#: A script has trained in this process.
+_has_trained = False
+
+
+def _check_first() -> None:
+    global _has_trained
+    if _has_trained and training.open_link() is not None:
+        raise ValueError(
+            "train() was called before in this script, and steps, metrics and checkpoints of a job are those of one"
+            " training: submit a job for each"
+        )
+    _has_trained = True
 
 
 def _check_resume(resume_from_checkpoint: str | None) -> None:
