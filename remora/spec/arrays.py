@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remora.spec.spec import JobSpec
 
 #: Jobs of one array, parameters of one job, and bytes of all specifications together.
-MAX_ELEMENTS, MAX_PARAMETERS, MAX_ARRAY_BYTES = 1000, 50, 16 * 2**20
+MAX_ELEMENTS, MAX_PARAMETERS, MAX_ARRAY_BYTES = 1000, 50, 4 * 2**20
 ARRAY_FORM = "{grid: {name: [values]}}, or {list: [{name: value}]}, and most_at_once"
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 #: Stands for the number of an element, from 0.
