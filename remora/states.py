@@ -111,6 +111,8 @@ class EndReason(StrEnum):
     BUDGET_SPENT = "budget_spent"
     #: The owner cancelled the job.
     CANCELLED = "cancelled"
+    #: The job's array stops jobs early, and others of it do better.
+    STOPPED_EARLY = "stopped_early"
     #: The owner paused the job.
     PAUSED = "paused"
     #: The job's machines were taken by a decision of ours.
@@ -127,6 +129,7 @@ class EndReason(StrEnum):
         return self in (
             EndReason.COMPLETED,
             EndReason.CANCELLED,
+            EndReason.STOPPED_EARLY,
             EndReason.RUN_TIME_EXCEEDED,
             EndReason.BUDGET_SPENT,
             EndReason.DIVERGED,

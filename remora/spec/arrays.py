@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,19 +19,30 @@ from remora.commands import shell_quotes
 from remora.commands.shell_quotes import Value
 from remora.errors import SpecError, SpecProblem
 from remora.spec.expressions import EXPRESSION
-from remora.spec.fields import Whole
+from remora.spec.fields import Text, Whole
 from remora.spec.sections import Section
 
 if TYPE_CHECKING:
     from remora.spec.spec import JobSpec
 
 #: Jobs of one array, parameters of one job, and bytes of all specifications together.
-MAX_ELEMENTS, MAX_PARAMETERS, MAX_ARRAY_BYTES = 1000, 50, 16 * 2**20
-ARRAY_FORM = "{grid: {name: [values]}}, or {list: [{name: value}]}, and most_at_once"
+MAX_ELEMENTS, MAX_PARAMETERS, MAX_ARRAY_BYTES = 1000, 50, 4 * 2**20
+ARRAY_FORM = "{grid: {name: [values]}}, or {list: [{name: value}]}, and most_at_once, stop_early"
 _PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 #: Stands for the number of an element, from 0.
 INDEX = "index"
 Scalar = str | int | float | bool
+
+
+class StopEarly(Section):
+    """Which jobs of an array end before the others, because of a metric that all of them report."""
+
+    metric: Annotated[Text, Field(min_length=1)] = Field(
+        description="the name of a metric that the script reports"
+    )
+    mode: Literal["min", "max"] = Field("min", description="min or max")
+    #: Jobs are compared at this step, and whenever it has doubled.
+    first_step: Whole = Field(ge=1, le=2**31, description="a whole number of steps from 1")
 
 
 class Array(Section):
@@ -47,6 +58,10 @@ class Array(Section):
     )
     most_at_once: Whole | None = Field(
         None, ge=1, le=MAX_ELEMENTS, description=f"a whole number from 1 to {MAX_ELEMENTS}"
+    )
+
+    stop_early: StopEarly | None = Field(
+        None, description="{metric: a name, mode: min or max, first_step: a step}"
     )
 
     @field_validator("grid", mode="before")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -10,7 +9,6 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from remora.errors import SpecError, SpecProblem
-from remora.spec.arrays import Element, elements_of
 from remora.spec.spec import JobSpec
 from remora.states import JobState
 from remora.views import JobArray, Page
@@ -18,7 +16,7 @@ from service.api.context import Context, context_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import PageParameters, Parameters, read_cursor
 from service.api.problem_documents import ApiProblem
-from service.api.submissions import answer_once, check_bundle, read_spec
+from service.api.submissions import answer_once, check_bundle, read_elements, read_spec
 from service.api.views import array_view
 from service.queue import lifecycle
 from service.store import arrays as store
@@ -28,17 +26,9 @@ from service.store.ids import is_id
 router = APIRouter(prefix="/v1/arrays")
 
 
-@dataclass
-class _Made:
-    """The jobs of the specification that was read; they are made where it is checked, beside other requests."""
-
-    elements: list[Element]
-
-
 @router.post("", status_code=201, operation_id="submit_array", response_model=JobArray)
 async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """Accept many jobs by one specification with an `array`; all are stored, or none."""
-    made = _Made([])
 
     def read(body: dict[str, Any]) -> JobSpec:
         spec = JobSpec.from_mapping(body)
@@ -48,19 +38,19 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             raise SpecError(
                 [SpecProblem("schedule", "it is submitted again and again; POST it to /v1/schedules")]
             )
-        made.elements = elements_of(spec)
         return spec
 
     body = await read_spec(request, read, salt="array")
+    elements = await read_elements(request, body.spec)
     await check_bundle(request, body.spec)
     now = context_of(request).clock()
 
     def create(connection: sa.Connection) -> tuple[str, str]:
-        row = submissions.submit_array(connection, body.spec, made.elements, now)
+        row = submissions.submit_array(connection, body.spec, elements, now)
         view = array_view(row, {JobState.QUEUED.value: row.size}, 0.0)
         return store.job_ids(connection, row.id)[0], view.model_dump_json()
 
-    return await answer_once(request, body.digest, create, "/v1/arrays", JobArray, len(made.elements))
+    return await answer_once(request, body.digest, create, "/v1/arrays", JobArray, len(elements))
 
 
 @router.get("", operation_id="list_arrays", response_model=Page[JobArray])

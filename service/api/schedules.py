@@ -10,7 +10,6 @@ from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
 from remora.errors import SpecError, SpecProblem
-from remora.spec.arrays import elements_of
 from remora.spec.cron import next_after
 from remora.spec.spec import JobSpec
 from remora.views import Page, Schedule, ScheduleRun
@@ -18,7 +17,7 @@ from service.api.context import context_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import PageParameters, Parameters, read_cursor
 from service.api.problem_documents import ApiProblem
-from service.api.submissions import check_bundle, idempotency_key, no_bundle, read_spec
+from service.api.submissions import check_bundle, idempotency_key, no_bundle, read_elements, read_spec
 from service.api.views import run_view, schedule_view
 from service.queue.schedules import ScheduleRow
 from service.store import schedules as store
@@ -39,12 +38,13 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
         spec = JobSpec.from_mapping(body)
         if spec.schedule is None:
             raise SpecError([SpecProblem("schedule", "missing; submit one job to /v1/jobs")])
-        if spec.array is not None:
-            elements_of(spec)
         return spec
 
     context, key = context_of(request), idempotency_key(request)
     body = await read_spec(request, read, salt="schedule")
+    if body.spec.array is not None:
+        # What is wrong with one of its jobs is said now, and not at its first time.
+        await read_elements(request, body.spec)
     await check_bundle(request, body.spec)
     now, spec = context.clock(), body.spec
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
+from remora.spec.arrays import Element, elements_of
 from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.views import FieldProblem, Job
 from service.api.bodies import read_object
@@ -58,6 +59,18 @@ async def read_spec(
     context = context_of(request)
     limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
     return await read_object(request, limit, MAX_SPEC_VALUES, context.checks, read)
+
+
+async def read_elements(request: Request, spec: JobSpec) -> list[Element]:
+    """The jobs of an array; a short specification may have many.  Raises ApiProblem."""
+
+    def read() -> list[Element]:
+        try:
+            return elements_of(spec)
+        except SpecError as error:
+            raise invalid_spec(error) from None
+
+    return await context_of(request).checks.run(read, None)
 
 
 async def check_bundle(request: Request, spec: JobSpec) -> None:

@@ -127,6 +127,8 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
         return attempt.stop_reason
     if job.cancel_requested_at is not None:
         return EndReason.CANCELLED
+    if job.stopped_early is not None:
+        return EndReason.STOPPED_EARLY
     if attempt.stop_reason is not None or job.pause_requested_at is not None:
         return EndReason.PAUSED
     if job.budget_step is BudgetStep.PAUSE and _has_no_workers(attempt, now):

@@ -84,6 +84,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",
     EndReason.BUDGET_SPENT: "`limits.budget` was spent",
     EndReason.CANCELLED: "the owner cancelled the job",
+    EndReason.STOPPED_EARLY: "the job's array stops jobs early, and others do better; the message has the figures",
     EndReason.PAUSED: "the owner paused the job, and its workers have ended, after a checkpoint where they write one",
     EndReason.EVICTED: "the job's nodes were given back, as the cluster's budget reached its last step",
 }
@@ -112,7 +113,7 @@ def _edges(edges: Mapping[tuple[StateT, StateT], str]) -> str:
 def _what_follows(reason: EndReason) -> str:
     if reason is EndReason.COMPLETED:
         return "the job succeeded"
-    if reason is EndReason.CANCELLED:
+    if reason in (EndReason.CANCELLED, EndReason.STOPPED_EARLY):
         return "the job is cancelled"
     if reason.is_final or reason is EndReason.START_FAILED:
         return "the job failed"

@@ -56,7 +56,10 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     ): "the attempt ended at a checkpoint, as its owner paused it or the cluster's budget reached its last step",
     (JobState.RUNNING, JobState.SUCCEEDED): "every rank returned 0",
     (JobState.RUNNING, JobState.FAILED): "the attempt ended and none follows",
-    (JobState.RUNNING, JobState.CANCELLED): "the attempt ended after its owner had cancelled",
+    (
+        JobState.RUNNING,
+        JobState.CANCELLED,
+    ): "the attempt ended after its owner had cancelled, or its array had stopped it early",
     (
         JobState.PAUSED,
         JobState.QUEUED,
@@ -408,6 +411,8 @@ def why_stopped(job: JobRow, reason: EndReason) -> str:
         return "its nodes are given back, as the cluster's budget has reached its last step"
     if reason is EndReason.PAUSED:
         return "its owner paused it"
+    if reason is EndReason.STOPPED_EARLY and job.stopped_early is not None:
+        return job.stopped_early
     if reason is EndReason.NODE_LOST:
         return "all nodes of its fabric domain were lost"
     return "its owner cancelled it" if reason is EndReason.CANCELLED else f"it was stopped: {reason.value}"

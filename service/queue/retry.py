@@ -61,6 +61,9 @@ def after(
         return Finish(
             state=JobState.CANCELLED, reason=EndReason.CANCELLED.value, message="its owner cancelled it"
         )
+    if job.stopped_early is not None:
+        reason = EndReason.STOPPED_EARLY.value
+        return Finish(state=JobState.CANCELLED, reason=reason, message=job.stopped_early)
     # A command that cannot be started now cannot be started later either.
     if end_reason.is_final or end_reason is EndReason.START_FAILED:
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=message)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 import sqlalchemy as sa
 
 from remora.states import JobState
 from service.queue.arrays import ArrayRow, Turn
+from service.queue.early_stop import Score
 from service.store import ledger
-from service.store.rows import in_parts, insert_into
-from service.store.tables import ACTIVE_IN_ARRAY, ARRAYS_WITH_NEWS, arrays, jobs
+from service.store.rows import in_parts, insert_into, upsert
+from service.store.tables import ACTIVE_IN_ARRAY, ARRAYS_WITH_NEWS, array_scores, arrays, jobs
 
 _COLUMNS = tuple(column for column in arrays.columns if column.name != "has_news")
 _ARRAY = sa.select(*_COLUMNS).where(arrays.c.id == sa.bindparam("of"))
@@ -95,8 +97,25 @@ def turns(connection: sa.Connection, array_ids: Collection[str]) -> list[Turn]:
     ]
 
 
+def save_scores(connection: sa.Connection, scores: Sequence[Score]) -> dict[tuple[str, int], list[float]]:
+    """Store scores; all that there are of the same arrays at the same steps."""
+    upsert(connection, array_scores, [asdict(score) for score in scores], replace=True)
+    found: dict[tuple[str, int], list[float]] = {(score.array_id, score.step): [] for score in scores}
+    for ids in in_parts(sorted({array_id for array_id, _ in found})):
+        steps = sorted({step for _, step in found})
+        statement = sa.select(array_scores).where(
+            array_scores.c.array_id.in_(ids), array_scores.c.step.in_(steps)
+        )
+        for row in connection.execute(statement):
+            if (row.array_id, row.step) in found:
+                found[row.array_id, row.step].append(row.value)
+    return found
+
+
 def forget_empty(connection: sa.Connection, array_ids: Sequence[str]) -> None:
     """Delete those of the arrays of which no job is left."""
     for array_id in array_ids:
         left = sa.exists().where(jobs.c.array_id == array_id)
-        connection.execute(sa.delete(arrays).where(arrays.c.id == array_id, ~left))
+        gone = connection.execute(sa.delete(arrays).where(arrays.c.id == array_id, ~left)).rowcount
+        if gone:
+            connection.execute(sa.delete(array_scores).where(array_scores.c.array_id == array_id))

@@ -11,9 +11,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from remora.states import AttemptState, JobState
-from service.queue import lifecycle, records
+from service.queue import early_stop, lifecycle, records
+from service.queue.early_stop import Score
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store import checkpoints, jobs, outputs
+from service.store import arrays, checkpoints, jobs, outputs
 from service.store.leases import Lease
 from service.store.rows import insert_into, upsert
 from service.store.tables import log_lines, metrics
@@ -38,6 +39,8 @@ class _Batch:
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     #: The complete list before those, when the driver reported it.
     listed: records.CheckpointListRecord | None = None
+    #: Its scores at steps at which jobs of its array are compared.
+    scores: list[Score] = field(default_factory=list)
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -191,6 +194,9 @@ def _measure(batch: _Batch, said: records.MetricRecord, at: float) -> None:
         "data": said.values,
     }
     batch.decide(lifecycle.observe_step(batch.job, batch.attempt, said.step, _since(batch, at)))
+    batch.job, score = early_stop.observe(batch.job, said.step, said.values)
+    if score is not None:
+        batch.scores.append(score)
 
 
 def _since(batch: _Batch, at: float) -> float:
@@ -236,6 +242,7 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch]) -> list[JobRow]
     _store_checkpoints(
         connection, [batch for batch in batches if batch.checkpoints or batch.listed is not None]
     )
+    _compare(connection, [batch for batch in batches if batch.scores])
     outputs.save_outputs(connection, [batch.outputs for batch in batches if batch.outputs is not None])
     for batch in batches:
         if batch.job.state is JobState.SUCCEEDED:
@@ -251,6 +258,21 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch]) -> list[JobRow]
         for batch in batches
     ]
     return jobs.save_all(connection, changes)
+
+
+def _compare(connection: sa.Connection, batches: Sequence[_Batch]) -> None:
+    """Stop jobs of arrays whose scores are not among the better half."""
+    scores = [score for batch in batches for score in batch.scores]
+    if not scores:
+        return
+    known = arrays.save_scores(connection, scores)
+    for batch in batches:
+        for score in batch.scores:
+            if batch.attempt.state is AttemptState.ENDED:
+                break
+            values = known[score.array_id, score.step]
+            batch.job, event = early_stop.stopped(batch.job, score, values, batch.now)
+            batch.events += [] if event is None else [event]
 
 
 def _numbered_lines(batch: _Batch) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ FIXED_OF_JOBS = (
     "array_id",
     "array_index",
     "parameters",
+    "stop_rule",
     # Changed by statements of their own.
     "labels",
     "deleted_at",

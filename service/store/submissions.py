@@ -13,6 +13,7 @@ from remora.spec.spec import JobSpec
 from service.queue import intake, lifecycle
 from service.queue.arrays import ArrayRow, waits_for_room
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
+from service.queue.early_stop import first_comparison
 from service.queue.rows import JobRow
 from service.store import arrays, bundles, dependencies
 from service.store import jobs as store
@@ -66,7 +67,8 @@ def submit_array(
     """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
     assert spec.array is not None
     use_bundle(connection, spec, now)
-    most = spec.array.most_at_once
+    most, early = spec.array.most_at_once, spec.array.stop_early
+    rule = None if early is None else early.model_dump()
     array = ArrayRow(
         id=new_id("array", now),
         name=spec.name,
@@ -83,6 +85,8 @@ def submit_array(
         row = replace(
             row_of(one.spec, now), array_id=array.id, array_index=one.index, parameters=one.parameters
         )
+        row = replace(row, stop_rule=rule)
+        row = replace(row, compared_at=first_comparison(row))
         # All of them wait for the same jobs, which are locked once.
         others = (
             _awaited(connection, row)

@@ -121,6 +121,10 @@ jobs = sa.Table(
     sa.Column("array_id", sa.String(40)),
     sa.Column("array_index", sa.Integer),
     sa.Column("parameters", sa.JSON),
+    sa.Column("stop_rule", sa.JSON),
+    sa.Column("compared_at", sa.BigInteger),
+    sa.Column("best_value", sa.Double),
+    sa.Column("stopped_early", sa.Text),
     sa.Column("is_held", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("labels", sa.JSON, nullable=False, server_default="{}"),
     sa.Column("delete_requested_at", sa.Double),
@@ -157,6 +161,16 @@ arrays = sa.Table(
     # Jobs of it have ended, or were paused or resumed, since its turn was decided last.
     sa.Column("has_news", sa.Boolean, nullable=False, server_default=sa.false()),
     _partial("ix_arrays_news", "id", where=ARRAYS_WITH_NEWS),
+)
+
+# The best values of jobs at the steps at which jobs of an array are compared: `service.queue.early_stop`.
+array_scores = sa.Table(
+    "array_scores",
+    metadata,
+    sa.Column("array_id", sa.String(40), primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("job_id", sa.String(40), primary_key=True),
+    sa.Column("value", sa.Double, nullable=False),
 )
 
 # Specifications that are submitted again and again, and what became of their times: `service.queue.schedules`.

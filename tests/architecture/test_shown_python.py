@@ -168,6 +168,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "checkpoint.best": {"metric": "loss"},
     "after": {"job": f"job_{'0' * 26}"},
     "schedule": {"cron": "0 0 * * *"},
+    "array": {"grid": {"a": [1]}},
+    "array.stop_early": {"metric": "loss", "first_step": 1},
 }
 
 
@@ -179,8 +181,9 @@ def test_every_default_of_the_specification_is_what_the_page_says() -> None:
     )
     assert len(rows) > 12
     for name, default in rows:
-        section = name.rpartition(".")[0]
-        beside = {section: BESIDE.get(section, {})} if section else {}
+        parts = name.split(".")
+        sections = [".".join(parts[:count]) for count in range(1, len(parts))]
+        beside = {section: BESIDE.get(section, {}) for section in sections}
         job = nested({"command": "python train.py", **beside})
         reported = nested({"command": "python train.py", **beside, name: yaml.safe_load(default)})
         assert JobSpec.from_mapping(reported) == JobSpec.from_mapping(job), (

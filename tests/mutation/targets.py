@@ -73,7 +73,7 @@ TARGETS = (
         _all(
             "tests/unit/service/test_",
             "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
-            " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions",
+            " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop",
         ),
     ),
     Target(

@@ -247,3 +247,68 @@ def test_room_is_given_in_the_order_of_the_jobs() -> None:
         "x",
         "y",
     ]
+
+
+def trained(owner: Owner, jobs: list[str]) -> None:
+    """Each of them trains on a node of its own."""
+    owner.world.tick(8)
+    for job_id in jobs:
+        owner.train(job_id)
+
+
+def measure(owner: Owner, job_id: str, step: int, loss: float) -> None:
+    driver = owner.world.launcher.driver_of(job_id)
+    driver.tell("metric", at=owner.world.now, step=step, world_size=1, values={"loss": loss})
+    owner.world.tick()
+
+
+EARLY = {"metric": "loss", "mode": "min", "first_step": 10}
+
+
+def test_a_job_that_does_worse_than_others_is_stopped_and_the_next_one_follows(owner: Owner) -> None:
+    array = {"grid": {"lr": [1, 2, 3, 4, 5]}, "most_at_once": 4, "stop_early": EARLY}
+    answer = owner.client.post("/v1/arrays", json={**SPEC, "array": array})
+    assert answer.status_code == 201, answer.text
+    jobs = elements(owner, answer.json())
+    trained(owner, jobs[:4])
+    for number, job_id in enumerate(jobs[:3]):
+        measure(owner, job_id, 10, float(number))
+    assert {owner.job(job_id).state for job_id in jobs[:4]} == {JobState.RUNNING}
+    measure(owner, jobs[3], 9, 9.0)
+    assert owner.job(jobs[3]).state is JobState.RUNNING
+    measure(owner, jobs[3], 10, 9.0)
+    job = owner.run_until(jobs[3], JobState.CANCELLED)
+    said = "at step 10 its best loss is 9, and 3 of the 4 jobs of its array that came there have a better one"
+    assert (job.reason, job.message) == ("stopped_early", said)
+    assert ("job.stopped_early", said) in owner.events(jobs[3])
+    owner.run_until(jobs[4], JobState.ADMITTED)
+    measure(owner, jobs[0], 20, 0.0)
+    assert owner.job(jobs[0]).compared_at == 40
+
+
+def test_a_controller_that_dies_after_the_comparison_still_stops_the_job(owner: Owner) -> None:
+    array = {"grid": {"lr": [1, 2, 3, 4]}, "stop_early": EARLY}
+    jobs = elements(owner, owner.client.post("/v1/arrays", json={**SPEC, "array": array}).json())
+    trained(owner, jobs)
+    owner.world.launcher.loses_stops = True
+    for number, job_id in enumerate(jobs):
+        measure(owner, job_id, 10, float(number))
+    assert owner.job(jobs[3]).stopped_early is not None
+    assert owner.job(jobs[3]).state is JobState.RUNNING
+    owner.world.launcher.loses_stops = False
+    owner.world.succeed()
+    assert owner.run_until(jobs[3], JobState.CANCELLED).reason == "stopped_early"
+    assert len(owner.events(jobs[3], "job.stopped_early")) == 1
+
+
+def test_a_failure_of_a_job_that_is_being_stopped_is_not_retried(owner: Owner) -> None:
+    array = {"grid": {"lr": [1, 2, 3, 4]}, "stop_early": EARLY}
+    jobs = elements(owner, owner.client.post("/v1/arrays", json={**SPEC, "array": array}).json())
+    trained(owner, jobs)
+    driver = owner.world.launcher.driver_of(jobs[3])
+    driver.obeys = False
+    for number, job_id in enumerate(jobs):
+        measure(owner, job_id, 10, float(number))
+    driver.tell("ended", end_reason="exit_code", message="It ended.", exit_code=1)
+    owner.world.tick()
+    assert (owner.job(jobs[3]).state, owner.job(jobs[3]).reason) == (JobState.CANCELLED, "stopped_early")

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from remora.states import JobState
 from service.store import bundles, schedules, submissions
 from service.store.bundles import bundle_name
 from service.store.database import Database
+from service.store.tables import bundles as bundles_table
 from tests.contracts.service.owners import Owner, owner_of
 from trainers.storage import Storage
 
@@ -204,6 +206,23 @@ def test_its_code_is_kept(owner: Owner, database: Database) -> None:
     assert owner.client.delete(f"/v1/schedules/{schedule['id']}").status_code == 200
     going = database.transact(lambda c: bundles.choose(c, before=32 * day, now=33 * day, most=10))
     assert going == [digest]
+
+
+def test_code_that_is_gone_is_a_refused_time_and_leaves_nothing_behind(
+    database: Database, database_url: str, tmp_path: Path
+) -> None:
+    digest = f"sha256:{'2' * 64}"
+    with owner_of(database, database_url, tmp_path, retention_days=0) as owner:
+        Storage(owner.world.settings.storage).write_bytes(bundle_name(digest), b"zip")
+        database.transact(lambda c: bundles.use(c, digest, owner.world.now))
+        schedule = submit(owner, code=digest, command="true")
+        gone = sa.update(bundles_table).where(bundles_table.c.digest == digest).values(gone_at=1.0)
+        database.transact(lambda c: c.execute(gone))
+        go_to(owner, HOUR + 1.0)
+        assert runs(owner, schedule) == [(HOUR, "refused")]
+        assert jobs_of(owner, schedule) == []
+        shown = owner.client.get(f"/v1/schedules/{schedule['id']}").json()
+        assert shown["last_run"]["message"] == "its code is not there any more; submit it again"
 
 
 def test_a_schedule_that_is_deleted_submits_nothing_and_its_jobs_stay(owner: Owner) -> None:

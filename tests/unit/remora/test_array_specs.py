@@ -115,7 +115,7 @@ def test_all_jobs_together_are_bounded() -> None:
     spec = JobSpec.from_mapping(
         {"command": "x", **variables, "array": {"grid": {"a": [*range(MAX_ELEMENTS)]}}}
     )
-    with pytest.raises(SpecError, match="1000 such jobs have more than 16 MiB"):
+    with pytest.raises(SpecError, match="1000 such jobs have more than 4 MiB"):
         elements_of(spec)
 
 

@@ -57,7 +57,9 @@ def test_a_leap_day_is_found_over_eight_years_and_what_never_comes_is_none() -> 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "../etc/passwd", "", "Europe/Berlin\n", "a" * 99])
 def test_an_unknown_zone_is_one_sentence(zone: str) -> None:
-    with pytest.raises(ValueError, match="write a name such as Europe/Berlin or UTC") as caught:
+    with pytest.raises(
+        ValueError, match=r"is no time zone.*write a name such as Europe/Berlin or UTC"
+    ) as caught:
         zone_of(zone)
     assert "\n" not in str(caught.value)
 

@@ -194,6 +194,7 @@ class TestChanges:
         assert second.job.resized_at is not None
         assert second.job.resized_at > NOW
         assert second.events[0].message == "its owner gave it 3 workers"
+        assert (second.job.min_workers, second.job.max_workers) == (3, 3)
         assert changes.resize(job, spec(1, 2), NOW) == lifecycle.Decision(job, None)
 
     @pytest.mark.parametrize(
