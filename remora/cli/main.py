@@ -92,7 +92,7 @@ def _code_of(arguments: Sequence[str] | None) -> int:
         return code_of_error(error)
     except typer.TyperException as error:  # wrong options
         if message := error.format_message():  # without one the help has been printed
-            _say_error(message)
+            _say_error(message + _hint(message, sys.argv[1:] if arguments is None else arguments))
         return ExitCode.USAGE
     except typer.Abort:
         return ExitCode.DETACHED
@@ -103,6 +103,16 @@ def _code_of(arguments: Sequence[str] | None) -> int:
         _say_error(str(error))
         return ExitCode.ERROR
     return code if isinstance(code, int) else ExitCode.OK
+
+
+def _hint(message: str, arguments: Sequence[str]) -> str:
+    """For an option that the job's own command may have been meant to get."""
+    is_command = bool(arguments) and arguments[0] in ("submit", "dev") and "--" not in arguments
+    if not is_command or not message.startswith("No such option"):
+        return ""
+    return (
+        f"; options of the command itself stand behind --: remora {arguments[0]} -- python train.py --lr 0.1"
+    )
 
 
 def _complain(error: RemoraError) -> None:
