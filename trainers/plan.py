@@ -15,6 +15,7 @@ from remora.spec.sections import Device, Precision
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers.environments.request import EnvironmentRequest
+from trainers.inputs import InputSource
 
 RecordKind = Literal["event", "log", "metric", "checkpoint", "checkpoints", "output", "progress", "ended"]
 
@@ -50,6 +51,8 @@ class AttemptPlan:
     precision: Precision = "full"
     #: The job's Python environment; None: that of the nodes.
     environment: EnvironmentRequest | None = None
+    #: What the job reads, by name: `${{inputs.NAME}}` is its path on the node.
+    inputs: dict[str, InputSource] = field(default_factory=dict)
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
     #: Our variables with what the job asks of an elastic loop (`REMORA_EXACTNESS`, ...).

@@ -34,6 +34,8 @@ _NO_FILES = {
 }
 
 
+#: What filesystems of fsspec report of a file's state, by their names for it.
+_TAGS = ("etag", "ETag", "mtime", "last_modified", "LastModified", "ino", "created")
 #: Error numbers of a full disk.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -231,6 +233,27 @@ class Storage:
             except FileNotFoundError:
                 return {}
             return {path.removeprefix(f"{root}/"): int(info.get("size") or 0) for path, info in found.items()}
+
+    def entries(self, path: str) -> dict[str, tuple[int, str]]:
+        """Bytes and tag of every file in a folder and below, by its name relative to it; of a file its own name.
+
+        A tag changes when the file is written to, as far as the filesystem reports.  `path` "" is the whole storage.
+        One question, however many files there are; empty when there is nothing.
+        """
+        with self._errors(path):
+            self._fs.invalidate_cache()
+            root = self.path(path) if path else self._root
+            try:
+                found: dict[str, dict[str, Any]] = self._fs.find(root, detail=True)
+            except FileNotFoundError:
+                return {}
+            return {
+                root.rpartition("/")[2] if name == root else name.removeprefix(f"{root}/"): (
+                    int(info.get("size") or 0),
+                    " ".join(str(info[one]) for one in _TAGS if info.get(one) is not None),
+                )
+                for name, info in found.items()
+            }
 
     def rename(self, name: str, new: str) -> None:
         """Give a file or a whole folder another name in the same folder, which nothing has."""

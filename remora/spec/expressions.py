@@ -7,16 +7,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 #: The space around the word is taken off afterwards: a pattern that separates the two tries every way to do so.
 EXPRESSION = re.compile(r"\$\{\{([^{}]*+)\}\}")
-#: What a worker knows besides the paths of its outputs.
+#: What a worker knows besides the paths of its inputs and outputs.
 KNOWN = ("job.id", "job.attempt", "master.address", "master.port")
 
 
 def refuses_expressions(
-    texts: Iterable[str], outputs: Collection[str], parameters: Collection[str] = ()
+    texts: Iterable[str],
+    outputs: Collection[str],
+    parameters: Collection[str] = (),
+    inputs: Collection[str] = (),
 ) -> str | None:
     """Why the expressions in these texts cannot be understood; None when they can.
 
-    `outputs` are the job's, `parameters` those of its array.
+    `outputs` and `inputs` are the job's, `parameters` those of its array.
     """
     for text in texts:
         for match in EXPRESSION.finditer(text):
@@ -25,10 +28,13 @@ def refuses_expressions(
             shown = f"${{{{{word[:80]}}}}}"
             if kind == "outputs" and name not in outputs:
                 return f"{shown} is not among the job's outputs"
+            if kind == "inputs" and name not in inputs:
+                return f"{shown} is not among the job's inputs"
             if kind == "array" and name not in parameters:
                 return f"{shown} is not among the values of the job's array"
-            if kind not in ("outputs", "array") and word not in KNOWN:
-                return f"{shown} stands for nothing; known are outputs.NAME, array.NAME, {', '.join(KNOWN)}"
+            if kind not in ("inputs", "outputs", "array") and word not in KNOWN:
+                known = ", ".join(("inputs.NAME", "outputs.NAME", "array.NAME", *KNOWN))
+                return f"{shown} stands for nothing; known are {known}"
     return None
 
 

@@ -129,6 +129,8 @@ class Resources(Section):
         return self
 
 
+#: Inputs of a job.
+MAX_INPUTS = 50
 #: Requirements of an environment, and characters of one.
 MAX_REQUIREMENTS, LONGEST_REQUIREMENT = 500, 1000
 #: Characters of the commands that finish one.
@@ -244,6 +246,40 @@ class Placement(Section):
         if doubled := next((one for one in value if value.count(one) > 1), None):
             raise ValueError(f"{doubled} is there twice")
         return value
+
+
+class Input(Section):
+    """What the job reads: a folder or file of a store, or an output of another job."""
+
+    store: Annotated[Text, Field(min_length=1)] | None = Field(
+        None, description="the name of a store that the service's operators have set up"
+    )
+    path: Text | None = Field(
+        None, max_length=LONGEST_PATH, description="a folder or file in the store, e.g. images/train"
+    )
+    job: JobId | None = Field(None, description=JOB_ID_FORM)
+    output: Name | None = Field(None, description="the name of an output of that job")
+    mode: Literal["download", "mount"] = Field("download", description="download or mount")
+
+    @model_validator(mode="after")
+    def _is_one_of_two(self) -> Self:
+        if (self.store is None) == (self.job is None):
+            raise ValueError("write either {store: a name, path: ..} or {job: an id, output: a name}")
+        if self.job is not None and (self.path is not None or self.mode == "mount"):
+            raise ValueError(
+                "an output of a job has neither path nor mode: mount; write {job: an id, output: a name}"
+            )
+        if self.store is not None and self.output is not None:
+            raise ValueError("output is for an input of another job; write path for one of a store")
+        return self
+
+    @field_validator("path")
+    @classmethod
+    def _is_within_the_store(cls, value: str | None) -> str | None:
+        parts = () if value is None else PurePosixPath(value).parts
+        if ".." in parts or "/" in parts or (value is not None and "\0" in value):
+            raise ValueError(f"{value!r:.60} is no path below the store; write it relative and without `..`")
+        return None if value is None else PurePosixPath(value).as_posix()
 
 
 class Elastic(Section):

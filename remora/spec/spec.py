@@ -54,11 +54,13 @@ from remora.spec.problems import problems_of, read_spec_file, read_yaml, section
 from remora.spec.sections import (
     AFTER_FORM,
     MAX_AFTER,
+    MAX_INPUTS,
     SCHEDULE_FORM,
     After,
     CheckpointPolicy,
     Elastic,
     Environment,
+    Input,
     Limits,
     Outputs,
     Placement,
@@ -105,6 +107,10 @@ class JobSpec(Section):
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(
         Environment(), description="keys python, pip, requirements, inherit, variables"
+    )
+    #: What the job reads, by name.
+    inputs: dict[Name, Input] = Field(
+        {}, max_length=MAX_INPUTS, description="names, each with {store, path} or {job, output}"
     )
     #: Folders below `REMORA_OUTPUTS_DIR`, by name.
     outputs: Outputs = Field({}, description="names, each with {} or the keys model, path, commit")
@@ -191,6 +197,11 @@ class JobSpec(Section):
             )
         return self
 
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _no_inputs(cls, value: object) -> object:
+        return {} if value is None else value
+
     @field_validator("outputs", mode="before")
     @classmethod
     def _no_outputs(cls, value: object) -> object:
@@ -208,7 +219,7 @@ class JobSpec(Section):
         texts = (*self.command, *self.environment.variables.values())
         parameters = () if self.array is None else (*self.array.names, INDEX)
         texts += tuple(self.labels.values()) if parameters else ()
-        if refusal := refuses_expressions(texts, self.outputs, parameters):
+        if refusal := refuses_expressions(texts, self.outputs, parameters, self.inputs):
             raise ValueError(refusal)
         return self
 

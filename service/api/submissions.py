@@ -81,10 +81,16 @@ async def check_bundle(request: Request, spec: JobSpec) -> None:
         raise ApiProblem(
             422, "invalid_spec", f"code: {message}", errors=[FieldProblem(field="code", message=message)]
         )
-    try:
-        check_name(context.settings, spec.checkpoint.store)
-    except UnknownStore as error:
-        raise invalid_spec(SpecError([SpecProblem(FIELD, str(error))])) from None
+    stores = {FIELD: spec.checkpoint.store}
+    stores |= {f"inputs.{name}.store": one.store for name, one in spec.inputs.items()}
+    problems = []
+    for field, store in stores.items():
+        try:
+            check_name(context.settings, store)
+        except UnknownStore as error:
+            problems.append(SpecProblem(field, str(error)))
+    if problems:
+        raise invalid_spec(SpecError(problems))
     digest = spec.bundle
     if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
         raise no_bundle(digest)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from cluster.policies.placement import LASTING
 from remora.errors import SpecError
+from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.loops.live_attempts import JobAttempt, LiveAttempts
@@ -19,6 +20,7 @@ from service.settings import Settings
 from service.stores import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
 from trainers.environments.request import EnvironmentRequest
+from trainers.inputs import InputSource
 from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         device=spec.resources.device,
         precision=spec.resources.precision,
         environment=_environment(spec),
+        inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
         output_paths=_paths(spec, is_file=False),
@@ -70,6 +73,20 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
+    )
+
+
+def _input(asked: Input, settings: Settings) -> InputSource:
+    """Where an input lies; outputs of other jobs are in the service's own storage.  Raises UnknownStore."""
+    if asked.job is not None:
+        return InputSource(
+            url=settings.storage,
+            also=tuple(settings.stores.values()),
+            job_id=asked.job,
+            output=asked.output or "",
+        )
+    return InputSource(
+        url=url_of(settings, asked.store), path=asked.path or "", is_mounted=asked.mode == "mount"
     )
 
 

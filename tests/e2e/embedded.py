@@ -72,9 +72,12 @@ class Embedded:
         self._port = free_port("127.0.0.1")
         self.url = f"http://127.0.0.1:{self._port}"
         self.process: subprocess.Popen[bytes]
+        #: The folder of the store `datasets`.
+        self.datasets = home.parent / "datasets"
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("REMORA_")},
             "REMORA_HOME": str(home),
+            "REMORA_STORES": json.dumps({"datasets": str(self.datasets)}),
         }
 
     def start(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,6 +37,8 @@ class LaunchContext:
     manifest: Manifest | None
     #: Environment variables of the command, all but those of the backend itself.
     environment: Mapping[str, str]
+    #: Paths of the job's inputs on this node, by name.
+    inputs: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

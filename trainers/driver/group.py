@@ -102,7 +102,7 @@ class WorkerGroup:
     progress: Progress
     #: Seconds between periodic checkpoints; None: only before planned stops.
     checkpoint_interval_s: float | None
-    #: The ranks prepare an environment, and none of them begins before all have.
+    #: The ranks prepare an environment or inputs, and none of them begins before all have.
     is_preparing: bool = False
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class WorkerGroup:
     #: True once a command has failed by itself.
     _has_failed: bool = False
     _last_words: dict[int, str] = field(default_factory=dict)
-    #: What ranks said about the environment that they have.
+    #: What ranks said about what they have prepared.
     _prepared: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: True once it was reported that an environment is being built.
     _is_building: bool = False
@@ -183,7 +183,7 @@ class WorkerGroup:
                 text = f"{message['lines']} lines were dropped: the limit of this attempt's log was reached"
                 yield Note("log", {"rank": rank, "stream": "remora", "text": text})
             case "preparing" if self.is_preparing:
-                yield from self._report_build(str(message["state"])[:200])
+                yield from self._report_preparing(message)
             case "prepared" if self.is_preparing:
                 yield from self._prepare(rank, message)
             case "hello":
@@ -269,18 +269,23 @@ class WorkerGroup:
                 # A stop that was asked for meanwhile needs a checkpoint at which the ranks park.
                 yield from self.tick(now)
 
-    def _report_build(self, state: str) -> Iterator[Effect]:
-        if not self._is_building:
+    def _report_preparing(self, message: dict[str, Any]) -> Iterator[Effect]:
+        if message["what"] == "environment" and not self._is_building:
             self._is_building = True
             yield Note("event", _event("environment.preparing", "The environment of the job is being built."))
-        ready = f"{len(self._prepared)} of {self.world_size} workers have it"
-        yield Note("progress", {"preparing": f"the environment is being built: {state}; {ready}"})
+        doing = "the environment is being built" if message["what"] == "environment" else "downloading"
+        ready = f"{len(self._prepared)} of {self.world_size} workers are ready"
+        yield Note("progress", {"preparing": f"{doing}: {str(message['state'])[:200]}; {ready}"})
 
     def _prepare(self, rank: int, message: dict[str, Any]) -> Iterator[Effect]:
         self._prepared[rank] = message
         if len(self._prepared) < self.world_size:
             return
         self.is_preparing = False
+        if message["digest"] is None:
+            yield Note("progress", {"state": "running"})
+            yield Send({"type": "begin"})
+            return
         build_s = max(float(one["build_s"]) for one in self._prepared.values())
         digest, packages = str(message["digest"])[:64], int(message["packages"])
         how = f"it took {build_s:.1f} s" if build_s else "it was there already"

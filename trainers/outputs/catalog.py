@@ -41,6 +41,11 @@ class OutputsCatalog:
         self._folder = outputs_folder(job_id)
 
     @property
+    def folder(self) -> str:
+        """The folder of the files in the storage, to which `OutputFile.stored` is relative."""
+        return self._folder
+
+    @property
     def location(self) -> str:
         """How the files are found: a path on a local disk, else a URL; `OutputFile.stored` is relative to it."""
         return self._storage.location(self._folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,7 @@ def prepare_launch(
     *,
     code: Path,
     python: WorkerPython,
+    inputs: Mapping[str, Path],
     resume: Manifest | None,
     outputs: Path,
     snapshots: SnapshotSpace | None,
@@ -54,7 +56,8 @@ def prepare_launch(
 ) -> LaunchContext:
     """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
 
-    `code` is the folder of the job's code, `python` the interpreter for its command.  The command's
+    `code` is the folder of the job's code, `python` the interpreter for its command, `inputs`
+    the paths of its inputs by name.  The command's
     temporary files lie in `temporary`, unless the job says where.
     Raises StorageError, OSError, and BackendUnusable.
     """
@@ -62,8 +65,9 @@ def prepare_launch(
     scratch.mkdir()
     interface = _interface_of(ray.util.get_node_ip_address())
     unwrapped = unwrap(plan.command)
+    values = expression_values(identity, inputs)
     written = {**unwrapped.variables, **plan.variables}
-    asked = {name: fill(value, expression_values(identity), str(outputs)) for name, value in written.items()}
+    asked = {name: fill(value, values, str(outputs)) for name, value in written.items()}
     environment = child_environment(
         os.environ,
         asked,
@@ -116,19 +120,21 @@ def prepare_launch(
         resume=fetched,
         manifest=resume,
         environment=environment,
+        inputs=inputs,
     )
     backend = backend_of(plan.backend)
     backend.prepare(launch)
     return dataclasses.replace(launch, environment={**environment, **backend.variables(launch)})
 
 
-def expression_values(identity: WorkerIdentity) -> dict[str, str]:
+def expression_values(identity: WorkerIdentity, inputs: Mapping[str, Path]) -> dict[str, str]:
     """Values of the expressions that a command and its variables may use; see `remora.spec.expressions`."""
     return {
         "job.id": identity.job_id,
         "job.attempt": str(identity.attempt),
         "master.address": identity.master_addr,
         "master.port": str(identity.master_port),
+        **{f"inputs.{name}": str(path) for name, path in inputs.items()},
     }
 
 

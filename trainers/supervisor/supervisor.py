@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from trainers.environments.build import (
     environment,
 )
 from trainers.environments.worker_python import WorkerPython, make_worker_python
+from trainers.inputs import InputMissing, fetched
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
@@ -251,10 +252,7 @@ class Supervisor:
         ):
             try:
                 code = fetch_code(self._plan, folder)
-                built = self._build_environment(in_use, code)
-                if built is not None and not self._is_joining:
-                    # A rank that waited in the rendezvous for one whose node still builds could give up.
-                    self._may_begin.wait()
+                built, inputs = self._prepare(in_use, code)
                 self._python = make_worker_python(
                     folder / f"python-{identity.rank}", None if built is None else built.python
                 )
@@ -266,6 +264,7 @@ class Supervisor:
                     folder,
                     code=code,
                     python=self._python,
+                    inputs=inputs,
                     resume=self._resume,
                     outputs=collector.folder,
                     snapshots=self._snapshots,
@@ -273,7 +272,7 @@ class Supervisor:
                     is_joining=self._is_joining,
                 )
                 child = self._start(launch, folder, collector)
-            except CommandUnusable as error:
+            except (CommandUnusable, InputMissing) as error:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
                 self._finish({"environment_failed": str(error)[:4000]})
@@ -292,26 +291,43 @@ class Supervisor:
                 if self._intake is not None:
                     self._intake.close()
 
-    def _build_environment(self, in_use: contextlib.ExitStack, code: Path) -> BuiltEnvironment | None:
-        """The job's environment, which stays as long as `in_use` is open; None: it has none."""
-        if self._plan.environment is None:
-            return None
-        # A joiner's environment is built while the others train; they are the group that the driver reports.
-        reports = (lambda _: None) if self._is_joining else self._outbox.put
-        built = in_use.enter_context(
-            environment(
-                self._plan.environment,
-                code,
-                lambda text: self._outbox.put_lines("remora", text),
-                bundle=self._plan.bundle,
-                show=lambda state: reports({"type": "preparing", "state": state}),
-                stop=self._stopping,
+    def _prepare(
+        self, in_use: contextlib.ExitStack, code: Path
+    ) -> tuple[BuiltEnvironment | None, dict[str, Path]]:
+        """The job's environment (None: it has none) and its inputs by name, which stay as long as `in_use` is open."""
+        plan = self._plan
+        if plan.environment is None and not plan.inputs:
+            return None, {}
+        # A joiner prepares while the others train; they are the group that the driver reports.
+        report = (lambda _: None) if self._is_joining else self._outbox.put
+
+        def say(text: str) -> None:
+            self._outbox.put_lines("remora", text)
+
+        def show(what: str) -> Callable[[str], None]:
+            return lambda state: report({"type": "preparing", "what": what, "state": state})
+
+        built = None
+        facts: dict[str, object] = {"digest": None, "build_s": 0.0, "packages": 0}
+        if plan.environment is not None:
+            built = in_use.enter_context(
+                environment(
+                    plan.environment,
+                    code,
+                    say,
+                    bundle=plan.bundle,
+                    show=show("environment"),
+                    stop=self._stopping,
+                )
             )
-        )
-        facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
-        reports({"type": "prepared", **facts})
+            facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
+        inputs = in_use.enter_context(fetched(plan.inputs, say, show("inputs")))
+        report({"type": "prepared", **facts})
         self._outbox.flush()
-        return built
+        if not self._is_joining:
+            # A rank that waited in the rendezvous for one whose node still prepares could give up.
+            self._may_begin.wait()
+        return built, inputs
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -457,7 +473,7 @@ class Supervisor:
             self._watch = MemoryWatch(
                 space.memory, space.own, space.record, most, lambda size: self._end_for_excess(size, most)
             )
-        values = expression_values(identity)
+        values = expression_values(identity, launch.inputs)
         command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
         sidecar = self._backend.sidecar(launch)
         if sidecar is not None:

@@ -40,6 +40,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
             "inherit": None,
             "variables": {"A": "1", "B": "x=y"},
         },
+        "inputs": {},
         "outputs": {},
         "placement": {"pools": ["ib", "a100"], "capacity": "spot", "zones": [], "fabric": "infiniband"},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},

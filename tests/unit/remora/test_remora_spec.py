@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def test_a_command_is_enough() -> None:
             "inherit": None,
             "variables": {},
         },
+        "inputs": {},
         "outputs": {},
         "placement": {"pools": [], "capacity": None, "zones": [], "fabric": "any"},
         "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
@@ -423,7 +425,7 @@ def test_quantities() -> None:
 def test_every_field_is_documented() -> None:
     text = (Path(remora.__file__).parent.parent / "docs/job-spec.md").read_text()
     leaves = [
-        name
+        re.sub(r"^(inputs|outputs)\.(?!\*)", r"\1.*.", name)
         for name in JobSpec.known_fields
         if not any(o.startswith(f"{name}.") for o in JobSpec.known_fields)
     ]

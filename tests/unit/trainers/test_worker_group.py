@@ -534,14 +534,25 @@ class TestEnvironments:
     def test_a_build_is_an_event_once_and_its_state_is_shown(self) -> None:
         scene = self.scene()
         scene.hear(1, type="prepared", **self.HAVE)
-        scene.hear(0, type="preparing", state="31 packages")
+        scene.hear(0, type="preparing", what="environment", state="31 packages")
         assert scene.events() == ["environment.preparing"]
-        scene.hear(0, type="preparing", state="31 packages, downloading numpy (16.1MiB)")
+        scene.hear(0, type="preparing", what="environment", state="31 packages, downloading numpy (16.1MiB)")
         assert scene.events() == []
         (shown,) = self.progress(scene)
         assert shown["preparing"] == (
-            "the environment is being built: 31 packages, downloading numpy (16.1MiB); 1 of 2 workers have it"
+            "the environment is being built: 31 packages, downloading numpy (16.1MiB); 1 of 2 workers are ready"
         )
+
+    def test_ranks_that_download_inputs_begin_together_too(self) -> None:
+        scene = self.scene()
+        nothing = {"digest": None, "build_s": 0.0, "packages": 0}
+        scene.hear(0, type="preparing", what="inputs", state="100 of 200 files of the input data, 3 GiB")
+        assert scene.events() == []
+        assert "downloading: 100 of 200 files" in self.progress(scene)[0]["preparing"]
+        assert scene.hear(0, type="prepared", **nothing) == []
+        scene.hear(1, type="prepared", **nothing)
+        assert (scene.events(), self.progress(scene)) == ([], [{"state": "running"}])
+        assert scene.sent("begin") == {"type": "begin"}
 
     def test_a_rank_that_says_it_twice_is_counted_once(self) -> None:
         scene = self.scene()
@@ -551,7 +562,7 @@ class TestEnvironments:
     def test_a_group_without_an_environment_of_its_own_takes_no_such_message(self) -> None:
         scene = Scene()
         assert scene.all(type="prepared", **self.HAVE) == []
-        assert scene.all(type="preparing", state="0 packages") == []
+        assert scene.all(type="preparing", what="environment", state="0 packages") == []
 
     def test_a_build_that_fails_is_the_reason_of_the_end(self) -> None:
         scene = self.scene()
