@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-backends bench-planner bench-service bench-hostile backends-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,10 @@ demo-restart: setup
 demo-bytegpt: setup
 	PYTHONPATH=. $(BIN)/python examples/demo.py --example bytegpt
 
+# The Trainer of transformers, in an environment that the job brings: twice, and the second time without the node of rank 0.
+demo-huggingface: setup
+	PYTHONPATH=. $(BIN)/python examples/demo_huggingface.py
+
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
 
@@ -83,6 +87,19 @@ tensorflow: .venv-tensorflow/.installed
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/tensorflow.txt
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# transformers and TRL, layered on the packages of .venv as the environment of a job is on those of its node.
+transformers: .venv-transformers/.installed
+
+.venv-transformers/.installed: $(STAMP) requirements/transformers.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-transformers
+	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	    -r requirements/transformers.txt
+	.venv-transformers/bin/python -c "import sys, sysconfig; \
+	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
+	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
@@ -137,6 +154,10 @@ bench: $(BACKENDS) initdb setup
 bench-elastic: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks elastic
 
+# Seconds from submission to the first step of a job with packages of its own; it needs a package index.
+bench-environments: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks environments
+
 bench-backends: $(BACKENDS) setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks backends $(BACKENDS_OPTIONS)
 
@@ -159,10 +180,15 @@ backends-table: setup deepspeed
 	-$(BIN)/python -m pytest -q -m backend --junitxml=.pytest_cache/backends.xml
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/backends.xml
 
+# The same for libraries and docs/frameworks.md.
+frameworks-table: setup deepspeed transformers tensorflow
+	-$(BIN)/python -m pytest -q -m framework --junitxml=.pytest_cache/frameworks.xml
+	$(BIN)/python -m tests.backends.table --report .pytest_cache/frameworks.xml
+
 # Exact versions and hashes, without any URL; PyTorch stands alone in requirements/torch.txt.
 lock: setup
 	$(BIN)/uv pip compile pyproject.toml --extra service --extra azure --extra examples --extra dev --generate-hashes --no-annotate --no-header \
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .venv-horovod .venv-python-* .demo .demo-azure .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, elastic, planner, ray_packer, service, what_if
+from benchmarks import backends, elastic, environments, planner, ray_packer, service, what_if
 
 OUT = Path(__file__).parent / "out"
 
@@ -24,6 +24,7 @@ def main() -> int:
         "elastic": elastic.run,
         "backends": lambda: backends.run(leave_out=arguments.leave_out, rounds=arguments.rounds),
         "service": service.run,
+        "environments": environments.run,
         "planner": lambda: {**planner.run(), **ray_packer.run(), **what_if.run()},
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -42,7 +43,9 @@ def main() -> int:
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=["backends", "elastic", "planner", "service"])
+    parser.add_argument(
+        "name", nargs="?", choices=["backends", "elastic", "environments", "planner", "service"]
+    )
     parser.add_argument(
         "--leave-out",
         action="append",

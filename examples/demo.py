@@ -61,6 +61,10 @@ class Example:
     repeats_at_most: int | None = None
     #: Seconds after which a recovery counts as failed; None: as the machine may be busy, that is only said.
     recovery_limit_s: float | None = None
+    #: Nodes of the cluster, and so workers of the job.
+    nodes: int = NODES
+    #: The rank whose node is taken away; None: any.
+    lost_rank: int | None = None
 
 
 EXAMPLES = {
@@ -106,16 +110,16 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def embedded_service(home: Path, console: Console) -> Iterator[str]:
+def embedded_service(home: Path, console: Console, nodes: int = NODES) -> Iterator[str]:
     """`remora up`, from its start to the end of its last process; yields the API's address."""
-    with remora_up(home, console, "--nodes", str(NODES)) as up:
+    with remora_up(home, console, "--nodes", str(nodes)) as up:
         with console.status("The service and the head of the Ray cluster start ..."):
             server = wait_for(lambda: read_address(home, up), START_S, "the service did not start")
-        with Client(server) as client, console.status(f"{NODES} nodes join the cluster ..."):
+        with Client(server) as client, console.status(f"{nodes} nodes join the cluster ..."):
             wait_for(
-                lambda: len(ready_nodes(client)) == NODES, START_S, f"{NODES} nodes did not become ready"
+                lambda: len(ready_nodes(client)) == nodes, START_S, f"{nodes} nodes did not become ready"
             )
-        console.print(f"Service at {server}, a Ray head and {NODES} nodes run.")
+        console.print(f"Service at {server}, a Ray head and {nodes} nodes run.")
         yield server
 
 
@@ -153,17 +157,23 @@ def is_of_a_demo(home: Path) -> bool:
 def run(client: Client, example: Example, home: Path, console: Console) -> dict[str, Any]:
     """Submit the job, take a node away while it trains, watch it recover, and check the result."""
     job = client.submit(example.folder / "job.yaml")
-    console.print(f"Submitted {job.id} ({job.name}) with workers: {{min: 1, max: {NODES}}}.")
+    console.print(f"Submitted {job.id} ({job.name}) with workers: {{min: 1, max: {example.nodes}}}.")
+    job, seen = watch(client, job, example, home, console)
+    result = summary(client, job, example, seen)
+    print_timeline(console, example, job, seen, result)
+    verify(example, result, seen)
+    return result
+
+
+def watch(client: Client, job: Job, example: Example, home: Path, console: Console) -> tuple[Job, Seen]:
+    """Follow a job to its end, with its events, and take a node away; returns the job that has succeeded."""
     seen = Seen()
     watcher = threading.Thread(target=watch_events, args=(client.server.url, job.id, seen), daemon=True)
     watcher.start()
     job = watch_training(client, job, example, home, seen, console)
     watcher.join(timeout=30)
     check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
-    result = summary(client, job, example, seen)
-    print_timeline(console, example, job, seen, result)
-    verify(example, result, seen)
-    return result
+    return job, seen
 
 
 def watch_training(
@@ -191,14 +201,14 @@ def watch_training(
             workers = job.world_size or workers  # an ended job has none: those of its end are shown
             progress.update(bar, total=job.total_steps, completed=job.step or 0, loss=loss, workers=workers)
             if seen.lost_at is None and is_time_for_loss(job, example):
-                seen.lost_node = ready_nodes(client)[1]
+                seen.lost_node = node_to_lose(client, job, example)
                 address = (home / "ray.address").read_text().strip()
                 seen.lost_at = time.time()
                 LocalProvider(home, address).kill(seen.lost_node)
                 progress.console.print(f"[red]SIGKILL[/red] to every process of {seen.lost_node}")
             if seen.lost_at is not None and seen.replaced_at is None:
                 ready = ready_nodes(client)
-                if len(ready) == NODES and seen.lost_node not in ready:
+                if len(ready) == example.nodes and seen.lost_node not in ready:
                     seen.replaced_at = time.time()
     return job
 
@@ -208,9 +218,22 @@ def is_time_for_loss(job: Job, example: Example) -> bool:
         job.step is not None
         and job.total_steps is not None
         and job.checkpoint_step is not None
-        and job.world_size == NODES
+        and job.world_size == example.nodes
         and job.step >= example.loss_at * job.total_steps
     )
+
+
+def node_to_lose(client: Client, job: Job, example: Example) -> str:
+    """The node that is taken away."""
+    if example.lost_rank is None:
+        return ready_nodes(client)[1]
+    asked = {"REMORA_JOB_ID": job.id, "RANK": str(example.lost_rank)}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, KeyError):
+            found = process.environ()
+            if asked.items() <= found.items():
+                return psutil.Process(int(found["REMORA_SUPERVISOR"])).environ()["REMORA_NODE_ID"]
+    raise DemoFailed(f"no process of rank {example.lost_rank} was found")
 
 
 def watch_events(server: str, job_id: str, seen: Seen) -> None:
@@ -282,10 +305,10 @@ def verify(example: Example, result: dict[str, Any], seen: Seen) -> None:
     first, *later = result["world_sizes"]
     # A node that is replaced before the workers that are left have started again is with them from the beginning.
     check(
-        first == NODES and bool(later) and set(later) <= {NODES - 1, NODES},
+        first == example.nodes and bool(later) and set(later) <= {example.nodes - 1, example.nodes},
         f"the workers were {result['world_sizes']}",
     )
-    check(NODES in later, f"it did not grow back: {result['world_sizes']}")
+    check(example.nodes in later, f"it did not grow back: {result['world_sizes']}")
     recovery_s = result["recovery_s"]
     check(recovery_s is not None, "no new step was seen after the loss")
     limit_s = example.recovery_limit_s

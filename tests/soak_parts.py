@@ -95,22 +95,28 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "demos": Part(
-        ("tests/e2e/test_demo.py", "tests/e2e/test_demo_azure.py"),
+        ("tests/e2e/test_demo.py", "tests/e2e/test_demo_azure.py", "tests/e2e/test_demo_huggingface.py"),
         (
             "examples/demo.py",
             "examples/demo_azure.py",
+            "examples/demo_huggingface.py",
             "examples/azure",
             "examples/digits",
+            "examples/huggingface",
+            "remora/integrations",
             "service/embedded",
         ),
     ),
     "frameworks": Part(
         (
             "tests/e2e/test_keras_example.py",
+            f"{TRAINERS}/test_accelerate.py",
             f"{TRAINERS}/test_frameworks_go_on.py",
             f"{TRAINERS}/test_tensorflow.py",
         ),
         (
+            "requirements/transformers.txt",
+            "tests/frameworks/transformers_environment.py",
             "examples/keras",
             "examples/tensorflow",
             "requirements/tensorflow.txt",

@@ -15,6 +15,7 @@ from remora.cli import (
     conversion,
     drill,
     jobs,
+    local,
     models,
     plans,
     policies,
@@ -38,6 +39,7 @@ for command in (
     cluster.up,
     cluster.down,
     cluster.demo,
+    local.dev,
     submission.submit,
     conversion.convert,
     jobs.list_jobs,
@@ -68,6 +70,7 @@ app.callback()(cluster.options)
 app.add_typer(arrays.app, name="arrays")
 app.add_typer(schedules.app, name="schedules")
 app.add_typer(models.app, name="models")
+app.add_typer(local.env_app, name="env")
 app.add_typer(policies.app, name="policy")
 app.add_typer(cluster.pools_app, name="pools")
 app.add_typer(plans.trace_app, name="trace")
@@ -89,7 +92,7 @@ def _code_of(arguments: Sequence[str] | None) -> int:
         return code_of_error(error)
     except typer.TyperException as error:  # wrong options
         if message := error.format_message():  # without one the help has been printed
-            _say_error(message)
+            _say_error(message + _hint(message, sys.argv[1:] if arguments is None else arguments))
         return ExitCode.USAGE
     except typer.Abort:
         return ExitCode.DETACHED
@@ -100,6 +103,16 @@ def _code_of(arguments: Sequence[str] | None) -> int:
         _say_error(str(error))
         return ExitCode.ERROR
     return code if isinstance(code, int) else ExitCode.OK
+
+
+def _hint(message: str, arguments: Sequence[str]) -> str:
+    """For an option that the job's own command may have been meant to get."""
+    is_command = bool(arguments) and arguments[0] in ("submit", "dev") and "--" not in arguments
+    if not is_command or not message.startswith("No such option"):
+        return ""
+    return (
+        f"; options of the command itself stand behind --: remora {arguments[0]} -- python train.py --lr 0.1"
+    )
 
 
 def _complain(error: RemoraError) -> None:

@@ -11,6 +11,7 @@ from remora.cli import arrays, output, schedules
 from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
 from remora.cli.exits import code_of_state
+from remora.cli.freezing import freeze
 from remora.cli.jobs import duration_option
 from remora.cli.options import InputOption, JsonOption, ServerOption
 from remora.cli.session import connect, detaching
@@ -76,6 +77,10 @@ def submit(
         str | None,
         typer.Option("--python", metavar="VERSION", help="Version of Python, e.g. 3.12; else the nodes'."),
     ] = None,
+    frozen: Annotated[
+        bool,
+        typer.Option("--freeze", help="Replace its requirements by the exact versions that uv finds now."),
+    ] = False,
     pool: Annotated[
         list[str] | None,
         typer.Option("--pool", metavar="NAME", help="Pool of nodes; repeat it, the preferred one first."),
@@ -156,7 +161,20 @@ def submit(
     _override(raw, {"after": _after(after, server) if after else None})
     if code is not None or no_code:
         raw["code"] = None if no_code else str(code)
+    if frozen:
+        # A specification that is refused is refused before uv looks for packages.
+        folder = _checked(raw).code_folder
+        freeze(raw, Path.cwd() if folder is None else folder)
     _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
+
+
+def read_words(words: list[str], code: Path | None, environment: dict[str, Any]) -> JobSpec:
+    """The specification in a file, or of a command with that folder as its code.  Raises SpecError."""
+    raw = _raw_spec(words, [], quiet=False)
+    _override(raw, environment, "environment")
+    if code is not None:
+        raw["code"] = str(code)
+    return _checked(raw)
 
 
 def _checked(raw: dict[str, Any]) -> JobSpec:

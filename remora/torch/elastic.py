@@ -54,17 +54,23 @@ class ElasticLoop(ABC):
         self._left_out: list[tuple[int, int]] = []
         #: Step of the newest checkpoint of the present group.
         self._saved_step: int | None = None
+        #: The script has asked for no further step.
+        self._is_stopped = False
 
     @property
     def world(self) -> training.World:
         """This worker's place in the present worker group."""
         return training.world()
 
+    def stop(self) -> None:
+        """End training after the step that the script is in, as if it were the last one; all workers call it alike."""
+        self._is_stopped = True
+
     def __iter__(self) -> Iterator[Step]:
         """The steps that are left, each to be done by one call of its `backward`."""
         self._begin()
         while True:
-            while (micro_batch := self._feed.peek()) is not None:
+            while not self._is_stopped and (micro_batch := self._feed.peek()) is not None:
                 self._step = step = Step(self, self._progress.step + 1, micro_batch.position)
                 try:
                     yield step

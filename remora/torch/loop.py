@@ -181,6 +181,8 @@ class Loop(ElasticLoop):
         self._is_rolled_back = False
         #: Steps in a row that were left out.
         self._skips = 0
+        #: The script has asked for a checkpoint of the step that it is in.
+        self._wants_checkpoint = False
 
     @property
     def steps_done(self) -> int:
@@ -199,6 +201,25 @@ class Loop(ElasticLoop):
     def _own_shards(self) -> range:
         group = self._members.group
         return shards_of(group.rank, group.world_size, self._settings.shards)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint of the step that the script is in, when it ends; all workers call it alike.
+
+        Beside those that the loop writes by itself, for a step whose metrics say that it is worth keeping.  A change of
+        the group at the end of this very step goes before.
+        """
+        self._wants_checkpoint = True
+
+    def check_group(self) -> None:
+        """Go on with another group where this one is to be left, as the end of a step does.
+
+        For long work inside a step and behind its `backward`, such as an evaluation: a worker that does not leave a
+        group that has lost a peer within seconds counts as lost, too.  Workers that join meanwhile get the state of
+        now, so what this work has still to change belongs into it.
+        """
+        if self._link is not None and self._link.must_leave(self._members.generation):
+            self._progress = self._reached()
+            self._change("the supervisor said that the group is to be left")
 
     def save(self, folder: Path) -> None:
         """Write the state of training into a folder that is there; one worker is enough.
@@ -490,6 +511,7 @@ class Loop(ElasticLoop):
     def _end_step(self, step: Step) -> None:
         self._progress = self._reached()
         self._step = None
+        wants_checkpoint, self._wants_checkpoint = self._wants_checkpoint, False
         if self._link is None:
             return
         self._compute_time.report()
@@ -500,6 +522,8 @@ class Loop(ElasticLoop):
                 self._change("planned")
             case None if self._link.must_leave(self._members.generation):
                 self._change("the supervisor said that the group is to be left")
+            case None if wants_checkpoint:
+                self._checkpoint(is_last=False)
 
     def _settle(self) -> bool:
         try:

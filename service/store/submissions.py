@@ -119,7 +119,7 @@ def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
         raise SpecError(problems)
     found = dependencies_of(job, others)
     problems = [
-        SpecProblem(f"after.{place}", f"{why}; leave it out, or write another `on`")
+        SpecProblem(f"after.{place}", f"{why}; leave it out, or write another `when`")
         for place, one in enumerate(found)
         if (why := why_impossible([one])) is not None
     ]

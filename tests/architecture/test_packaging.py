@@ -83,7 +83,8 @@ def test_the_version_stands_in_one_more_place_only() -> None:
 
 
 def test_every_locked_requirement_is_exact_and_has_hashes() -> None:
-    lock = texts()["requirements/lock.txt"] + texts()["requirements/deepspeed.txt"].partition("\n")[2]
+    others = (texts()[f"requirements/{of}.txt"].partition("\n")[2] for of in ("deepspeed", "transformers"))
+    lock = texts()["requirements/lock.txt"] + "".join(others)
     assert "://" not in lock
     requirements = re.sub(r"\\\n\s*", "", lock).strip().splitlines()
     loose = [
@@ -103,7 +104,8 @@ def test_every_dependency_is_locked() -> None:
     locked = set(
         re.findall(r"^([a-z0-9.-]+)(?:\[[\w,-]+\])?==", texts()["requirements/lock.txt"], re.MULTILINE)
     )
-    locked |= set(re.findall(r"^([a-z0-9.-]+)==", texts()["requirements/deepspeed.txt"], re.MULTILINE))
+    for of in ("deepspeed", "transformers"):
+        locked |= set(re.findall(r"^([a-z0-9.-]+)==", texts()[f"requirements/{of}.txt"], re.MULTILINE))
     names = {re.split(r"[\[<>=!~; ]", one)[0].lower().replace("_", "-") for one in wanted}
     assert names - locked - {"torch"} == set()
 

@@ -21,6 +21,9 @@ from service.settings import Settings
 from tests.architecture.repository import PACKAGES, blocks, pages, texts
 from tests.architecture.test_events_page import in_the_code
 
+#: Modules that need a library which this environment does not have.
+OF_LIBRARIES = "remora.integrations."
+
 # --- calls of the client
 
 
@@ -77,6 +80,7 @@ def test_what_the_python_of_a_page_hands_over_is_taken() -> None:
             one.asname or one.name: getattr(importlib.import_module(node.module), one.name)
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES
+            if not node.module.startswith(OF_LIBRARIES)
             for one in node.names
             if hasattr(importlib.import_module(node.module), one.name)
         }
@@ -125,6 +129,9 @@ def unknown_in(node: ast.AST) -> Iterator[str]:
 
 
 def is_in(module: str, name: str) -> bool:
+    if module.startswith(OF_LIBRARIES):
+        text = texts()[f"{module.replace('.', '/')}/__init__.py"]
+        return f'__all__ = ["{name}"]' in text
     if hasattr(importlib.import_module(module), name):
         return True
     try:

@@ -1,4 +1,4 @@
-"""How marked tests ended when they ran last, in one small file."""
+"""How marked tests ended when they ran last, in one small file for each table."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-FILE = Path(__file__).with_name("results.json")
 
-
-def load() -> dict[str, str]:
+def load(file: Path) -> dict[str, str]:
     """Outcome by test: passed, failed, or skipped."""
-    results: dict[str, str] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    results: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     return results
 
 
-def store(results: dict[str, str]) -> None:
+def store(file: Path, results: dict[str, str]) -> None:
     """Keep them in the order of their names."""
-    FILE.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 def outcomes(report: Path) -> dict[str, str]:

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed"
 
 
+@pytest.mark.framework("DeepSpeed", "runs")
+@pytest.mark.framework("DeepSpeed", "metrics")
 @pytest.mark.backend("deepspeed", "runs")
 @pytest.mark.backend("deepspeed", "unmodified script")
 def test_a_job_trains_it(service: Embedded, client: Client, tmp_path: Path) -> None:

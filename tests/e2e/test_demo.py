@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.framework("PyTorch with Loop", "metrics")
 @pytest.mark.parametrize("target", ["demo", pytest.param("demo-restart", marks=pytest.mark.soak)])
 def test_the_demo_holds_what_it_promises(target: str, tmp_path: Path) -> None:
     home = tmp_path / "demo"
@@ -49,8 +50,8 @@ def test_the_demo_holds_what_it_promises(target: str, tmp_path: Path) -> None:
     assert processes_with(str(home)) == []
 
 
-def command_of(target: str) -> list[str]:
+def command_of(target: str, script: str = "demo.py") -> list[str]:
     """What `make` gives its interpreter to do for a target."""
     shown = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
-    (line,) = [line for line in shown.stdout.splitlines() if "examples/demo.py" in line]
+    (line,) = [line for line in shown.stdout.splitlines() if f"examples/{script}" in line]
     return shlex.split(line.partition("/python ")[2])

@@ -36,6 +36,8 @@ def test_an_unmodified_torchrun_script_trains_on_two_workers(service: Embedded, 
     assert any("Training snapshot saved at snapshot.pt" in line.text for line in lines if line.rank == 0)
 
 
+@pytest.mark.framework("DDP", "runs")
+@pytest.mark.framework("DDP", "metrics")
 @pytest.mark.backend("ddp", "runs")
 def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
     service: Embedded, client: Client, tmp_path: Path

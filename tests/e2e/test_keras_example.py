@@ -27,6 +27,7 @@ def test_it_trains_by_hand(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "training").iterdir()] == ["model.keras"]
 
 
+@pytest.mark.framework("Keras", "runs")
 def test_a_job_trains_it_and_keeps_the_model(service: Embedded, client: Client, tmp_path: Path) -> None:
     text = (EXAMPLE / "job.yaml").read_text()
     text = text.replace("code: .", f"code: {EXAMPLE}")

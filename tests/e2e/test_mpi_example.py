@@ -32,6 +32,8 @@ def test_plain_mpirun_trains_it() -> None:
     assert "5 steps, loss" in done.stdout
 
 
+@pytest.mark.framework("MPI", "runs")
+@pytest.mark.framework("MPI", "metrics")
 @pytest.mark.backend("mpi", "runs")
 def test_a_job_trains_it(service: Embedded, client: Client, tmp_path: Path) -> None:
     text = (EXAMPLE / "job.yaml").read_text()

@@ -33,6 +33,8 @@ def test_torchrun_trains_it_on_two_workers() -> None:
     assert done.stdout.startswith("5 steps, loss ")
 
 
+@pytest.mark.framework("FSDP2 with ShardedLoop", "runs")
+@pytest.mark.framework("FSDP2 with ShardedLoop", "metrics")
 @pytest.mark.backend("fsdp", "runs")
 def test_a_job_trains_it_on_two_workers(service: Embedded, client: Client, tmp_path: Path) -> None:
     text = (EXAMPLE / "job.yaml").read_text()

@@ -55,6 +55,8 @@ def assert_same(job: Job, driver: Driver) -> None:
             torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.framework("PyTorch with Loop", "runs")
+@pytest.mark.framework("PyTorch with Loop", "exact samples")
 @pytest.mark.parametrize("exactness", ["bitwise", "sample-exact"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_three_workers_end_where_one_does(network: str, exactness: str, tmp_path: Path) -> None:
@@ -65,6 +67,8 @@ def test_three_workers_end_where_one_does(network: str, exactness: str, tmp_path
         assert_same(job, driver)
 
 
+@pytest.mark.framework("PyTorch with Loop", "in place")
+@pytest.mark.framework("PyTorch with Loop", "exact samples")
 @pytest.mark.parametrize("exactness", ["bitwise", "sample-exact"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_a_kill_a_planned_leave_and_a_joiner_change_nothing(

@@ -54,6 +54,8 @@ def assert_same(job: ShardedJob, driver: Driver) -> None:
         torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5, msg=f"{name} differs")
 
 
+@pytest.mark.framework("FSDP2 with ShardedLoop", "in place")
+@pytest.mark.framework("FSDP2 with ShardedLoop", "exact samples")
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_killed_worker_costs_no_state(victim: int, tmp_path: Path) -> None:
     job = ShardedJob()
@@ -238,6 +240,7 @@ def test_scaled_losses(tmp_path: Path) -> None:
         assert scales == [65536.0, 32768.0, 32768.0]
 
 
+@pytest.mark.framework("FSDP2 with ShardedLoop", "resumes")
 @pytest.mark.parametrize(
     ("job", "before", "other", "after"),
     [

@@ -66,6 +66,28 @@ def test_layers_that_are_unfrozen_stay_so_for_those_who_go_on_and_those_who_join
         assert_same(job, driver)
 
 
+def test_a_script_that_stops_ends_after_the_same_step_on_all_workers(tmp_path: Path) -> None:
+    """Also where one of them has not got the result of that step."""
+    job = Job("mlp", keeps=5, stops_after=9)
+    expected, _ = undisturbed(Job("mlp", epochs=2), 1)
+    with Driver(job, tmp_path / "alone") as alone:
+        alone.start(1)
+        alone.finish()
+        assert list(alone.record()) == list(range(1, 10))
+        weights = alone.weights()
+        assert any(not torch.equal(one, expected[name]) for name, one in weights.items()), "one step less"
+    with Driver(job, tmp_path / "several", mishap=Mishap(slot=1, step=9)) as driver:
+        driver.start(3)
+        driver.wait(lambda: driver.workers[1].parked is not None, "the worker parks")
+        driver.recover()
+        driver.finish()
+        assert driver.world_sizes == [3, 3]
+        assert driver.record() == alone.record()
+        assert all(torch.equal(one, weights[name]) for name, one in driver.weights().items())
+        checkpoints = {folder.name for folder in (tmp_path / "several").glob("checkpoint-*")}
+        assert checkpoints == {"checkpoint-5", "checkpoint-9"}, "the one that was asked for, and the last"
+
+
 def with_a_rollback(job: Job, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
     """The weights with which one worker alone ends, and the step that it leaves out first."""
     with Driver(job, folder) as alone:
@@ -118,6 +140,7 @@ def test_the_number_of_loader_processes_changes_nothing() -> None:
         assert all((weights[name] == others[name]).all() for name in weights)
 
 
+@pytest.mark.framework("PyTorch with Loop", "resumes")
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (1, 4), (4, 1)])
 def test_a_checkpoint_resumes_in_mid_epoch_with_other_workers(
     before: int, after: int, tmp_path: Path

@@ -38,6 +38,10 @@ class Job:
     thaws_after: int | None = None
     #: A sample that is not a number, whose batch is left out after a rollback.
     damaged: int | None = None
+    #: The script asks for a checkpoint of this step.
+    keeps: int | None = None
+    #: It asks for no step after this one.
+    stops_after: int | None = None
 
     @property
     def steps(self) -> int:
@@ -105,6 +109,10 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
             step.report(loss=loss)
             if step.number == job.thaws_after:
                 model[0].requires_grad_(True)
+            if step.number == job.keeps:
+                loop.checkpoint()
+            if step.number == job.stops_after:
+                loop.stop()
             gate.stand(step.number)
     torch.save(model.state_dict(), out / f"weights-{slot}.pt")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.backends.marks import marked
 from tests.backends.results import outcomes
 from tests.backends.table import render
+from tests.backends.tables import BACKENDS, FRAMEWORKS
 
 MARKED = """
 import pytest
@@ -30,13 +31,14 @@ def test_marks_are_found_without_running_anything(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_a.py").write_text(MARKED)
     one = "tests/test_a.py::test_one"
-    assert marked(tmp_path / "tests") == {("ddp", "runs"): [one], ("ddp", "notice"): [one]}
+    assert marked(tmp_path / "tests", BACKENDS) == {("ddp", "runs"): [one], ("ddp", "notice"): [one]}
+    assert marked(tmp_path / "tests", FRAMEWORKS) == {}, "it has a mark of its own"
 
 
 def test_a_mark_for_a_cell_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(MARKED.replace('"runs"', '"walks"'))
     with pytest.raises(ValueError, match=r"test_one is marked with \('ddp', 'walks'\)"):
-        marked(tmp_path)
+        marked(tmp_path, BACKENDS)
 
 
 def test_the_worst_outcome_of_a_tests_parameters_counts(tmp_path: Path) -> None:
@@ -47,7 +49,7 @@ def test_the_worst_outcome_of_a_tests_parameters_counts(tmp_path: Path) -> None:
 
 def test_a_cell_says_how_its_tests_ended() -> None:
     tests = {("ddp", "runs"): ["tests/test_a.py::test_one"], ("ddp", "notice"): ["tests/test_a.py::test_two"]}
-    page = render(tests, {"tests/test_a.py::test_one": "passed"})
+    page = render(BACKENDS, tests, {"tests/test_a.py::test_one": "passed"})
     (row,) = (line for line in page.splitlines() if line.startswith("| `ddp`"))
     assert row.split(" | ")[1] == "passed"
     assert row.split(" | ")[4] == "not run"

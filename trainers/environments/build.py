@@ -178,6 +178,40 @@ def node_packages() -> NodePackages:
     return NodePackages(python=f"{sys.version_info[0]}.{sys.version_info[1]}", torch=torch)
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptEnvironment:
+    """An environment of this machine."""
+
+    digest: str
+    packages: int
+    size_bytes: int
+    #: When it was last used, in seconds since 1970.
+    used_at: float
+
+
+def kept_environments(root: Path) -> list[KeptEnvironment]:
+    """Environments that are complete, those used last first; sizes are those of their own files."""
+    known = [one for path in root.glob("*") if path.is_dir() and (one := _known(path)) is not None]
+    found = [
+        KeptEnvironment(
+            digest=one.digest,
+            packages=one.packages,
+            size_bytes=_size_of(root / one.digest),
+            used_at=_used_at(root / one.digest),
+        )
+        for one in known
+    ]
+    return sorted(found, key=lambda one: one.used_at, reverse=True)
+
+
+def _size_of(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += 0 if path.is_symlink() else path.stat().st_size
+    return size
+
+
 def prune(root: Path, most: int = MOST_KEPT) -> list[str]:
     """Remove environments that nothing uses, those used longest ago first, until `most` are left; returns digests."""
     found = sorted(

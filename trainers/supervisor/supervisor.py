@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from remora.errors import BundleError
 from remora.script import channel
@@ -155,16 +155,35 @@ def supervise() -> None:
     running.run()
 
 
+class Messages(Protocol):
+    """Where a supervisor's messages and lines go: an `Outbox`, unless there is no driver."""
+
+    generation: int
+
+    def put(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+
+    def put_lines(self, stream: str, text: str) -> None:
+        """Send lines; may block."""
+
+    def flush(self) -> None:
+        """Send what waits now."""
+
+    def close(self) -> None:
+        """Send what is left, and nothing more."""
+
+
 class Supervisor:
     """One rank's supervisor."""
 
-    def __init__(self, assignment: Assignment) -> None:
+    def __init__(self, assignment: Assignment, messages: Messages | None = None) -> None:
+        """`messages` takes what would go to the driver; None: the driver of the assignment does."""
         self._plan = assignment.plan
         self._identity = assignment.identity
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
-        self._outbox = Outbox(
+        self._outbox: Messages = messages or Outbox(
             assignment.driver, assignment.identity.generation, assignment.slot, self._driver_is_gone
         )
         self._report_filter = ReportFilter()

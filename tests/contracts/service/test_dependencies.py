@@ -99,7 +99,7 @@ def test_jobs_that_have_ended_are_known_at_submission(owner: Owner) -> None:
     absent = new_id("job", 1000.0)
     assert owner.refused(after=[good, absent]) == f"after.1.job: there is no job {absent}"
     said = f"it was to start after the success of bad ({bad}), which ended as failed"
-    assert owner.refused(after=[bad]) == f"after.0: {said}; leave it out, or write another `on`"
+    assert owner.refused(after=[bad]) == f"after.0: {said}; leave it out, or write another `when`"
 
 
 def test_the_time_of_the_wait_does_not_count(owner: Owner) -> None:

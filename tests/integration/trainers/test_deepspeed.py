@@ -46,6 +46,7 @@ def notice(node_id: str, seconds: float) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.framework("DeepSpeed", "resumes")
 @pytest.mark.backend("deepspeed", "notice")
 def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
     lab.nodes(2)

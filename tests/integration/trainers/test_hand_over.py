@@ -64,6 +64,7 @@ LONG = (
 )
 
 
+@pytest.mark.framework("DDP", "resumes")
 @pytest.mark.backend("ddp", "resumes other size")
 def test_what_two_workers_wrote_in_parts_one_worker_resumes_from(lab: Lab) -> None:
     lab.nodes(2)

@@ -83,6 +83,7 @@ def test_a_stop_ends_all_ranks_and_mpirun(lab: Lab) -> None:
     assert processes_of(run.plan.attempt_id) == []
 
 
+@pytest.mark.framework("MPI", "resumes")
 @pytest.mark.backend("mpi", "resumes other size")
 @pytest.mark.backend("mpi", "silent death")
 def test_pytorch_that_bootstraps_over_mpi_goes_on_with_fewer_workers_after_a_loss(lab: Lab) -> None:

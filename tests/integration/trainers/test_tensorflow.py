@@ -54,6 +54,7 @@ def test_an_environment_without_tensorflow_says_what_to_do(lab: Lab) -> None:
     assert "No module named 'keras'. List it in `environment.pip`" in end["message"]
 
 
+@pytest.mark.framework("Keras", "resumes")
 @pytest.mark.backend("tensorflow", "unmodified script")
 def test_model_fit_with_its_own_backup_goes_on_after_a_loss_and_in_a_later_attempt(lab: Lab) -> None:
     lab.nodes(2)

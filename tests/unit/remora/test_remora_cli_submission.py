@@ -132,6 +132,10 @@ def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> No
         (["submit", "bad.yaml"], "bad.yaml is not YAML"),
         (["submit", "list.yaml", "more"], "a file has its command inside"),
         (["submit", "--worker", "2", "--", "x"], "No such option: --worker"),
+        (
+            ["submit", "train.py", "--lr", "1"],
+            "options of the command itself stand behind --: remora submit -- python",
+        ),
         (["submit", "--workers", "2:3:4", "--", "x"], "expected a number such as 2, or a range such as 1:3"),
         (["submit", "--workers", "0", "--", "x"], "workers: 0 given"),
         (["submit", "--env", "A", "--", "x"], "expected NAME=VALUE"),
@@ -140,8 +144,14 @@ def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> No
         (["submit", "--backend", "horovod", "--", "x"], "this version has no horovod backend of its own"),
         (["--server", "x", "list"], "No such option"),
         (["convert", "own.yaml"], "own.yaml is no job of Azure ML or Kubeflow"),
-        (["convert", "sweep.yaml"], "type: Azure ML's sweep jobs are not taken; a sweep submits"),
-        (["submit", "sweep.yaml"], "type: Azure ML's sweep jobs are not taken; a sweep submits"),
+        (
+            ["convert", "sweep.yaml"],
+            "type: Azure ML's sweep jobs are not taken; write the command of its trial",
+        ),
+        (
+            ["submit", "sweep.yaml"],
+            "type: Azure ML's sweep jobs are not taken; write the command of its trial",
+        ),
         (["submit", "own.yaml", "--input", "a=b"], "--input is for Azure ML command jobs"),
         (["submit", "--input", "a=b", "--", "x"], "--input is for the file of an Azure ML job"),
         (["list", "--server", "x"], "'x' (the server option) is no address"),

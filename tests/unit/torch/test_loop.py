@@ -206,6 +206,17 @@ def test_epochs_and_total_steps_end_at_whichever_comes_first() -> None:
         assert len(run(loop_of(model, optimizer, **limits), optimizer)) == steps
 
 
+def test_a_script_may_stop_after_the_step_that_it_is_in() -> None:
+    model, optimizer = make()
+    loop = loop_of(model, optimizer)
+    numbers = []
+    for step in each(loop, optimizer):
+        numbers.append(step.number)
+        if step.number == 3:
+            loop.stop()
+    assert (numbers, loop.steps_done) == ([1, 2, 3], 3)
+
+
 def test_parameters_that_nobody_used_keep_no_gradient() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,67 @@
+"""The tables of the documentation that tests make, and the reasons for what is not there."""
+
+from __future__ import annotations
+
+from tests.backends.marks import DOCS, HERE, Table
+
+BACKENDS = Table(
+    mark="backend",
+    # The same whether a version has them or not.
+    names=("ddp", "fsdp", "deepspeed", "tensorflow", "mpi", "horovod", "command"),
+    cases=("runs", "resumes same size", "resumes other size", "notice", "silent death", "unmodified script"),
+    page=DOCS / "backends.md",
+    begins="| | runs |",
+    results=HERE / "results.json",
+    reasons={
+        "horovod": "no release builds against the PyTorch of today as it is; one that `make horovod` built runs with"
+        " `mpi`",
+    },
+)
+
+_RESTARTS = (
+    "its process group ends with a worker, so that all processes start again from the newest checkpoint"
+)
+_ORDER = "the script decides which samples a worker reads"
+
+FRAMEWORKS = Table(
+    mark="framework",
+    names=(
+        "transformers",
+        "TRL",
+        "PyTorch with Loop",
+        "FSDP2 with ShardedLoop",
+        "DDP",
+        "DeepSpeed",
+        "Keras",
+        "MPI",
+        "accelerate",
+        "Lightning",
+        "torchtitan",
+        "Ray Train",
+        "JAX",
+    ),
+    cases=("runs", "resumes", "in place", "exact samples", "metrics"),
+    page=DOCS / "frameworks.md",
+    begins="| | runs |",
+    results=HERE / "frameworks.json",
+    reasons={
+        ("DDP", "in place"): _RESTARTS,
+        ("DDP", "exact samples"): _ORDER,
+        ("DeepSpeed", "in place"): _RESTARTS,
+        ("DeepSpeed", "exact samples"): _ORDER,
+        ("Keras", "in place"): "TensorFlow's strategies cannot lose a worker while they run",
+        ("Keras", "exact samples"): _ORDER,
+        ("Keras", "metrics"): "`model.fit` reports nothing by itself; call `training.report` in a callback",
+        ("MPI", "in place"): "MPI ends all ranks with one of them",
+        ("MPI", "exact samples"): _ORDER,
+        ("accelerate", "in place"): _RESTARTS,
+        ("accelerate", "exact samples"): _ORDER,
+        ("accelerate", "metrics"): "`accelerator.log` writes to its trackers; call `training.report`",
+        "Lightning": "there is no integration yet; `Trainer` runs as a script for torchrun does",
+        "torchtitan": "there is no integration yet",
+        "Ray Train": "scripts for `TorchTrainer` are not translated yet",
+        "JAX": "there is no backend for it yet",
+    },
+)
+
+TABLES = (BACKENDS, FRAMEWORKS)

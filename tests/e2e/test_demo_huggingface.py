@@ -1,0 +1,42 @@
+"""What `make demo-huggingface` runs, from outside: its exit code, and the one line for programs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import processes_with
+from tests.e2e.test_demo import command_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.framework("transformers", "runs")
+@pytest.mark.framework("transformers", "in place")
+def test_the_node_of_rank_0_is_lost_and_the_losses_are_those_of_an_undisturbed_job(tmp_path: Path) -> None:
+    home = tmp_path / "demo"
+    done = subprocess.run(
+        [sys.executable, *command_of("demo-huggingface", "demo_huggingface.py"), "--home", home],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["steps"], result["repeated_steps"]) == (600, 0)
+    assert result["recovery_s"] > 0
+    # Sums of two workers and of one are rounded in different places.
+    assert 0 <= result["max_loss_difference"] < 1e-3
+    assert result["environment_s"]["cold"] > result["environment_s"]["warm"] == 0
+    assert result["first_step_s"]["cold"] > 0
+    assert result["world_sizes"][:2] == [2, 1]
+    assert "SIGKILL to every process of" in done.stdout
+    assert processes_with(str(home)) == []
