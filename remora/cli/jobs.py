@@ -64,6 +64,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
         output.print_json(found)
         return
     workers, entrypoint = found.spec.get("workers", {}), found.spec.get("entrypoint")
+    after = [f"{one.get('when')} of {one.get('job')}" for one in found.spec.get("after") or []]
     output.print_pairs(
         [
             ("id", found.id),
@@ -84,6 +85,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("repeated steps", str(found.repeated_steps)),
             ("lost", f"{found.lost_s:.1f} s"),
             ("checkpoint", None if found.checkpoint_step is None else f"step {found.checkpoint_step}"),
+            ("after", ", ".join(after) or None),
             ("priority", str(found.priority)),
             ("labels", " ".join(f"{name}={value}" for name, value in sorted(found.labels.items())) or None),
             ("resources", json.dumps(found.spec.get("resources"))),

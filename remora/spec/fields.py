@@ -10,8 +10,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Str
 from remora.spec.quantities import parse_budget, parse_duration, parse_moment, parse_size
 
 MAX_WORKERS = 4096
-#: Entries of `retry.on_exit_codes` and `retry.on_log_patterns`, and characters of a pattern.
-MAX_RETRY_RULES, LONGEST_PATTERN = 50, 500
+#: Entries of `retry.on_exit_codes`, and of `retry.on_log_patterns`; characters of a pattern, and of a line that is
+#: searched for it: every line of a job is searched for all of its patterns.
+MAX_EXIT_CODES, MAX_PATTERNS, LONGEST_PATTERN, SEARCHED = 50, 10, 500, 4096
 #: Pools, or zones, that one job may name.
 MAX_PLACES = 16
 

@@ -25,8 +25,9 @@ from remora.spec.fields import (
     EXIT_CODES_FORM,
     JOB_ID_FORM,
     LONGEST_PATTERN,
+    MAX_EXIT_CODES,
+    MAX_PATTERNS,
     MAX_PLACES,
-    MAX_RETRY_RULES,
     MAX_WORKERS,
     NAME_FORM,
     SHARE_FORM,
@@ -354,10 +355,10 @@ class Retry(Section):
     limit: Whole = Field(3, ge=0, le=100, description="a whole number from 0 to 100")
     backoff: Duration = Field(1.0, description=DURATION_FORM)
     #: Exit codes that are retried; with both lists empty all are.
-    on_exit_codes: tuple[ExitCodes, ...] = Field((), max_length=MAX_RETRY_RULES, description=EXIT_CODES_FORM)
+    on_exit_codes: tuple[ExitCodes, ...] = Field((), max_length=MAX_EXIT_CODES, description=EXIT_CODES_FORM)
     #: Texts in a line of the log after which any exit code is retried.
     on_log_patterns: tuple[Text, ...] = Field(
-        (), max_length=MAX_RETRY_RULES, description='a list of texts, e.g. ["CUDA error: unspecified"]'
+        (), max_length=MAX_PATTERNS, description='a list of texts, e.g. ["CUDA error: unspecified"]'
     )
 
     @field_validator("on_exit_codes", "on_log_patterns", mode="before")

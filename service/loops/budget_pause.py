@@ -45,7 +45,12 @@ def _change(
 
     def work(connection: sa.Connection) -> None:
         locked = store.lock_jobs(connection, job_ids[:BATCH])
-        changes = [store.Change(job, decide(job)) for job in locked.values() if job.state is state]
+        changes = [
+            store.Change(job, decide(job))
+            for job in locked.values()
+            # Its owner may have paused it meanwhile.
+            if job.state is state and job.pause_requested_at is None
+        ]
         store.save_all(connection, changes)
 
     tick.apply(work)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule
-from remora.spec.fields import exit_codes_of
+from remora.spec.fields import SEARCHED, exit_codes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,11 @@ class RetryRules:
         return is_listed or log_match is not None
 
     def match(self, lines: Iterable[str]) -> str | None:
-        """The first pattern that is found in one of the lines; linear in their characters."""
+        """The first pattern that is found near the beginning of one of the lines; linear in their characters."""
         if not self.log_patterns:
             return None
-        return next((one for line in lines for one in self.log_patterns if one in line), None)
+        searched = (line[:SEARCHED] for line in lines)
+        return next((one for line in searched for one in self.log_patterns if one in line), None)
 
     @property
     def in_words(self) -> str:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from remora.states import AttemptState, EndReason, JobState
 from service.queue import lifecycle
@@ -101,6 +102,33 @@ def test_it_goes_on_when_the_budget_is_taken_out_of_the_policies(world: World) -
     for _ in world.ticks_until("it goes on"):
         if world.job(job_id).state is JobState.ADMITTED:
             break
+
+
+def test_a_job_that_its_owner_has_paused_too_does_not_go_on_by_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = paused(world)
+    looked = job_store.paused_jobs
+
+    def ask(connection: sa.Connection) -> None:
+        job = job_store.lock_job(connection, job_id)
+        assert job is not None
+        job_store.save(connection, job, lifecycle.request_pause(job, world.now))
+
+    def look(connection: sa.Connection) -> dict[str, str | None]:
+        """Its owner asks right after the look."""
+        found = looked(connection)
+        if job_id in found:
+            world.database.transact(ask)
+        return found
+
+    monkeypatch.setattr(job_store, "paused_jobs", look)
+    world.now += 86_400.0
+    world.tick(10)
+    job = world.job(job_id)
+    assert (job.state, job.reason) == (JobState.PAUSED, "paused_by_owner")
+    assert "remora resume" in str(job.message)
+    assert len(world.attempts(job_id)) == 1, "it did not go on for a moment either"
 
 
 def test_it_is_cancelled_while_it_is_paused(world: World) -> None:

@@ -257,6 +257,8 @@ def test_jobs_that_come_first_are_found_by_the_beginnings_of_their_ids(
     assert cli("submit", *asked, "--", "true") == ExitCode.OK
     *_, job = service.jobs.values()
     assert job.spec["after"] == [{"job": first.id, "when": "success"}, {"job": second.id, "when": "any"}]
+    assert cli("show", job.id) == ExitCode.OK
+    assert f"success of {first.id}, any of {second.id}" in cli.out
     assert cli("submit", "--after", f"{first.id}:soon", "--no-code", "--", "true") == ExitCode.USAGE
     assert "after.0.when: 'soon' given" in cli.err
 

@@ -349,6 +349,8 @@ class TestRetry:
         rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).retry_rules
         assert rules.match(["abc", "a" * 16_000]) is None
         assert rules.match(["x", "1 a.c 2"]) == "a.c"
+        assert rules.match(["x" * 4093 + "a.c"]) == "a.c"
+        assert rules.match(["x" * 4094 + "a.c"]) is None
 
     @pytest.mark.parametrize("reason", LOSSES)
     def test_losses_do_not_count_but_are_bounded(self, reason: EndReason) -> None:
