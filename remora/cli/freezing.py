@@ -14,7 +14,6 @@ from typing import Any
 from remora.cli import output
 from remora.errors import SpecError, SpecProblem
 from remora.neutral import neutral
-from remora.spec.sections import MAX_REQUIREMENTS
 
 #: The package that nodes have themselves: its requirement stays as it is.
 _INHERITED = re.compile(r"torch(?![\w.-])", re.IGNORECASE)
@@ -29,6 +28,8 @@ def freeze(raw: dict[str, Any], folder: Path) -> None:
 
     `folder` is that of the code.  Raises SpecError when uv finds no versions, or the requirements cannot be frozen.
     """
+    from remora.spec.sections import MAX_REQUIREMENTS
+
     environment = raw.get("environment") or {}
     pip, file = list(environment.get("pip") or []), environment.get("requirements")
     if not pip and file is None:

@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.stores import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
 from trainers.environments.request import EnvironmentRequest
-from trainers.inputs import InputSource
+from trainers.inputs.source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from trainers.environments.build import (
     environment,
 )
 from trainers.environments.worker_python import WorkerPython, make_worker_python
-from trainers.inputs import InputMissing, fetched
+from trainers.inputs.download import InputMissing, fetched
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile

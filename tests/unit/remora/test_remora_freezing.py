@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.wheels import wheel
 
 # It comes with the service, and environments for other versions of Python have the client alone.
 pytestmark = pytest.mark.skipif(
-    not Path(sys.executable).with_name("uv").exists() and shutil.which("uv") is None, reason="there is no uv"
+    not Path(sys.executable).with_name("uv").exists(), reason="this environment has no uv"
 )
 
 
@@ -47,11 +46,11 @@ def test_packages_and_all_that_they_require_are_exact(cli: Cli, service: FakeSer
 
 def test_a_file_of_requirements_becomes_a_list(cli: Cli, service: FakeService, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("tiny<1.5\n")
-    (tmp_path / "needs.txt").write_text("# ours\nneeded\ntorch==2.13.0  # as on the nodes\n-r more.txt\n")
+    (tmp_path / "needs.txt").write_text("# ours\nneeded\ntorch==2.13.*  # as on the nodes\n-r more.txt\n")
     assert cli("submit", "-q", "--requirements", "needs.txt", "--freeze", "train.py") == ExitCode.OK
     environment = submitted(service)
     assert (environment["pip"], environment["requirements"]) == (
-        ["needed==2.0", "tiny==1.0", "torch==2.13.0"],
+        ["needed==2.0", "tiny==1.0", "torch==2.13.*"],
         None,
     )
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainers.outputs_of_jobs import put_outputs
-from trainers.inputs import InputMissing, InputSource, fetched, prune
+from trainers.inputs.download import InputMissing, fetched, prune
+from trainers.inputs.source import InputSource
 
 
 class Log:
@@ -128,7 +129,7 @@ def test_a_download_that_was_killed_begins_again(
     log = Log()
     with monkeypatch.context() as patched:
         # Between the last file and the record.
-        patched.setattr("trainers.inputs.json.dumps", kill)
+        patched.setattr("trainers.inputs.download.json.dumps", kill)
         with pytest.raises(Killed), fetched(source(store), log, root=tmp_path / "inputs"):
             pytest.fail("it was complete")
     (half,) = (path for path in (tmp_path / "inputs").iterdir() if path.is_dir())

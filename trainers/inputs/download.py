@@ -21,6 +21,7 @@ from pathlib import Path
 
 from remora.spec.quantities import format_size
 from trainers.confined_folders import OutsideFolder, parts_of, remove_tree
+from trainers.inputs.source import InputSource
 from trainers.node_folders import open_lock, work_root
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.storage import Storage, StorageError
@@ -35,23 +36,6 @@ MOST_FILES = 1_000_000
 
 class InputMissing(Exception):
     """An input is not there, or cannot be had in this way; the message is one sentence."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputSource:
-    """Where an input of a job lies."""
-
-    #: URL of its storage.
-    url: str
-    #: Folder or file below it; "": the storage as a whole.
-    path: str = ""
-    #: The job whose output it is, and the name of that output ("": all of them); None: it lies at `path`.
-    job_id: str | None = None
-    output: str = ""
-    #: Other storages that the outputs of that job may be in.
-    also: tuple[str, ...] = ()
-    #: The folder itself in place of a copy; for storages that are folders of the node.
-    is_mounted: bool = False
 
 
 @dataclass(frozen=True)
