@@ -52,6 +52,7 @@ accelerator.end_training()
 
 @pytest.mark.framework("accelerate", "runs")
 @pytest.mark.framework("accelerate", "resumes")
+@pytest.mark.framework("accelerate", "metrics")
 def test_a_loop_with_accelerator_goes_on_with_one_worker_from_what_two_saved(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run(
@@ -67,3 +68,4 @@ def test_a_loop_with_accelerator_goes_on_with_one_worker_from_what_two_saved(lab
     assert begun[2].startswith("1 processes begin after step ")
     assert int(begun[2].rsplit(" ", 1)[1]) > 0
     assert "600 steps, loss 0.0" in run.text("stdout")
+    assert (run.step, run.progress["total_steps"]) == (600, 600)
