@@ -54,7 +54,7 @@ FRAMEWORKS = Table(
         (
             "Keras",
             "metrics",
-        ): "`model.fit` reports nothing by itself, and no test calls `training.report` in a callback",
+        ): "`model.fit` reports nothing, and no test calls `training.report` in a callback",
         ("MPI", "in place"): "MPI ends all ranks with one of them",
         ("MPI", "exact samples"): _ORDER,
         ("accelerate", "in place"): _RESTARTS,
