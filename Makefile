@@ -68,7 +68,7 @@ test-tools:
 	deploy/install-tools --or-warn initdb mpirun ip cc git
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
-test: test-tools setup deepspeed
+test: test-tools setup deepspeed transformers
 	$(BIN)/python -m pytest $(LANES) -m "not slow and not soak"
 	$(BIN)/python -m pytest $(LANES) -m "slow and not soak"
 

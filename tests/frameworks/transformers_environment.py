@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 from functools import cache
@@ -16,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 @cache
 def transformers_python() -> str:
     """The interpreter of that environment; it is made once, and kept."""
-    made = subprocess.run(["make", "transformers"], cwd=ROOT, capture_output=True, text=True)
+    with (ROOT / "Makefile").open() as lock:
+        # Tests run in several processes.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made = subprocess.run(["make", "transformers"], cwd=ROOT, capture_output=True, text=True)
     if made.returncode != 0:
         is_missing(f"transformers cannot be installed here: {made.stderr.strip().splitlines()[-1:]}")
     return str(ROOT / ".venv-transformers" / "bin" / "python")
