@@ -163,7 +163,13 @@ def best(out: Path) -> dict[str, Any]:
 
 def sft(out: Path) -> dict[str, Any]:
     return compared(
-        TrainerJob(callback={"shards": 4}, library="trl"), out, lost=losing_rank_0, resumed=resuming
+        TrainerJob(callback={"shards": 4}, library="sft"), out, lost=losing_rank_0, resumed=resuming
+    )
+
+
+def dpo(out: Path) -> dict[str, Any]:
+    return compared(
+        TrainerJob(callback={"shards": 4}, library="dpo"), out, lost=losing_rank_0, resumed=resuming
     )
 
 
@@ -219,7 +225,7 @@ def _own_checkpoint(out: Path) -> str:
 
 SCENARIOS = {
     one.__name__: one
-    for one in (same_as_trainer, streamed, scaled, lost, grouped, evaluating, best, sft, refused)
+    for one in (same_as_trainer, streamed, scaled, lost, grouped, evaluating, best, sft, dpo, refused)
 }
 
 
