@@ -1,8 +1,9 @@
 """What the Trainer does alone and with workers that are lost, join and resume, each as facts for tests.
 
-usage: python -m tests.frameworks.trainer_scenarios FOLDER SCENARIO...
+usage: python -m tests.frameworks.trainer_scenarios FOLDER DESCRIPTOR
 
-Runs under the interpreter that has transformers, and writes `FOLDER/SCENARIO.json`.
+Runs under the interpreter that has transformers.  It reads names of scenarios, a line each, writes `FOLDER/NAME.json`,
+and then the name to the file descriptor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +165,13 @@ def best(out: Path) -> dict[str, Any]:
 
 def sft(out: Path) -> dict[str, Any]:
     return compared(
-        TrainerJob(callback={"shards": 4}, library="trl"), out, lost=losing_rank_0, resumed=resuming
+        TrainerJob(callback={"shards": 4}, library="sft"), out, lost=losing_rank_0, resumed=resuming
+    )
+
+
+def dpo(out: Path) -> dict[str, Any]:
+    return compared(
+        TrainerJob(callback={"shards": 4}, library="dpo"), out, lost=losing_rank_0, resumed=resuming
     )
 
 
@@ -219,18 +227,24 @@ def _own_checkpoint(out: Path) -> str:
 
 SCENARIOS = {
     one.__name__: one
-    for one in (same_as_trainer, streamed, scaled, lost, grouped, evaluating, best, sft, refused)
+    for one in (same_as_trainer, streamed, scaled, lost, grouped, evaluating, best, sft, dpo, refused)
 }
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, done = Path(sys.argv[1]), int(sys.argv[2])
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["tests.frameworks.trainer_worker", "remora.integrations.transformers"]
     )
-    for name in sys.argv[2:]:
+    for line in sys.stdin:
+        name = line.strip()
         (folder / name).mkdir()
-        (folder / f"{name}.json").write_text(json.dumps(SCENARIOS[name](folder / name)))
+        try:
+            facts = SCENARIOS[name](folder / name)
+        except Exception:
+            facts = {"error": traceback.format_exc()}
+        (folder / f"{name}.json").write_text(json.dumps(facts))
+        os.write(done, line.encode())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from tests.golden.worker import Mishap
 
 #: Characters of a sample; the first two say its number.
 VOCABULARY = 12
+LETTERS = "abcdefghijkl"
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def work(
         os.environ[channel.FD_VARIABLE] = str(end.detach())
     torch.set_num_threads(1)
     folder = Path(out)
-    trainer = (trainer_of if job.library == "transformers" else sft_trainer_of)(job, folder, slot)
+    trainer = (trainer_of if job.library == "transformers" else trl_trainer_of)(job, folder, slot)
     if job.is_scaled:
         trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=7)
     output = trainer.train()
@@ -205,11 +207,11 @@ def error_of(trainer: Any, **named: Any) -> str:
     return "nothing"
 
 
-def sft_trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
-    """The same with SFTTrainer of TRL, whose data is tokens already."""
+def trl_trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
+    """A trainer of TRL: SFTTrainer with data that is tokens already, or DPOTrainer with texts."""
     from datasets import Dataset
     from transformers import TrainerCallback, set_seed
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     from remora.integrations.transformers import RemoraCallback
 
@@ -220,28 +222,39 @@ def sft_trainer_of(job: TrainerJob, out: Path, slot: int = 0) -> Any:
             gate.stand(state.global_step)
 
     set_seed(11)
+    data, model = samples_of(job.samples), model_of(job.dropout)
+    if job.library == "dpo":
+        texts = [" ".join(LETTERS[number] for number in one["input_ids"]) for one in data]
+        rows = [{"prompt": one[:3], "chosen": one[3:], "rejected": one[:2:-1]} for one in texts]
+        kind, config, named = DPOTrainer, DPOConfig, {"ref_model": copy.deepcopy(model)}
+    else:
+        rows = [{"input_ids": one["input_ids"]} for one in data]
+        kind, config, named = SFTTrainer, SFTConfig, {}
     arguments = {
         "output_dir": str(out / f"trainer-{slot}"), "per_device_train_batch_size": 5, "num_train_epochs": 4,
         "learning_rate": 1e-2, "logging_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
-        "use_cpu": True, "bf16": False, "seed": 7, "max_length": 16, "pad_token": "a", "eos_token": "a",
+        "use_cpu": True, "bf16": False, "seed": 7, "max_length": 16,
     }  # fmt: skip
-    return SFTTrainer(
-        model=model_of(job.dropout),
-        args=SFTConfig(**{**arguments, **job.arguments}),
-        train_dataset=Dataset.from_list([{"input_ids": one["input_ids"]} for one in samples_of(job.samples)]),
+    return kind(
+        model=model,
+        args=config(**{**arguments, **job.arguments}),
+        train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer_of(),
         callbacks=[Stands(), RemoraCallback(**(job.callback or {}))],
+        **named,
     )
 
 
 def tokenizer_of() -> Any:
     """One token for each letter."""
-    from tokenizers import Tokenizer, models
+    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {letter: number for number, letter in enumerate("abcdefghijkl")}
+    words = {letter: number for number, letter in enumerate(LETTERS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")),
+        tokenizer_object=tokenizer,
         pad_token="a",
         eos_token="a",
         unk_token="a",

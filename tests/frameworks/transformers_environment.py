@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -26,20 +27,38 @@ def transformers_python() -> str:
     return str(ROOT / ".venv-transformers" / "bin" / "python")
 
 
-def scenario(name: str, folder: Path) -> dict[str, Any]:
-    """The facts of a scenario of `trainer_scenarios.py`."""
-    done = subprocess.run(
-        [transformers_python(), "-m", "tests.frameworks.trainer_scenarios", str(folder), name],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={
-            "PATH": "/usr/bin:/bin",
-            "HOME": str(folder),
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    facts: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-    return facts
+class Scenarios:
+    """Runs those of `trainer_scenarios.py`, in one process that has imported transformers once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        read, write = os.pipe()
+        self._done = os.fdopen(read)
+        environment = {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        with (folder / "log").open("w") as log:
+            self._process = subprocess.Popen(
+                [transformers_python(), "-m", "tests.frameworks.trainer_scenarios", str(folder), str(write)],
+                cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=[write],
+                env={"PATH": "/usr/bin:/bin", **environment},
+            )  # fmt: skip
+        os.close(write)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What a scenario has found."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        assert self._done.readline().strip() == name, self._log()
+        facts: dict[str, Any] = json.loads((self._folder / f"{name}.json").read_text())
+        assert "error" not in facts, self._log() + facts["error"]
+        return facts
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._done.close()
+
+    def _log(self) -> str:
+        return (self._folder / "log").read_text()[-4000:]
