@@ -56,6 +56,8 @@ async def read_spec(
         canonical = salt + json.dumps(body, sort_keys=True)
         return SpecBody(spec, hashlib.sha256(canonical.encode()).hexdigest())
 
+    # What is wrong with the headers is said before a body is read.
+    idempotency_key(request)
     context = context_of(request)
     limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
     return await read_object(request, limit, MAX_SPEC_VALUES, context.checks, read)
