@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = '0037'
-down_revision = '0036'
+revision = '0030'
+down_revision = '0029'
 branch_labels = None
 depends_on = None
 

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = '0038'
-down_revision = '0037'
+revision = '0031'
+down_revision = '0030'
 branch_labels = None
 depends_on = None
 
