@@ -83,7 +83,7 @@ class Cloud:
         return False
 
     def has_room(self, zone: str, machines: int) -> None:
-        """There is room for so many spot machines in a zone."""
+        """A zone has capacity for this number of spot machines."""
         room = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
         self._http.post("/control/knobs", json={"room": [room]}).raise_for_status()
 
@@ -153,7 +153,7 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str
     job = watch(client, cloud, job, timeline, console)
     watcher.join(timeout=30)
     check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
-    with console.status("Nobody needs the machines any more ..."):
+    with console.status("The machines are returned ..."):
         wait_for(lambda: cloud.resources() == 0, 90, "the machines were not given back")
     nodes = client.nodes()
     print_timeline(console, job, timeline, nodes)

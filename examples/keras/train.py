@@ -1,7 +1,7 @@
 """Keras 3 with `model.fit` and its own `BackupAndRestore`, as its manual has it: nothing of Remora is in here.
 
 The backup lies in the folder `training`, which the job names as an output: it outlives the machine, and is there again
-when the script starts anew.  `BackupAndRestore` then goes on with the epoch after the last one that it saved.
+when the script starts again.  `BackupAndRestore` then goes on with the epoch after the last one that it saved.
 """
 
 import argparse

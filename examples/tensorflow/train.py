@@ -1,6 +1,6 @@
 """Keras 3 on several workers with TensorFlow's `MultiWorkerMirroredStrategy`, safe by `remora.training`.
 
-TF_CONFIG comes from Remora (`backend: tensorflow`), or from whoever starts the script by hand.  Each change of the
+TF_CONFIG comes from Remora (`backend: tensorflow`), or is set by hand.  Each change of the
 number of workers ends all of them at a checkpoint and starts them again from it.
 """
 

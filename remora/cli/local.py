@@ -46,7 +46,7 @@ def dev(
     requirements: RequirementsOption = None,
     python: PythonOption = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="End the command after so many reported steps.")
+        int, typer.Option("--steps", min=1, help="End the command after this number of reported steps.")
     ] = 1,
 ) -> None:
     """Try a job here, without a service: its code, its environment, and its command for a step."""

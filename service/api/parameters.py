@@ -80,7 +80,7 @@ class LogsParameters(EventsParameters):
 
 
 class MetricsParameters(Parameters):
-    """Which points; with `points` at most so many, which stand for all."""
+    """Which points; with `points` at most that number, which stand for all."""
 
     points: Annotated[int, Field(ge=1, le=2000)] | None = None
     after_step: Annotated[int, Field(ge=-1, le=MAX_NUMBER)] = -1

@@ -53,7 +53,7 @@ async def get_plan(request: Request, plan_id: str, query: Annotated[WaitParamete
 
 @router.delete("/v1/plans/{plan_id}", operation_id="cancel_plan", response_model=WhatIf)
 async def cancel_plan(request: Request, plan_id: str, _: Annotated[Parameters, Query()]) -> WhatIf:
-    """End a replay that nobody needs any more, so that the next one can begin."""
+    """End a replay that no client needs any more, so that the next one can begin."""
     return await context_of(request).replays.cancel(plan_id)
 
 

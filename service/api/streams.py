@@ -141,7 +141,7 @@ async def _text(after: int, read: ReadPage[LogLine]) -> AsyncIterator[bytes]:
 
 @router.get("/metrics", operation_id="list_metrics", response_model=Page[MetricPoint])
 async def metrics(request: Request, job_id: str, query: Annotated[MetricsParameters, Query()]) -> Response:
-    """What the script reported, by step; with `points` the least, the greatest and the last of so many parts."""
+    """What the script reported, by step; with `points` the least, the greatest and the last of that number of parts."""
     await job_of(request, job_id)
     after = read_number_cursor(query.cursor, query.after_step)
     points, database = query.points, context_of(request).database

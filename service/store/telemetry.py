@@ -96,7 +96,7 @@ def page_of_metrics(connection: sa.Connection, job_id: str, after_step: int, lim
 
 
 def few_points(connection: sa.Connection, job_id: str, after_step: int, most: int) -> list[MetricPoint]:
-    """At most so many points for all of the steps above `after_step`, in order; see `MetricPoint.least`.
+    """At most that number of points for all of the steps above `after_step`, in order; see `MetricPoint.least`.
 
     Each stands for equally many steps.  Rows are read one after the other, so that a long job takes time and no memory.
     """

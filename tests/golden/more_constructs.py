@@ -765,7 +765,7 @@ CONSTRUCTS = [
         "hand over one scheduler as scheduler=..., and further ones in state={'second': ...}",
     ),
     Construct(
-        "a function that does something else after so many calls", "your responsibility", changes_after_calls,
+        "a function that does something else after a number of calls", "your responsibility", changes_after_calls,
         "what it keeps is found only where it shows in the step after the first, or after every tenth comparison",
     ),
 ]  # fmt: skip

@@ -397,7 +397,7 @@ CONSTRUCTS = [
     ),
     Construct(
         "a rank that changes its own part of the weights alone, without copies", "your responsibility",
-        one_part_changed, "nobody else holds this part, so there is nothing to compare it with",
+        one_part_changed, "no other worker holds this part, so there is nothing to compare it with",
     ),
 ]  # fmt: skip
 
