@@ -68,7 +68,7 @@ def batches_of(
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingSteps:
     """The steps of training."""
 
     #: Steps of an epoch; of a dataset without a length all steps count as one epoch, as in the Trainer.
@@ -81,13 +81,13 @@ class Schedule:
 
 def schedule_of(
     samples: int | None, batches: Batches, *, max_steps: int, num_train_epochs: float, drop_last: bool
-) -> Schedule:
+) -> TrainingSteps:
     """The schedule for a dataset of `samples` samples (None: without a length, and `max_steps` is given).
 
     Raises ValueError for a dataset that makes no step.
     """
     if samples is None:
-        return Schedule(max_steps, max_steps, 1, max_steps * batches.global_batch)
+        return TrainingSteps(max_steps, max_steps, 1, max_steps * batches.global_batch)
     whole, rest = divmod(samples, batches.global_batch)
     steps_per_epoch = whole + (rest > 0 and not drop_last)
     if steps_per_epoch == 0:
@@ -97,6 +97,6 @@ def schedule_of(
         )
     if max_steps > 0:
         epochs = -(-max_steps // steps_per_epoch)
-        return Schedule(steps_per_epoch, max_steps, epochs, max_steps * batches.global_batch)
+        return TrainingSteps(steps_per_epoch, max_steps, epochs, max_steps * batches.global_batch)
     total = math.ceil(num_train_epochs * steps_per_epoch)
-    return Schedule(steps_per_epoch, total, math.ceil(num_train_epochs), samples * num_train_epochs)
+    return TrainingSteps(steps_per_epoch, total, math.ceil(num_train_epochs), samples * num_train_epochs)

@@ -414,7 +414,7 @@ class After(Section):
 SCHEDULE_FORM = 'a time of cron, e.g. "0 3 * * mon-fri", or {cron: .., zone: .., missed: .., overlap: ..}'
 
 
-class Schedule(Section):
+class ScheduleRules(Section):
     """When the job is submitted, again and again."""
 
     cron: StrictStr = Field(description='a time of cron, e.g. "0 3 * * mon-fri"')

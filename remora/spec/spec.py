@@ -66,7 +66,7 @@ from remora.spec.sections import (
     Placement,
     Resources,
     Retry,
-    Schedule,
+    ScheduleRules,
     Section,
     Workers,
 )
@@ -122,7 +122,7 @@ class JobSpec(Section):
     #: Many jobs in place of one.
     array: Array | None = Field(None, description=ARRAY_FORM)
     #: Submitted again and again in place of once.
-    schedule: Schedule | None = Field(None, description=SCHEDULE_FORM)
+    schedule: ScheduleRules | None = Field(None, description=SCHEDULE_FORM)
     labels: dict[str, Any] = Field({}, max_length=MAX_LABELS, description=LABELS_FORM)
     #: Ends of other jobs before which no attempt starts.
     after: tuple[After, ...] = Field((), max_length=MAX_AFTER, description=AFTER_FORM)

@@ -123,7 +123,7 @@ async def _change(
             raise job_not_found(job_id)
         try:
             return change(connection, job)
-        except changes.Refused as refused:
+        except changes.ChangeRefused as refused:
             raise ApiProblem(409, "not_changeable", str(refused)) from None
 
     if not is_id("job", job_id):

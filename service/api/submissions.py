@@ -123,7 +123,7 @@ Create = Callable[[sa.Connection], tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SubmissionOrder:
     """A request that makes jobs, and is carried out once."""
 
     key: str | None
@@ -142,7 +142,9 @@ async def answer_once(
     The answer is a `view`, which is found below `path`.  Raises ApiProblem.
     """
     context = context_of(request)
-    order = Order(key=idempotency_key(request), digest=digest, create=create, jobs=jobs, now=context.clock())
+    order = SubmissionOrder(
+        key=idempotency_key(request), digest=digest, create=create, jobs=jobs, now=context.clock()
+    )
 
     def work(connection: sa.Connection) -> tuple[str, bool]:
         return carry_out(connection, order, context.settings.max_active_jobs)
@@ -161,7 +163,7 @@ async def answer_once(
     return Response(answer, 201, headers, media_type="application/json")
 
 
-def carry_out(connection: sa.Connection, order: Order, max_active_jobs: int) -> tuple[str, bool]:
+def carry_out(connection: sa.Connection, order: SubmissionOrder, max_active_jobs: int) -> tuple[str, bool]:
     """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
     key = order.key
     if key is not None and (saved := answers.find_answer(connection, key)) is not None:

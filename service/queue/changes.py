@@ -12,22 +12,22 @@ from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 
 
-class Refused(Exception):
+class ChangeRefused(Exception):
     """The job cannot be changed so; the message is one sentence that says what to do."""
 
 
 def check_not_ended(job: JobRow, done: str) -> None:
-    """Raise Refused when nothing can be done to the job any more."""
+    """Raise ChangeRefused when nothing can be done to the job any more."""
     if job.state.is_terminal:
-        raise Refused(f"the job has ended already: {job.state.value}; it cannot be {done}")
+        raise ChangeRefused(f"the job has ended already: {job.state.value}; it cannot be {done}")
     if job.cancel_requested_at is not None:
-        raise Refused(f"the job is being cancelled; it cannot be {done}")
+        raise ChangeRefused(f"the job is being cancelled; it cannot be {done}")
 
 
 def check_is_owners_pause(job: JobRow) -> None:
-    """Raise Refused when the cluster's budget keeps the job from running, which its owner cannot end."""
+    """Raise ChangeRefused when the cluster's budget keeps the job from running, which its owner cannot end."""
     if job.state is JobState.PAUSED and job.pause_requested_at is None:
-        raise Refused(f"its owner has not paused it: {job.message}")
+        raise ChangeRefused(f"its owner has not paused it: {job.message}")
 
 
 def resize(job: JobRow, spec: JobSpec, now: float) -> Decision:
@@ -61,17 +61,17 @@ def sizes_taken(job: JobRow, attempt: AttemptRow, resized_at: float, now: float)
 
 
 def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decision:
-    """The job with these labels set, and those without a value removed.  Raises Refused."""
+    """The job with these labels set, and those without a value removed.  Raises ChangeRefused."""
     labels = dict(job.labels)
     for name, value in changes.items():
         if value is None:
             labels.pop(name, None)
             continue
         if refusal := refuses_label(name, value):
-            raise Refused(refusal)
+            raise ChangeRefused(refusal)
         labels[name] = value
     if len(labels) > MAX_LABELS:
-        raise Refused(f"{len(labels)} labels, expected at most {MAX_LABELS}; remove some")
+        raise ChangeRefused(f"{len(labels)} labels, expected at most {MAX_LABELS}; remove some")
     if labels == job.labels:
         return Decision(job, None)
     shown = ", ".join(f"{name}={value}" for name, value in sorted(labels.items())) or "none"
@@ -82,16 +82,16 @@ def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decis
 
 
 def request_deletion(job: JobRow, models: list[str], now: float) -> Decision:
-    """An ended job is to be deleted with its files; asking again changes nothing.  Raises Refused.
+    """An ended job is to be deleted with its files; asking again changes nothing.  Raises ChangeRefused.
 
     `models` are the versions of models that were made from its outputs.
     """
     if job.delete_requested_at is not None:
         return Decision(job, None)
     if not job.state.is_terminal:
-        raise Refused(f"the job is {job.state.value}; cancel it first, and delete it when it has ended")
+        raise ChangeRefused(f"the job is {job.state.value}; cancel it first, and delete it when it has ended")
     if models:
         named = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
-        raise Refused(f"its outputs are {named}, and a job whose outputs are a model is kept")
+        raise ChangeRefused(f"its outputs are {named}, and a job whose outputs are a model is kept")
     event = NewEvent(at=now, kind="job.delete_requested", message="its owner asked to delete the job")
     return Decision(replace(job, delete_requested_at=now), None, (event,))

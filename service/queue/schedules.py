@@ -72,7 +72,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class ScheduleDecision:
     """What follows now that the next time of a schedule has come."""
 
     #: Times of which nothing is submitted.
@@ -85,7 +85,7 @@ class Decision:
     next_at: float
 
 
-def decide(schedule: ScheduleRow, now: float, *, is_active: bool) -> Decision:
+def decide(schedule: ScheduleRow, now: float, *, is_active: bool) -> ScheduleDecision:
     """Decide about all times that have come; `is_active` says that what was submitted last has not ended."""
     rules, first = schedule.spec["schedule"], schedule.next_at
     newest = max(first, last_until(schedule.cron, schedule.zone, now) or first)
@@ -106,7 +106,7 @@ def decide(schedule: ScheduleRow, now: float, *, is_active: bool) -> Decision:
     elif is_active and rules["overlap"] == "skip":
         leave_out(newest, Outcome.OVERLAPPED, "what was submitted before has not ended")
         submit_at = None
-    return Decision(
+    return ScheduleDecision(
         left_out=tuple(left_out),
         submit_at=submit_at,
         waits=submit_at is not None and is_active and rules["overlap"] == "wait",
@@ -114,9 +114,9 @@ def decide(schedule: ScheduleRow, now: float, *, is_active: bool) -> Decision:
     )
 
 
-def refuse(schedule: ScheduleRow, why: str, now: float) -> Decision:
+def refuse(schedule: ScheduleRow, why: str, now: float) -> ScheduleDecision:
     """The times of a schedule cannot be found now; they are looked for again later."""
     row = RunRow(
         schedule_id=schedule.id, at=schedule.next_at, decided_at=now, outcome=Outcome.REFUSED, message=why
     )
-    return Decision(left_out=(row,), next_at=now + RETRY_S)
+    return ScheduleDecision(left_out=(row,), next_at=now + RETRY_S)

@@ -180,7 +180,7 @@ class TestASubmission:
     def test_builds_no_statement_anew(self, database: Database) -> None:
         """Two thirds of its time went into that."""
         from remora.spec.spec import JobSpec
-        from service.api.submissions import Order, carry_out
+        from service.api.submissions import SubmissionOrder, carry_out
         from service.store import submissions
 
         spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
@@ -192,7 +192,7 @@ class TestASubmission:
         event.listen(database.engine, "before_execute", note)
         for key in ("a", "b"):
             sent.append([])
-            order = Order(
+            order = SubmissionOrder(
                 key=key,
                 digest="0" * 64,
                 create=lambda connection: (submissions.submit(connection, spec, 1000.0).id, "{}"),

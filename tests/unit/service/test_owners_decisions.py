@@ -165,9 +165,9 @@ class TestChanges:
         assert changes.relabel(job, {"a": "1"}, NOW) == lifecycle.Decision(job, None)
         full = job_row(labels={f"n{number}": "" for number in range(50)})
         assert len(changes.relabel(full, {"n0": "x"}, NOW).job.labels) == 50
-        with pytest.raises(changes.Refused, match="51 labels, expected at most 50"):
+        with pytest.raises(changes.ChangeRefused, match="51 labels, expected at most 50"):
             changes.relabel(full, {"more": "x"}, NOW)
-        with pytest.raises(changes.Refused, match="is not a label's name"):
+        with pytest.raises(changes.ChangeRefused, match="is not a label's name"):
             changes.relabel(job, {"": "x"}, NOW)
 
     def test_only_an_ended_job_is_deleted_and_none_that_is_a_model(self) -> None:
@@ -175,11 +175,11 @@ class TestChanges:
         assert changes.request_deletion(ended, [], NOW).job.delete_requested_at == NOW
         asked = replace(ended, delete_requested_at=1.0)
         assert changes.request_deletion(asked, [], NOW) == lifecycle.Decision(asked, None)
-        with pytest.raises(changes.Refused, match="the job is running; cancel it first"):
+        with pytest.raises(changes.ChangeRefused, match="the job is running; cancel it first"):
             changes.request_deletion(job_row(state=JobState.RUNNING), [], NOW)
-        with pytest.raises(changes.Refused, match=r"a:1, b:2, c:3 and 1 more, and a job"):
+        with pytest.raises(changes.ChangeRefused, match=r"a:1, b:2, c:3 and 1 more, and a job"):
             changes.request_deletion(ended, ["a:1", "b:2", "c:3", "d:4"], NOW)
-        with pytest.raises(changes.Refused, match=r"its outputs are a:1, b:2, c:3, and a job"):
+        with pytest.raises(changes.ChangeRefused, match=r"its outputs are a:1, b:2, c:3, and a job"):
             changes.request_deletion(ended, ["a:1", "b:2", "c:3"], NOW)
 
     def test_each_size_is_newer_than_the_one_before(self) -> None:
@@ -220,13 +220,13 @@ class TestChanges:
 
     def test_what_has_ended_or_is_ending_is_not_changed(self) -> None:
         changes.check_not_ended(job_row(), "paused")
-        with pytest.raises(changes.Refused, match="it cannot be paused"):
+        with pytest.raises(changes.ChangeRefused, match="it cannot be paused"):
             changes.check_not_ended(job_row(state=JobState.FAILED), "paused")
-        with pytest.raises(changes.Refused, match="is being cancelled; it cannot be resized"):
+        with pytest.raises(changes.ChangeRefused, match="is being cancelled; it cannot be resized"):
             changes.check_not_ended(job_row(cancel_requested_at=1.0), "resized")
         changes.check_is_owners_pause(job_row(state=JobState.PAUSED, pause_requested_at=1.0))
         changes.check_is_owners_pause(job_row())
-        with pytest.raises(changes.Refused, match="its owner has not paused it: the budget"):
+        with pytest.raises(changes.ChangeRefused, match="its owner has not paused it: the budget"):
             changes.check_is_owners_pause(job_row(state=JobState.PAUSED, message="the budget"))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.integrations.sizes import Batches, Schedule, batches_of, schedule_of
+from remora.integrations.sizes import Batches, TrainingSteps, batches_of, schedule_of
 from remora.torch.order import Order
 
 
@@ -69,9 +69,9 @@ def test_an_epoch_has_the_steps_and_forward_passes_of_the_loop(
 
 
 def test_a_number_of_steps_decides_where_it_is_given() -> None:
-    assert schedule_of(95, Batches(5, 1, 4), max_steps=12, num_train_epochs=3.0, drop_last=False) == Schedule(
-        5, 12, 3, 240
-    )
+    assert schedule_of(
+        95, Batches(5, 1, 4), max_steps=12, num_train_epochs=3.0, drop_last=False
+    ) == TrainingSteps(5, 12, 3, 240)
     assert schedule_of(
         None, Batches(5, 1, 4), max_steps=12, num_train_epochs=3.0, drop_last=False
-    ) == Schedule(12, 12, 1, 240)
+    ) == TrainingSteps(12, 12, 1, 240)
