@@ -13,6 +13,7 @@ from typing import Any
 from remora.commands.command_texts import argument_list
 from remora.commands.shell_quotes import Value, fill
 from remora.foreign.azureml_data import local_path, read_inputs, read_outputs
+from remora.foreign.azureml_environment import read_environment
 from remora.foreign.translation import Draft, Fields, Remark, Translation, scalar, slug
 from remora.spec.expressions import EXPRESSION
 from remora.spec.fields import MAX_LABELS, refuses_label, refuses_variable
@@ -37,7 +38,6 @@ _OTHER_TYPES = {
     "finetuning": "submit the training script as a command",
     "distillation": "submit the training script as a command",
 }
-_ENVIRONMENT = "there are no images and environments; install what the script needs on the nodes beforehand"
 _RESOURCES = {
     "instance_type": "say what one worker needs: --cpus, --gpus and --memory",
     "shm_size": "a worker sees the shared memory of its node; mount a bigger /dev/shm there",
@@ -85,7 +85,7 @@ def translate(raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str]) -
     _variables(draft, fields, values)
     _told(draft)
     _limits(draft, fields)
-    _rest(draft, fields)
+    _rest(draft, fields, folder)
     fields.close()
     return draft.finish()
 
@@ -238,8 +238,8 @@ def _limits(draft: Draft, fields: Fields) -> None:
     limits.close()
 
 
-def _rest(draft: Draft, fields: Fields) -> None:
-    fields.leave("environment", _ENVIRONMENT)
+def _rest(draft: Draft, fields: Fields, folder: Path) -> None:
+    read_environment(draft, fields.take("environment"), folder)
     fields.leave("compute", "there is one pool of nodes; say what a worker needs: --cpus, --gpus, --memory")
     fields.leave("description", "a job has no description")
     for place, (name, value) in enumerate(fields.section("tags").items()):
