@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -18,6 +20,8 @@ from remora.code.bundle import unpack
 from trainers.confined_folders import remove_tree
 from trainers.storage import Storage
 
+#: Seconds until a lock that another one holds is tried again.
+_LOOK_S = 0.1
 #: Removes what belongs to a folder and lies elsewhere; False when some of it is still used.  Raises OSError.
 Clear = Callable[[Path], bool]
 
@@ -73,6 +77,38 @@ def sweep_folders(root: Path | None = None, clear: Clear | None = None) -> list[
             if _remove_unused(path.with_suffix(""), lock, clear):
                 removed.append(path.stem)
     return removed
+
+
+def make_once(
+    lock: IO[str],
+    is_there: Callable[[], bool],
+    make: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Hold the lock shared when it is there; who finds that it is not makes it, with the lock alone.
+
+    Nothing waits inside the kernel: who waited there for the lock alone would wait until all that share it have ended.
+    `check` is called before each try, and may raise.
+    """
+    while True:
+        check()
+        if _try_lock(lock, fcntl.LOCK_SH):
+            if is_there():
+                return
+            # A lock that is shared is not made another one's: two that tried would refuse each other for ever.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            if _try_lock(lock, fcntl.LOCK_EX) and not is_there():
+                make()
+                continue
+        time.sleep(random.uniform(0.01, _LOOK_S))  # noqa: S311 - so that two do not try at the same time
+
+
+def _try_lock(lock: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ from trainers.environments.request import (
     inherits,
 )
 from trainers.environments.worker_python import write_pip
-from trainers.node_folders import open_lock, work_root
+from trainers.node_folders import make_once, open_lock, work_root
 
 #: Seconds that a build may take.
 BUILD_LIMIT_S = 1800.0
@@ -77,6 +77,11 @@ class BuildWork:
     #: Files that are being downloaded, with their sizes.
     downloads: dict[str, str] = field(default_factory=dict)
     _shown: str = ""
+
+    def check(self) -> None:
+        """Raise EnvironmentFailed when the job is being stopped."""
+        if self.stop.is_set():
+            raise EnvironmentFailed("its job is being stopped")
 
     def take(self, line: str) -> None:
         """Take a line of uv."""
@@ -153,20 +158,21 @@ def environment(
     digest = digest_of(asked, contents + _project_of(file), node, bundle, is_inherited=is_inherited)
     folder = root / digest
     with open_lock(root / f"{digest}.lock") as lock:
-        built = None
-        while True:
-            # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            if (known := _known(folder)) is not None:
-                break
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if _known(folder) is None:
-                if folder.exists():
-                    remove_tree(folder)
-                built = _build(asked, folder, file, code, work, is_inherited=is_inherited)
+        built: list[BuiltEnvironment] = []
+
+        def make() -> None:
+            if folder.exists():
+                remove_tree(folder)
+            built.append(_build(asked, folder, file, code, work, is_inherited=is_inherited))
+
+        # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
+        make_once(lock, lambda: _known(folder) is not None, make, work.check)
         os.utime(folder / _COMPLETE)
         prune(root)
-        yield built or known
+        known = _known(folder)
+        if known is None:
+            raise EnvironmentFailed("it was damaged while it was built; the next attempt builds it again")
+        yield built[-1] if built else known
 
 
 def node_packages() -> NodePackages:
@@ -417,8 +423,7 @@ def _lines_of(process: subprocess.Popen[bytes], work: BuildWork) -> Iterator[str
     assert process.stdout is not None
     rest = b""
     while True:
-        if work.stop.is_set():
-            raise EnvironmentFailed("its job is being stopped")
+        work.check()
         left_s = work.deadline - time.monotonic()
         if left_s <= 0:
             raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")

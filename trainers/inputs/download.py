@@ -22,7 +22,7 @@ from pathlib import Path
 from remora.spec.quantities import format_size
 from trainers.confined_folders import OutsideFolder, parts_of, remove_tree
 from trainers.inputs.source import InputSource
-from trainers.node_folders import open_lock, work_root
+from trainers.node_folders import make_once, open_lock, work_root
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.storage import Storage, StorageError
 
@@ -94,16 +94,12 @@ def _here(
     root.mkdir(exist_ok=True, mode=0o700)
     folder, record = root / digest, root / f"{digest}.json"
     lock = in_use.enter_context(open_lock(root / f"{digest}.lock"))
-    while True:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        if record.exists():
-            break
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not record.exists():
-            _download(name, storage, files, folder, say, show)
-            record.write_text(
-                json.dumps({"files": len(files), "bytes": sum(one.size_bytes for one in files)})
-            )
+
+    def make() -> None:
+        _download(name, storage, files, folder, say, show)
+        record.write_text(json.dumps({"files": len(files), "bytes": sum(one.size_bytes for one in files)}))
+
+    make_once(lock, record.exists, make)
     os.utime(record)
     prune(root)
     is_file = len(files) == 1 and source.job_id is None and files[0].stored == source.path

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,14 @@ import pytest
 
 from remora.code.bundle import pack
 from remora.errors import BundleError
-from trainers.node_folders import shared_folder, sweep_folders, unpack_once, work_root
+from trainers.node_folders import (
+    make_once,
+    open_lock,
+    shared_folder,
+    sweep_folders,
+    unpack_once,
+    work_root,
+)
 from trainers.storage import Storage
 from trainers.supervisor.snapshot_memory import memory_root, snapshot_space
 
@@ -184,3 +193,53 @@ def test_a_bundle_that_is_missing_or_no_archive_is_said(storage: Storage) -> Non
             unpack_once(storage, "sha256:def", folder)
         with pytest.raises(BundleError):
             unpack_once(storage, "sha256:abc", folder)
+
+
+@pytest.mark.parametrize("round_number", range(20))
+def test_what_is_made_once_is_shared_by_all_who_wait_for_it(round_number: int, tmp_path: Path) -> None:
+    """None of them waits for another one to be done with it: they may wait for each other."""
+    users, there = 6, tmp_path / "there"
+    together, made = threading.Barrier(users), []
+
+    def make() -> None:
+        made.append(threading.get_ident())
+        there.touch()
+
+    def use() -> None:
+        with open_lock(tmp_path / "it.lock") as lock:
+            make_once(lock, there.exists, make)
+            together.wait(20)
+
+    threads = [threading.Thread(target=use) for _ in range(users)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not together.broken
+    assert len(made) == 1
+
+
+def test_who_fails_to_make_it_leaves_that_to_the_next(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+
+    def fail() -> None:
+        raise OSError("no space left")
+
+    with open_lock(tmp_path / "it.lock") as lock, pytest.raises(OSError, match="no space"):
+        make_once(lock, there.exists, fail)
+    with open_lock(tmp_path / "it.lock") as lock:
+        make_once(lock, there.exists, there.touch)
+    assert there.exists()
+
+
+def test_who_waits_for_it_may_give_up(tmp_path: Path) -> None:
+    class GivenUp(Exception):
+        pass
+
+    def give_up() -> None:
+        raise GivenUp
+
+    with open_lock(tmp_path / "it.lock") as held, open_lock(tmp_path / "it.lock") as lock:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(GivenUp):
+            make_once(lock, lambda: True, lambda: None, give_up)
