@@ -53,6 +53,7 @@ def test_a_job_goes_on_from_a_checkpoint_that_the_service_never_heard_of(
     kill_head(service.home)
     saved = catalog.listed()[0].step
     first = len(script.done(0))
+    until(lambda: client.job(job.id).attempt == 2, "nothing of the first attempt runs any more")
     # The checkpoint may be that of step 80: then no step is done again.
     script.allow(81)
     until(lambda: len(script.done(0)) > first, "it trains again")
