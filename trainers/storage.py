@@ -235,7 +235,7 @@ class Storage:
             return {path.removeprefix(f"{root}/"): int(info.get("size") or 0) for path, info in found.items()}
 
     def entries(self, path: str) -> dict[str, tuple[int, str]]:
-        """Bytes and tag of every file in a folder and below, by its name relative to it; of a file its own name.
+        """Bytes and tag of every file in a folder and below, by its name relative to it; of a file itself by "".
 
         A tag changes when the file is written to, as far as the filesystem reports.  `path` "" is the whole storage.
         One question, however many files there are; empty when there is nothing.
@@ -248,7 +248,7 @@ class Storage:
             except FileNotFoundError:
                 return {}
             return {
-                root.rpartition("/")[2] if name == root else name.removeprefix(f"{root}/"): (
+                "" if name == root else name.removeprefix(f"{root}/"): (
                     int(info.get("size") or 0),
                     " ".join(str(info[one]) for one in _TAGS if info.get(one) is not None),
                 )

@@ -35,7 +35,7 @@ class TrainerDriver(Driver):
     body: Callable[..., None] = staticmethod(work)
 
     def facts(self) -> dict[str, Any]:
-        """What the worker of rank 0 holds at the end, and what the supervisor was told."""
+        """What the worker of rank 0 holds at the end, and the messages that the supervisor received."""
         found = [json.loads((self.out / f"found-{one.slot}.json").read_text()) for one in self.living]
         (first,) = [one for one in found if one["is_first"]]
         others = [{**one, "is_first": True} for one in found]

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ MOST_KEPT = 8
 #: Files that are downloaded at the same time.
 _AT_ONCE = 8
 #: Files of one input.
-MOST_FILES = 1_000_000
+MOST_FILES = 100_000
 
 
 class InputMissing(Exception):
@@ -54,10 +55,12 @@ def fetched(
     say: Callable[[str], None],
     show: Callable[[str], None] = lambda _: None,
     root: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> Iterator[dict[str, Path]]:
     """The folder or file of each input on this node, by name; they stay as long as the context is open.
 
-    `say` is called with lines for the job's log, `show` with how far a download is.
+    `say` is called with lines for the job's log, `show` with how far a download is, which ends when
+    `stop` is set.
     Raises InputMissing, StorageError, OSError.
     """
     root = root or work_root() / "inputs"
@@ -65,7 +68,7 @@ def fetched(
         found = {}
         for name, source in inputs.items():
             try:
-                found[name] = _here(name, source, root, in_use, say, show)
+                found[name] = _here(name, source, root, in_use, say, show, stop or threading.Event())
             except (InputMissing, OutsideFolder, FileNotFoundError) as error:
                 raise InputMissing(f"inputs.{name}: {error}") from error
         yield found
@@ -78,6 +81,7 @@ def _here(
     in_use: contextlib.ExitStack,
     say: Callable[[str], None],
     show: Callable[[str], None],
+    stop: threading.Event,
 ) -> Path:
     storage = Storage(source.url)
     if source.is_mounted:
@@ -95,11 +99,15 @@ def _here(
     folder, record = root / digest, root / f"{digest}.json"
     lock = in_use.enter_context(open_lock(root / f"{digest}.lock"))
 
+    def check() -> None:
+        if stop.is_set():
+            raise InputMissing("its job is being stopped")
+
     def make() -> None:
-        _download(name, storage, files, folder, say, show)
+        _download(name, storage, files, folder, say, show, check)
         record.write_text(json.dumps({"files": len(files), "bytes": sum(one.size_bytes for one in files)}))
 
-    make_once(lock, record.exists, make)
+    make_once(lock, record.exists, make, check)
     os.utime(record)
     prune(root)
     is_file = len(files) == 1 and source.job_id is None and files[0].stored == source.path
@@ -121,9 +129,8 @@ def _files_at(storage: Storage, source: InputSource) -> tuple[str, list[_File]]:
     """The files of a folder of a store, or one file."""
     base = source.path.strip("/")
     files = [
-        _File(
-            name, f"{base}/{name}" if base and name != base.rpartition("/")[2] else (base or name), size, tag
-        )
+        # The path of a file is that file alone; a folder may hold a file of its own name.
+        _File(name or base.rpartition("/")[2], "/".join(filter(None, (base, name))), size, tag)
         for name, (size, tag) in storage.entries(base).items()
     ]
     if not files:
@@ -171,6 +178,7 @@ def _download(
     folder: Path,
     say: Callable[[str], None],
     show: Callable[[str], None],
+    check: Callable[[], None],
 ) -> None:
     began = time.monotonic()
     size = format_size(sum(file.size_bytes for file in files))
@@ -180,6 +188,7 @@ def _download(
     folder.mkdir()
 
     def one(file: _File) -> None:
+        check()
         target = folder.joinpath(*parts_of(file.name))
         storage.read_file(file.stored, target)
         if target.stat().st_size != file.size_bytes:
@@ -196,8 +205,13 @@ def _download(
 def prune(root: Path, most: int = MOST_KEPT) -> list[str]:
     """Remove inputs that nothing uses, those used longest ago first, until `most` are left; returns digests."""
     records = sorted(root.glob("*.json"), key=_used_at, reverse=True)
+    # What a killed download has left has no record.
+    known = {record.stem for record in records}
+    halves = [
+        path.with_suffix(".json") for path in root.iterdir() if path.is_dir() and path.name not in known
+    ]
     removed = []
-    for record in records[most:]:
+    for record in [*records[most:], *halves]:
         with contextlib.suppress(OSError), open_lock(root / f"{record.stem}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # First, so that half of it is never taken for an input.

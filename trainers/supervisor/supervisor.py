@@ -321,7 +321,7 @@ class Supervisor:
                 )
             )
             facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
-        inputs = in_use.enter_context(fetched(plan.inputs, say, show("inputs")))
+        inputs = in_use.enter_context(fetched(plan.inputs, say, show("inputs"), stop=self._stopping))
         report({"type": "prepared", **facts})
         self._outbox.flush()
         if not self._is_joining:

@@ -166,3 +166,25 @@ def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(store: Path,
         assert len(prune(root, 1)) == 1
         assert contents(used["data"])
     assert len(list(root.glob("*.json"))) == 2
+
+
+def test_a_folder_may_hold_a_file_of_its_own_name(store: Path, tmp_path: Path) -> None:
+    (store / "images/train/train").write_text("mine")
+    with fetched(source(store), Log(), root=tmp_path / "inputs") as found:
+        assert contents(found["data"]) == {"a/1.txt": "one", "2.txt": "two", "train": "mine"}
+
+
+def test_what_a_killed_download_of_another_state_left_is_removed(store: Path, tmp_path: Path) -> None:
+    half = tmp_path / "inputs" / "0123"
+    half.mkdir(parents=True)
+    (half / "part.txt").write_text("x")
+    with fetched(source(store), Log(), root=tmp_path / "inputs"):
+        assert not half.exists()
+
+
+def test_a_download_ends_when_its_job_is_stopped(store: Path, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    asked = fetched(source(store), Log(), root=tmp_path / "inputs", stop=stop)
+    with pytest.raises(InputMissing, match="is being stopped"), asked:
+        pytest.fail("it was downloaded")
