@@ -1,6 +1,6 @@
 """The states that users, the API and the database share; every value equals the word on the wire.
 
-Transitions are not here: `service/queue/lifecycle.py` is the one place that allows them.
+Transitions are not here: `service/queue/lifecycle/` is the one place that allows them.
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ from typing import Any
 from remora.code.bundle import pack
 from remora.code.checks import check_code
 from remora.errors import BundleError, SpecError
-from remora.neutral import neutral
 from remora.ports import free_port
 from remora.spec.quantities import format_size
 from remora.spec.spec import JobSpec
+from remora.terminal_text import neutral
 from service.loops.launching import attempt_plan
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
+from service.storage_locations import UnknownStore
 from service.store.ids import new_id
-from service.stores import UnknownStore
 from trainers.environments.build import (
     MOST_KEPT,
     BuiltEnvironment,

@@ -20,7 +20,7 @@ from rich.console import Console
 from cluster.local import head, machine
 from cluster.provider import ProviderError
 from remora import cgroups
-from remora.neutral import neutral
+from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
 from service.embedded.home_lock import HomeLock, HomeTaken

@@ -30,7 +30,7 @@ STOP_GRACE_S = 3.0
 OBJECT_STORE_BYTES = 100_000_000
 
 #: Holds together what a machine's first process will start, and becomes that process.
-_FIRST = Path(__file__).with_name("first.py")
+_INIT = Path(__file__).with_name("machine_init.py")
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def start_first(
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_FIRST), inside, *command],
+                [sys.executable, "-S", "-E", str(_INIT), inside, *command],
                 env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
@@ -212,7 +212,7 @@ def parents_of(found: Iterable[psutil.Process]) -> set[int]:
 def is_reaper(process: psutil.Process) -> bool:
     """Whether it is what stands above the first process of a machine without a cgroup."""
     try:
-        return str(_FIRST) in process.cmdline()[:4]
+        return str(_INIT) in process.cmdline()[:4]
     except psutil.NoSuchProcess:
         return False
 

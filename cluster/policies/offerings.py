@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 
 
 class CapacityType(StrEnum):

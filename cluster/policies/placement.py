@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import CapacityType
 from cluster.policies.policies import CapacityRule
 

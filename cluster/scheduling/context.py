@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling import keeping

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from hashlib import sha256
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import Offering
 from cluster.scheduling.fitting import FABRIC_NODES
 from cluster.scheduling.view import NodeView

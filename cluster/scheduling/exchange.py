@@ -16,10 +16,10 @@ from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.drains import Losses, cheapest
 from cluster.scheduling.fitting import slots
+from cluster.scheduling.formatting import clock, count
 from cluster.scheduling.purchases import Ask, Purchases
 from cluster.scheduling.returns import Returns
 from cluster.scheduling.view import JOINED, LEAVING, NodeView
-from cluster.scheduling.words import clock, count
 
 Usable = Mapping[str, list[NodeView]]
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.fitting import Resources, slots

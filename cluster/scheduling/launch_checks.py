@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from cluster.scheduling.actions import Launch, Wait
 from cluster.scheduling.context import PlanningContext
+from cluster.scheduling.formatting import clock, count
 from cluster.scheduling.health import launch_not_before, trying
 from cluster.scheduling.limits import pace_left
 from cluster.scheduling.view import ClusterView
-from cluster.scheduling.words import clock, count
 
 #: A site's own rule: a sentence that refuses a launch, or None.  It sees the view and nothing else.
 Rule = Callable[[ClusterView, Launch], str | None]

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from cluster.policies.offerings import Offering
 from cluster.policies.policies import BudgetStep, Policies
+from cluster.scheduling.formatting import clock
 from cluster.scheduling.view import ClusterView
-from cluster.scheduling.words import clock
 
 #: Steps of the budget, mildest first.
 STEPS = (BudgetStep.STOP_GROWING, BudgetStep.SPOT_ONLY, BudgetStep.SHRINK, BudgetStep.PAUSE)

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import POOL_LETTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
+from cluster.scheduling.formatting import count
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
 from cluster.scheduling.purchases import Ask, Lot, Purchases, Quote
 from cluster.scheduling.quotas import Counting
 from cluster.scheduling.view import JobDemand
-from cluster.scheduling.words import count
 
 
 @dataclass

@@ -18,6 +18,7 @@ from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Te
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.exchange import hand_over, move_off_spot, replacements, why_they_stay
+from cluster.scheduling.formatting import count
 from cluster.scheduling.free_capacity import Space
 from cluster.scheduling.health import end_of
 from cluster.scheduling.launch_checks import Rule, allowed_by_rules, within_pace
@@ -26,7 +27,6 @@ from cluster.scheduling.packing import Packed, Packing
 from cluster.scheduling.purchases import Ask, Purchases, why_closed
 from cluster.scheduling.returns import Returns
 from cluster.scheduling.view import ClusterView, NodeView
-from cluster.scheduling.words import count
 from remora.states import NodeState
 
 #: How often jobs are placed in one plan, as nodes that are returned leave limits for others.

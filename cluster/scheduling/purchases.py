@@ -12,9 +12,9 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule, PoolPolicy
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.fitting import slots
+from cluster.scheduling.formatting import clock, count
 from cluster.scheduling.pool_sizes import most_in_all
 from cluster.scheduling.view import JobDemand, NodeView
-from cluster.scheduling.words import clock, count
 
 
 class Ask(NamedTuple):

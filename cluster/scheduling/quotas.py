@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
 from cluster.policies.policies import Policies, ProjectPolicy
+from cluster.scheduling.formatting import count
 from cluster.scheduling.money import end_of, ends_of
 from cluster.scheduling.view import JobDemand, Spending
-from cluster.scheduling.words import count
 
 
 class Counting:

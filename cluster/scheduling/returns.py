@@ -10,11 +10,11 @@ from cluster.policies.policies import BudgetStep
 from cluster.scheduling.actions import Drain, Terminate, Wait
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.drains import Losses, cheapest, workers_on
+from cluster.scheduling.formatting import clock, count
 from cluster.scheduling.free_capacity import Space
 from cluster.scheduling.limits import pace_left
 from cluster.scheduling.money import MEANING
 from cluster.scheduling.view import NodeView
-from cluster.scheduling.words import clock, count
 
 Usable = Mapping[str, list[NodeView]]
 

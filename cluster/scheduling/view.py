@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import BudgetStep

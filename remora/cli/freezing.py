@@ -13,7 +13,7 @@ from typing import Any
 
 from remora.cli import output
 from remora.errors import SpecError, SpecProblem
-from remora.neutral import neutral
+from remora.terminal_text import neutral
 
 #: The package that nodes have themselves: its requirement stays as it is.
 _INHERITED = re.compile(r"torch(?![\w.-])", re.IGNORECASE)

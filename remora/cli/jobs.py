@@ -12,8 +12,8 @@ from remora.cli import output
 from remora.cli.exits import code_of_state
 from remora.cli.options import FollowOption, JobArgument, JsonOption, RawOption, ServerOption
 from remora.cli.session import connect, detaching
-from remora.neutral import neutral
 from remora.spec.quantities import format_duration, parse_duration
+from remora.terminal_text import neutral
 
 
 def list_jobs(

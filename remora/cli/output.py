@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remora.neutral import neutral, neutral_json
 from remora.spec.quantities import format_duration
+from remora.terminal_text import neutral, neutral_json
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remora.cli import output
-from remora.neutral import neutral
+from remora.terminal_text import neutral
 
 if TYPE_CHECKING:
     from remora.client.blocking import Client

@@ -13,8 +13,8 @@ import typer
 from remora.cli import output
 from remora.cli.options import FollowOption, JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect, detaching
-from remora.neutral import neutral
 from remora.spec.quantities import format_duration, format_size
+from remora.terminal_text import neutral
 
 if TYPE_CHECKING:
     from remora.views import MetricPoint

@@ -17,8 +17,8 @@ from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problem_documents import ApiProblem
 from service.settings import Settings
+from service.storage_locations import UnknownStore, open_location
 from service.store import telemetry
-from service.stores import UnknownStore, open_location
 from trainers.storage import Storage, StorageError
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints")

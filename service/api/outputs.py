@@ -24,9 +24,9 @@ from service.api.parameters import (
     read_number_cursor,
 )
 from service.api.problem_documents import ApiProblem
+from service.storage_locations import UnknownStore, open_location
 from service.store import outputs as store
 from service.store.outputs import ModelRow
-from service.stores import UnknownStore, open_location
 from trainers.storage import Storage, StorageError
 
 router = APIRouter(prefix="/v1")

@@ -23,10 +23,10 @@ from remora.views import FieldProblem, Job
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
+from service.storage_locations import FIELD, UnknownStore, check_name
 from service.store import answers, submissions
 from service.store.answers import SavedAnswer
 from service.store.bundles import bundle_name
-from service.stores import FIELD, UnknownStore, check_name
 
 #: Bytes of a job's body: a specification's, and as many for escapes and space.
 MAX_JOB_BODY_BYTES = 2 * MAX_SPEC_BYTES

@@ -12,9 +12,9 @@ from functools import partial
 from service.loops.tick import Tick
 from service.queue.rows import JobRow
 from service.settings import Settings
+from service.storage_locations import UnknownStore, url_of
 from service.store import deletion
 from service.store.pruning import ROWS
-from service.stores import UnknownStore, url_of
 from trainers.storage import Storage
 
 log = logging.getLogger(__name__)

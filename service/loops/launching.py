@@ -17,7 +17,7 @@ from service.loops.tick import Tick
 from service.queue.demand import placement_in
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
-from service.stores import FIELD, UnknownStore, url_of
+from service.storage_locations import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
 from trainers.environments.request import EnvironmentRequest
 from trainers.inputs.source import InputSource

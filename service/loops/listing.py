@@ -14,8 +14,8 @@ from service.loops.tick import Tick
 from service.queue import records
 from service.queue.records import CheckpointListRecord
 from service.queue.rows import AttemptRow, JobRow
+from service.storage_locations import UnknownStore, url_of
 from service.store import checkpoints
-from service.stores import UnknownStore, url_of
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.selection import description
 from trainers.plan import Record

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.offerings import Offering
 from cluster.policies.policies import Policies
 from cluster.scheduling.fitting import as_shown

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cluster.lazy import lazy
+from cluster.lazy_property import lazy
 from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
 from remora.spec.worker_sizes import WorkerSizes, sizes_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from cluster.scheduling.words import clock
+from cluster.scheduling.formatting import clock
 from remora.spec.cron import last_until, next_after
 
 #: Seconds after which a time counts as missed: no controller ran when it came.

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from cluster.policies.policies import Policies, PoolPolicy
+from cluster.scheduling.formatting import count
 from cluster.scheduling.installed_rules import FailureReport
 from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.planner import plan
-from cluster.scheduling.words import count
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.plot import plot
 from cluster.simulator.ports import Assumptions

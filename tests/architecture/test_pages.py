@@ -11,7 +11,7 @@ from remora.cli.main import app
 from tests.architecture.repository import ROOT, pages, texts
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-#: A file of ours in running text, such as `service/queue/lifecycle.py`.
+#: A file of ours in running text, such as `service/queue/lifecycle/`.
 PATH = re.compile(
     r"`((?:remora|service|cluster|trainers|tests|docs|examples|deploy|benchmarks|requirements)/[\w./-]*)`"
 )

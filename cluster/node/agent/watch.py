@@ -15,7 +15,7 @@ from cluster.node.agent.scheduled_events import (
     concerns,
     meaning,
 )
-from cluster.scheduling.words import clock
+from cluster.scheduling.formatting import clock
 
 #: Seconds before a deadline at which workers are ended softly when the head has not accepted the drain: a SIGTERM lets
 #: a script write what it has, and its processes take that long to end.

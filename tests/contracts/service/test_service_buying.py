@@ -12,8 +12,8 @@ from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
 from cluster.policies.policies import BudgetStep
 from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled, Unanswered
 from cluster.scheduling import installed_rules
+from cluster.scheduling.formatting import clock
 from cluster.scheduling.money import MEANING
-from cluster.scheduling.words import clock
 from remora.spec.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
 from service.loops import workload

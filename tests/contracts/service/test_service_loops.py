@@ -14,9 +14,9 @@ from cluster.policies.documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
 from cluster.scheduling import installed_rules
 from cluster.scheduling.actions import Launch
+from cluster.scheduling.formatting import clock
 from cluster.scheduling.health import DRAIN_S
 from cluster.scheduling.view import ClusterView
-from cluster.scheduling.words import clock
 from remora.spec.spec import JobSpec
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.clouds.fixed_pool import fixed_pool

@@ -25,7 +25,7 @@ from cluster.node.agent.watch import (
     says,
     step,
 )
-from cluster.scheduling.words import clock
+from cluster.scheduling.formatting import clock
 
 NOW = 1000.0
 PREEMPT = ScheduledEvent(id="e1", type="Preempt", resources=("w0",), not_before=NOW + 20.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.api.app import create_app
-from service.queue import diagram
+from service.queue import states_page
 from service.settings import Settings
 from trainers.driver.change import ChangeState
 from trainers.driver.phases import Phase
@@ -17,13 +17,13 @@ DOCS = ROOT / "docs"
 
 
 def test_the_states_page_is_the_one_that_the_tables_make() -> None:
-    assert (DOCS / "states.md").read_text() == diagram.page(), (
-        "run: python -m service.queue.diagram > docs/states.md"
+    assert (DOCS / "states.md").read_text() == states_page.page(), (
+        "run: python -m service.queue.states_page > docs/states.md"
     )
 
 
 def test_every_state_and_end_reason_is_explained() -> None:
-    text = diagram.page()
+    text = states_page.page()
     for words in (JobState, AttemptState, Phase, ChangeState, NodeState, EndReason):
         for word in words:
             assert f"| `{word.value}` |" in text

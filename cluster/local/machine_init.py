@@ -1,6 +1,6 @@
 """Becomes the first process of a machine, once all that it will start is held together.
 
-    python -S -E first.py CGROUP COMMAND ARG...
+    python -S -E machine_init.py CGROUP COMMAND ARG...
 
 CGROUP is a folder of cgroup version 2, which this process enters before it becomes the command.  Where it is empty,
 there are none: then the command is a child, and this process stays above it as the reaper of all its descendants, so

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from service.settings import Settings, read_settings
-from service.stores import UnknownStore, check_name, open_location, url_of
+from service.storage_locations import UnknownStore, check_name, open_location, url_of
 
 MODELS = "abfs://models/remora"
 

@@ -1,6 +1,6 @@
 """The page `docs/states.md`, made from the tables of the life cycle so that it cannot differ from them.
 
-python -m service.queue.diagram > docs/states.md
+python -m service.queue.states_page > docs/states.md
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def page() -> str:
     """The whole page."""
     sections = [
         "# States",
-        "This page is made by `python -m service.queue.diagram`; a test compares it with the code.\n"
-        "`service/queue/lifecycle.py` is the only place where a state changes, and every change leaves an event.",
+        "This page is made by `python -m service.queue.states_page`; a test compares it with the code.\n"
+        "`service/queue/lifecycle/` is the only place where a state changes, and every change leaves an event.",
         "## Job",
         mermaid(JOB_EDGES, JobState.QUEUED),
         _states(_JOBS),

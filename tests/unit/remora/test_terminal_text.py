@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remora.neutral import neutral, neutral_json
+from remora.terminal_text import neutral, neutral_json
 from tests.steps import stopped_after
 
 
