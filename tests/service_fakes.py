@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from service.settings import Settings
 from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
+from trainers.builds_ahead import Preparation
 from trainers.plan import AttemptPlan, DriverGone, Record
 
 
@@ -100,6 +101,8 @@ class FakeLauncher:
         self.drivers: dict[str, FakeDriver] = {}
         self.history: list[FakeDriver] = []
         self.killed: list[str] = []
+        #: The environments that nodes were asked to build last.
+        self.preparations: tuple[Preparation, ...] = ()
         #: Attempts that have had a driver, or shall have none.
         self.claimed: set[str] = set()
         #: Raised by the next calls of that name, until removed.
@@ -135,6 +138,9 @@ class FakeLauncher:
 
     def prepare(self, token: int) -> None:
         pass
+
+    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+        self.preparations = tuple(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         self._maybe_fail("poll")

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ import ray
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import driver_actors
+from trainers.builds_ahead import BuildsAhead, Preparation
 from trainers.claims import Claims
 from trainers.driver.driver import DriverTaken
 from trainers.driver.nominations import RENEWED_S
@@ -92,6 +93,7 @@ class RayLauncher:
         self._closing: dict[str, Future[None]] = {}
         self._ready_processes = ReadyProcesses()
         self._ready_drivers = ReadyDrivers(ready_drivers)
+        self._builds_ahead = BuildsAhead()
         self._looked_at = 0.0
 
     def start(self, plan: AttemptPlan) -> bool | DriverGone:
@@ -161,6 +163,10 @@ class RayLauncher:
         slots = self._ready_processes.look(is_quiet=is_quiet)
         _free_what_is_left()
         self._ready_drivers.look(token, slots, may_start=is_quiet)
+
+    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+        """Have nodes build the environments of jobs that wait; to be called at every turn, and does not wait."""
+        self._builds_ahead.look(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         """New records of each attempt, or how its driver is gone; an attempt without an answer yet is left out."""

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 
 from cluster.policies.offerings import Offering
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
+from cluster.scheduling.preparing import nodes_to_prepare
 from cluster.scheduling.quotas import Counting, counts_money
 from cluster.scheduling.starts import jobs_off_spot, starts
-from cluster.scheduling.view import NodeView
+from cluster.scheduling.view import JobDemand, NodeView
 from remora.states import JobState, NodeState
 from service.loops.kept_nodes import load_kept_nodes, send_kept_nodes
 from service.loops.launching import Launching
@@ -27,6 +28,7 @@ from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
+from trainers.builds_ahead import Preparation
 
 
 @dataclass(frozen=True)
@@ -53,17 +55,26 @@ def dispatch(
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
     with tick.deciding:
-        started, kept = _decide(tick, live, supply, why_short or {})
+        decided = _decide(tick, live, supply, why_short or {})
     # 4. Act: first on groups that could grow onto nodes on which the new ones start.
-    send_kept_nodes(tick, live, launcher, kept)
+    send_kept_nodes(tick, live, launcher, decided.kept)
     # `track` learns whether the drivers have their plans.
-    launching.launch(tick, live, launcher, started)
+    launching.launch(tick, live, launcher, decided.started)
+    launcher.build_ahead(decided.preparations)
 
 
-def _decide(
-    tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str]
-) -> tuple[Sequence[JobAttempt], Mapping[str, str]]:
-    """Admit and record what fits; returns what was started, and the job that each node is kept for."""
+@dataclass(frozen=True)
+class _Decided:
+    #: Jobs that were started, with their attempts.
+    started: Sequence[JobAttempt] = ()
+    #: The job that each node is kept for, by node id.
+    kept: Mapping[str, str] = field(default_factory=dict)
+    #: Environments that are built while their jobs wait.
+    preparations: Sequence[Preparation] = ()
+
+
+def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str]) -> _Decided:
+    """Admit and record what fits."""
     # 1. Load.
     running, offerings = live.pairs(), supply.offerings()
     snapshot = tick.load(lambda connection: _load(connection, tick, running, offerings))
@@ -71,7 +82,7 @@ def _decide(
         _end_spent(tick, job)
     workload = snapshot.workload
     if not workload.waiting:
-        return (), snapshot.kept
+        return _Decided(kept=snapshot.kept)
     # 2. Decide.
     decided = starts(
         workload.waiting,
@@ -86,7 +97,21 @@ def _decide(
     started = _start(tick, [one for one in decided if isinstance(one, StartJob)])
     live.add(started)
     _tell(tick, workload.rows, [_explained(one, why_short) for one in decided if isinstance(one, Wait)])
-    return started, snapshot.kept
+    starting = {job.id for job, _ in started}
+    waiting = [one for one in workload.waiting if one.id not in starting]
+    return _Decided(started, snapshot.kept, _preparations(tick, waiting, workload.rows, snapshot.ready))
+
+
+def _preparations(
+    tick: Tick, waiting: Iterable[JobDemand], rows: Mapping[str, JobRow], nodes: Sequence[NodeView]
+) -> list[Preparation]:
+    """The environments of the jobs that wait, on nodes where they may start."""
+    with_environment = (one for one in waiting if rows[one.id].environment is not None)
+    return [
+        Preparation(job.id, request, rows[job.id].spec.get("code"), tick.settings.storage, found)
+        for job, found in nodes_to_prepare(with_environment, nodes)
+        if (request := rows[job.id].environment) is not None
+    ]
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:

@@ -19,7 +19,6 @@ from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, url_of
 from trainers.checkpoints.cadence import FIRST_S
-from trainers.environments.request import EnvironmentRequest
 from trainers.inputs.source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
 
@@ -52,7 +51,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         lasting=dict(LASTING),
         device=spec.resources.device,
         precision=spec.resources.precision,
-        environment=_environment(spec),
+        environment=job.environment,
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
@@ -87,20 +86,6 @@ def _input(asked: Input, settings: Settings) -> InputSource:
         )
     return InputSource(
         url=url_of(settings, asked.store), path=asked.path or "", is_mounted=asked.mode == "mount"
-    )
-
-
-def _environment(spec: JobSpec) -> EnvironmentRequest | None:
-    """What the job asks of its Python environment; None where it has none of its own."""
-    asked = spec.environment
-    if not asked.is_built:
-        return None
-    return EnvironmentRequest(
-        python=asked.python,
-        pip=asked.pip,
-        requirements=asked.requirements,
-        setup=asked.setup,
-        inherit=asked.inherit,
     )
 
 

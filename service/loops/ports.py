@@ -12,6 +12,7 @@ from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
+from trainers.builds_ahead import Preparation
 from trainers.plan import AttemptPlan, DriverGone, Record
 
 
@@ -31,6 +32,13 @@ class Launcher(Protocol):
 
     def prepare(self, token: int) -> None:
         """Prepare the next starts, so that they are faster; called at every tick under the lease with that token."""
+        ...
+
+    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+        """Have nodes build the environments of these waiting jobs, next one first, and no others; does not wait.
+
+        Called at every tick.  A build that fails is not tried again, as the attempt of the job says why.
+        """
         ...
 
     def poll(

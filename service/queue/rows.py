@@ -19,10 +19,12 @@ from service.queue.specification import (
     RetryRules,
     budget_of,
     deadline_of,
+    environment_of,
     placement_of,
     repeats_s,
     retry_rules_of,
 )
+from trainers.environments.request import EnvironmentRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,11 @@ class JobRow:
     def placement(self) -> Placement:
         """Which nodes it accepts."""
         return placement_of(self.spec)
+
+    @lazy
+    def environment(self) -> EnvironmentRequest | None:
+        """The Python environment that is built for it; None: it needs none of its own."""
+        return environment_of(self.spec)
 
     @lazy
     def budget(self) -> float | None:

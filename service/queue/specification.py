@@ -9,6 +9,7 @@ from typing import Any
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule
 from remora.spec.fields import SEARCHED, exit_codes_of
+from trainers.environments.request import EnvironmentRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,21 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
         capacity=None if capacity is None else CapacityRule(capacity),
         needs_fabric=asked.get("fabric") == "infiniband",
     )
+
+
+def environment_of(spec: Mapping[str, Any]) -> EnvironmentRequest | None:
+    """The Python environment that is built for the job; None: its workers have that of their nodes."""
+    asked = spec.get("environment")
+    if not isinstance(asked, Mapping):
+        return None
+    request = EnvironmentRequest(
+        python=asked.get("python"),
+        pip=tuple(asked.get("pip", ())),
+        requirements=asked.get("requirements"),
+        setup=asked.get("setup"),
+        inherit=asked.get("inherit"),
+    )
+    return request if request.is_built else None
 
 
 def budget_of(spec: Mapping[str, Any]) -> float | None:

@@ -41,6 +41,11 @@ class EnvironmentRequest:
     #: Whether it is layered on the node's packages; None: where that is possible.
     inherit: bool | None = None
 
+    @property
+    def is_built(self) -> bool:
+        """There is something to build."""
+        return bool(self.python or self.pip or self.requirements or self.setup)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodePackages:

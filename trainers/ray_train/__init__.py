@@ -4,7 +4,14 @@ Written against Ray 2.60 and held to it by `tests/contracts/trainers/test_ray_tr
 why, with measurements: `docs/decisions/0001-ray-trains-controller-runs-inside-the-driver.md`.
 """
 
-from trainers.ray_train.liveness import answering_nodes, draining_nodes, find_dead, nodes_with, our_nodes
+from trainers.ray_train.liveness import (
+    answering_nodes,
+    draining_nodes,
+    find_dead,
+    nodes_with,
+    our_nodes,
+    ray_nodes_of,
+)
 from trainers.ray_train.owner import AttemptEnds, Member, NominatedNodes, Owner
 from trainers.ray_train.reservations import forget_reservations, names_reserved
 from trainers.ray_train.run import free_resources, run_to_end
@@ -22,5 +29,6 @@ __all__ = [
     "names_reserved",
     "nodes_with",
     "our_nodes",
+    "ray_nodes_of",
     "run_to_end",
 ]

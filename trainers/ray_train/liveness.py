@@ -51,10 +51,13 @@ def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
 
 def our_nodes(node_ids: Collection[str]) -> frozenset[str]:
     """Ray node ids of those of our nodes, named by our ids, that are alive."""
-    if not node_ids:
-        return frozenset()
+    return frozenset(ray_nodes_of(node_ids).values()) if node_ids else frozenset()
+
+
+def ray_nodes_of(node_ids: Collection[str]) -> dict[str, str]:
+    """Our node id -> Ray node id of those of our nodes, named by our ids, that are alive."""
     nodes = (node for node in ray.nodes() if node["Alive"])
-    return frozenset(node["NodeID"] for node in nodes if node["Labels"].get(_NODE_LABEL) in node_ids)
+    return {name: node["NodeID"] for node in nodes if (name := node["Labels"].get(_NODE_LABEL)) in node_ids}
 
 
 def _raylet_answers(node: dict[str, Any]) -> bool:

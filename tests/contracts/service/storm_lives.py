@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from tests.contracts.cluster.azure_rig import AzureRig
 from tests.contracts.service.storm_cloud import machines_of, node_of
 from tests.contracts.service.storm_members import Ray
 from tests.service_fakes import FakeLauncher
+from trainers.builds_ahead import Preparation
 from trainers.plan import AttemptPlan, DriverGone, Record
 
 T = TypeVar("T")
@@ -143,6 +144,9 @@ class MortalLauncher:
 
     def prepare(self, token: int) -> None:
         self._launcher.prepare(token)
+
+    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+        self._launcher.build_ahead(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
         return self._life.call(lambda: self._launcher.poll(attempt_ids, after))

@@ -25,6 +25,7 @@ from cluster.ray.membership import RayMembership
 from remora.code.bundle import pack
 from remora.states import EndReason
 from tests.attempt_plans import plan_of
+from trainers.environments.build import KeptEnvironment, kept_environments
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
 
@@ -305,6 +306,11 @@ class Lab:
         works = [folders.temporary_of(node_id) / "work" for node_id in self.provider.node_ids()]
         assert all(work.is_dir() for work in works), "this looks where nothing ever is"
         return [path for work in works for path in work.iterdir()]
+
+    def environments(self, node_id: str) -> list[KeptEnvironment]:
+        """The environments of jobs that a node keeps."""
+        folder = ClusterFolders(self._home).temporary_of(node_id) / "work" / "environments"
+        return kept_environments(folder) if folder.is_dir() else []
 
     def close_attempts(self) -> None:
         while self._attempts:

@@ -1,0 +1,57 @@
+"""Which environments nodes are asked to build while jobs wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remora.spec.spec import JobSpec
+from remora.states import JobState, NodeState
+from service.settings import Settings
+from service.store.database import Database
+from tests.service_fakes import World
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> World:
+    world = World(database, Settings(home=tmp_path, nodes=2, node_cpus=1, lease_s=5.0))
+    for _ in world.ticks_until("the nodes are ready"):
+        if [node.state for node in world.nodes()] == [NodeState.READY] * 2:
+            break
+    return world
+
+
+def with_environment(**fields: object) -> dict[str, object]:
+    spec = JobSpec.from_mapping(
+        {"command": "python train.py", "environment": {"pip": ["tiny==1.0"]}, **fields}
+    )
+    return spec.to_mapping()
+
+
+def test_nodes_build_the_environment_of_a_job_until_it_starts(world: World) -> None:
+    busy = world.submit(spec=with_environment(), min_workers=2, max_workers=2)
+    world.tick()
+    assert world.job(busy).state is JobState.ADMITTED
+    assert world.launcher.preparations == (), "its attempt builds it"
+    waits = world.submit(spec=with_environment())
+    world.submit()
+    world.tick()
+    (asked,) = world.launcher.preparations
+    assert (asked.job_id, asked.request.pip) == (waits, ("tiny==1.0",))
+    assert {node.id for node in world.nodes()} == set(asked.nodes)
+    world.launcher.driver_of(busy).tell("ended", end_reason="completed", message="done", exit_code=0)
+    for _ in world.ticks_until("it starts"):
+        if world.job(waits).state is JobState.ADMITTED:
+            break
+    assert world.launcher.preparations == ()
+
+
+def test_nothing_is_built_any_more_for_a_job_that_was_cancelled(world: World) -> None:
+    world.submit(min_workers=2, max_workers=2)
+    waits = world.submit(spec=with_environment())
+    world.tick()
+    assert [one.job_id for one in world.launcher.preparations] == [waits]
+    world.cancel(waits)
+    world.tick()
+    assert world.launcher.preparations == ()

@@ -1,0 +1,136 @@
+"""Has nodes build the environments of jobs that wait, at a low priority, so that they start without a build."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from remora.errors import BundleError
+from trainers.environments.build import EnvironmentFailed, environment
+from trainers.environments.request import EnvironmentImpossible, EnvironmentRequest
+from trainers.node_folders import shared_folder, unpack_once
+from trainers.ray_train import ray_nodes_of
+from trainers.storage import Storage, StorageError
+
+log = logging.getLogger(__name__)
+
+#: Builds at the same time in the whole cluster.
+_MOST_AT_ONCE = 32
+#: Ended builds that are remembered, so that they are not asked for at every turn.
+_MOST_REMEMBERED = 4096
+#: As of `nice`: a build gives way to what trains on the node.
+_NICENESS = 15
+#: Gives these tasks a process of their own: those that wait on a node are for workers.
+_RUNTIME_ENV = {"env_vars": {"REMORA_BUILDS_AHEAD": "1"}}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The environment of a job that waits, and the nodes on which it is built, by our ids."""
+
+    job_id: str
+    request: EnvironmentRequest
+    #: Digest of the job's code; None: it has none.
+    bundle: str | None
+    #: URL of the storage with the code.
+    storage_url: str
+    nodes: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[EnvironmentRequest, str | None]:
+        """Equal for jobs that need the same environment for the same code."""
+        return self.request, self.bundle
+
+
+class BuildsAhead:
+    """The builds that this process has asked nodes for: one at a time on each node."""
+
+    def __init__(self) -> None:
+        #: By our node id: what is built there, with the task that does it.
+        self._running: dict[str, tuple[object, Any]] = {}
+        #: What ended, by node and key, the newest last; a build that failed is not tried again: the job's attempt says
+        #: why.
+        self._ended: dict[tuple[str, object], None] = {}
+
+    def look(self, wanted: Sequence[Preparation]) -> None:
+        """Start builds that are wanted and were not tried yet, and end those that no job waits for; does not wait."""
+        keys = {one.key for one in wanted}
+        self._take_ended()
+        for node, (key, task) in self._running.items():
+            if key not in keys:
+                # It reports its end like any other: the node is free for the next one then.
+                ray.cancel(task)
+                log.info("no job waits any more for the environment that %s builds", node)
+        asked = self._missing(wanted)
+        if not asked:
+            return
+        known = ray_nodes_of(asked)
+        for node, one in asked.items():
+            if node in known:
+                self._running[node] = one.key, _start(known[node], one)
+
+    @property
+    def is_idle(self) -> bool:
+        """No node builds anything that this process asked for."""
+        return not self._running
+
+    def _take_ended(self) -> None:
+        if not self._running:
+            return
+        by_task = {task: (node, key) for node, (key, task) in self._running.items()}
+        done, _ = ray.wait(list(by_task), num_returns=len(by_task), timeout=0)
+        for task in done:
+            node, key = by_task[task]
+            del self._running[node]
+            try:
+                why = ray.get(task)
+            except ray.exceptions.TaskCancelledError:
+                continue
+            except ray.exceptions.RayError as error:
+                why = str(error)[:500]
+            if why is not None:
+                log.warning("an environment was not built ahead on %s: %s", node, why)
+            self._ended[node, key] = None
+        while len(self._ended) > _MOST_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def _missing(self, wanted: Sequence[Preparation]) -> Mapping[str, Preparation]:
+        """What each node without a build shall build next, by our node id."""
+        asked: dict[str, Preparation] = {}
+        for one in wanted:
+            for node in one.nodes:
+                if len(asked) + len(self._running) >= _MOST_AT_ONCE:
+                    return asked
+                if node not in self._running and node not in asked and (node, one.key) not in self._ended:
+                    asked[node] = one
+        return asked
+
+
+def _start(ray_node_id: str, one: Preparation) -> Any:
+    task = ray.remote(num_cpus=0, max_retries=0, runtime_env=_RUNTIME_ENV)(build_ahead)
+    here = NodeAffinitySchedulingStrategy(ray_node_id, soft=False)
+    return task.options(scheduling_strategy=here).remote(one)
+
+
+def build_ahead(one: Preparation) -> str | None:
+    """Build the environment on this node unless it is there; returns why it could not, or None."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    name = f"ahead-{(one.bundle or 'none').removeprefix('sha256:')[:32]}-{os.getpid()}"
+    try:
+        with shared_folder(name) as folder:
+            code: Path = unpack_once(Storage(one.storage_url), one.bundle, folder)
+            with environment(one.request, code, _say, bundle=one.bundle):
+                return None
+    except (EnvironmentFailed, EnvironmentImpossible, BundleError, StorageError, OSError) as error:
+        return str(error)[-500:]
+
+
+def _say(line: str) -> None:
+    log.info("%s", line)
