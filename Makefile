@@ -18,7 +18,8 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
-LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
+# The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
+LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
 .PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 

@@ -37,6 +37,16 @@ def pytest_configure() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs no second database to find its faults runs on PostgreSQL in `make soak` alone."""
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        is_postgresql = parameters is not None and parameters.params.get("database_url") == "postgresql"
+        if is_postgresql and item.get_closest_marker("postgresql_in_soak"):
+            item.add_marker(pytest.mark.soak)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes one runs all slow tests of a file, one all that cut networks, one those of one service."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = "tests/integration/trainers"
+CONTRACTS = "tests/contracts/service"
 #: What every test on real nodes is built of.
 LAB = (f"{TRAINERS}/conftest.py", f"{TRAINERS}/lab.py")
 
@@ -84,6 +85,32 @@ PARTS: Mapping[str, Part] = {
             "tests/contracts/service/*storm*.py",
         ),
     ),
+    "postgresql": Part(
+        (
+            f"{CONTRACTS}/test_checkpoint_lists.py",
+            f"{CONTRACTS}/test_clocks_that_jump.py",
+            f"{CONTRACTS}/test_clones.py",
+            f"{CONTRACTS}/test_drills.py",
+            f"{CONTRACTS}/test_fabric_on_azure.py",
+            f"{CONTRACTS}/test_labels_and_deletion.py",
+            f"{CONTRACTS}/test_owners_pauses.py",
+            f"{CONTRACTS}/test_paused_jobs.py",
+            f"{CONTRACTS}/test_policies_api.py",
+            f"{CONTRACTS}/test_preparations.py",
+            f"{CONTRACTS}/test_reasons_shown.py",
+            f"{CONTRACTS}/test_resized_jobs.py",
+            f"{CONTRACTS}/test_retry_rules.py",
+            f"{CONTRACTS}/test_service_api.py",
+            f"{CONTRACTS}/test_service_buying.py",
+            f"{CONTRACTS}/test_service_fabric.py",
+            f"{CONTRACTS}/test_service_kept_nodes.py",
+            f"{CONTRACTS}/test_service_retention.py",
+            f"{CONTRACTS}/test_settled_lists.py",
+            f"{CONTRACTS}/test_slow_cloud.py",
+            f"{CONTRACTS}/test_trace_export.py",
+        ),
+        ("service/api", "service/loops", "service/queue", "service/store", "tests/service_fakes.py"),
+    ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
         (
@@ -125,6 +152,19 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/tensorflow_environment.py",
             *LAB,
         ),
+    ),
+    "transformers": Part(
+        ("tests/frameworks/test_transformers_loop.py",),
+        (
+            "remora/integrations",
+            "remora/torch",
+            "requirements/transformers.txt",
+            "tests/frameworks/trainer_worker.py",
+        ),
+    ),
+    "sharded-steps": Part(
+        ("tests/golden/test_sharded.py",),
+        ("remora/script", "remora/torch", "tests/golden/sharded_worker.py"),
     ),
     "deepspeed-layouts": Part(
         ("tests/golden/test_deepspeed_layouts.py", "tests/golden/test_deepspeed_resize.py"),
@@ -170,6 +210,24 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/test_placement_on_nodes.py",
         ),
         ("trainers/driver", "trainers/ray_train", f"{TRAINERS}/elastic_script.py", *LAB),
+    ),
+    "attempts": Part(
+        (f"{TRAINERS}/test_attempts.py", f"{TRAINERS}/test_mpi.py"),
+        ("trainers", *LAB),
+    ),
+    "examples": Part(
+        (
+            "tests/e2e/test_bad_input.py",
+            "tests/e2e/test_examples.py",
+            "tests/e2e/test_huggingface_example.py",
+            "tests/e2e/test_mpi_example.py",
+            "tests/e2e/test_sharded_example.py",
+        ),
+        ("examples", "remora/cli", "remora/spec", "remora/torch"),
+    ),
+    "nodes": Part(
+        ("tests/integration/cluster/test_local_cluster.py",),
+        ("cluster/local", "cluster/node", "cluster/ray"),
     ),
     "commands": Part(
         (

@@ -16,6 +16,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NOBODY = "job_00000000000000000000000000"
 
 
+def some_of(*cases: tuple[object, ...]) -> list[object]:
+    """Each fifth runs always: every case starts a command line, and its parts have tests of their own."""
+    return [
+        case if at % 5 == 0 else pytest.param(*case, marks=pytest.mark.soak) for at, case in enumerate(cases)
+    ]
+
+
 @pytest.fixture
 def raw_client(service: Embedded) -> RawClient:
     """The API's port."""
@@ -24,7 +31,7 @@ def raw_client(service: Embedded) -> RawClient:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
+    some_of(
         ("command: [python", "not YAML"),
         ("{command: python -V, worker: 2}", "worker: unknown key; did you mean workers?"),
         ("{command: python -V, priority: high}", "priority"),
@@ -34,7 +41,7 @@ def raw_client(service: Embedded) -> RawClient:
         ("{command: python -V, code: 'sha256:" + 64 * "0" + "'}", "no bundle"),
         ("- python", "mapping"),
         ("", "mapping"),
-    ],
+    ),
 )
 def test_a_bad_specification_is_one_line_and_exit_code_2(
     service: Embedded, tmp_path: Path, text: str, said: str
@@ -56,7 +63,7 @@ def test_every_problem_of_a_specification_has_a_line(service: Embedded, tmp_path
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [
+    some_of(
         (("submit", "nowhere.yaml"), 2),
         (("submit", "--code", "nowhere", "--", "python", "-V"), 2),
         (("submit", "--workers", "-1", "--", "python", "-V"), 2),
@@ -72,7 +79,7 @@ def test_every_problem_of_a_specification_has_a_line(service: Embedded, tmp_path
         (("list", "--server", "http://127.0.0.1:1"), 5),
         (("list", "--server", "nonsense"), 2),
         (("explode",), 2),
-    ],
+    ),
 )
 def test_a_bad_command_is_one_line_and_the_documented_exit_code(
     service: Embedded, tmp_path: Path, words: tuple[str, ...], code: int

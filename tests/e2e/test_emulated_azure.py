@@ -88,6 +88,7 @@ def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     assert RawClient(url).send("GET", "/control/state").json["machines"] == {}
 
 
+@pytest.mark.soak
 def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go_on(
     emulated: Embedded, tmp_path: Path
 ) -> None:

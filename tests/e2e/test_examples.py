@@ -36,6 +36,7 @@ def test_an_unmodified_torchrun_script_trains_on_two_workers(service: Embedded, 
     assert any("Training snapshot saved at snapshot.pt" in line.text for line in lines if line.rank == 0)
 
 
+@pytest.mark.soak
 @pytest.mark.framework("DDP", "runs")
 @pytest.mark.framework("DDP", "metrics")
 @pytest.mark.backend("ddp", "runs")

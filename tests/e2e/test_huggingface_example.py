@@ -35,6 +35,7 @@ def losses_by_hand(folder: Path, *launcher: str) -> list[str]:
     return re.findall(r"'(?:train_|eval_)?loss': '([0-9.]+)'", done.stdout)
 
 
+@pytest.mark.soak
 @pytest.mark.framework("transformers", "exact samples")
 def test_by_hand_and_under_torchrun_it_trains_the_same(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("alone", "several")]

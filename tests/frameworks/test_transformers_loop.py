@@ -49,6 +49,7 @@ def test_alone_it_does_what_a_plain_trainer_with_the_same_batch_does(scenarios: 
     assert (elastic["tokens"], elastic["flos"]) == (plain["tokens"], pytest.approx(plain["flos"], rel=1e-5))
 
 
+@pytest.mark.soak
 def test_a_dataset_without_a_length_is_read_once_in_an_epoch(scenarios: Scenarios) -> None:
     facts = scenarios.facts("streamed")
     assert_same(facts["lost"], facts["alone"])
@@ -59,6 +60,7 @@ def test_a_dataset_without_a_length_is_read_once_in_an_epoch(scenarios: Scenario
     assert "train() was called before in this script" in facts["alone"]["second"], "a job is one training"
 
 
+@pytest.mark.soak
 def test_steps_whose_scaled_gradients_overflow_change_neither_weights_nor_the_learning_rate(
     scenarios: Scenarios,
 ) -> None:
@@ -84,6 +86,7 @@ def test_a_lost_rank_0_a_new_worker_and_a_resume_change_nothing(scenarios: Scena
     assert logged(resumed) == logged(alone), "also what was logged before the checkpoint"
 
 
+@pytest.mark.soak
 def test_samplers_and_bfloat16_follow_the_step_and_not_the_worker(scenarios: Scenarios) -> None:
     facts = scenarios.facts("grouped")
     assert_same(facts["lost"], facts["alone"])
@@ -147,7 +150,11 @@ def refused(scenarios: Scenarios) -> dict[str, str]:
     ("trainer", "logs"),
     [
         ("sft", {"mean_token_accuracy", "entropy", "num_tokens"}),
-        ("dpo", {"rewards/chosen", "rewards/margins", "logps/rejected", "num_tokens"}),
+        pytest.param(
+            "dpo",
+            {"rewards/chosen", "rewards/margins", "logps/rejected", "num_tokens"},
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_trainer_of_trl_logs_its_own_metrics_as_means_over_all_workers(

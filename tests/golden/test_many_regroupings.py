@@ -56,7 +56,7 @@ class ShardedDriver(Driver):
 @pytest.mark.parametrize(
     ("kind", "job"),
     [
-        pytest.param(Driver, Job("resnet", "bitwise", epochs=400), id="bitwise"),
+        pytest.param(Driver, Job("resnet", "bitwise", epochs=400), id="bitwise", marks=pytest.mark.soak),
         pytest.param(Driver, Job("resnet", "sample-exact", epochs=400), id="sample-exact"),
         pytest.param(ShardedDriver, ShardedJob("resnet", epochs=400), id="sharded", marks=pytest.mark.soak),
         pytest.param(

@@ -72,10 +72,18 @@ def test_a_killed_worker_costs_no_state(victim: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(ShardedJob("resnet", micro_batch=2), id="BatchNorm and micro-batches"),
-        pytest.param(ShardedJob(samples=22, shards=5), id="workers without samples keep the others company"),
         pytest.param(
-            ShardedJob(is_stream=True, snapshot_every=3), id="a stream, a snapshot every third step"
+            ShardedJob("resnet", micro_batch=2), id="BatchNorm and micro-batches", marks=pytest.mark.soak
+        ),
+        pytest.param(
+            ShardedJob(samples=22, shards=5),
+            id="workers without samples keep the others company",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            ShardedJob(is_stream=True, snapshot_every=3),
+            id="a stream, a snapshot every third step",
+            marks=pytest.mark.soak,
         ),
     ],
 )
@@ -136,10 +144,12 @@ def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "job",
     [
-        pytest.param(HYBRID, id="hybrid"),
+        pytest.param(HYBRID, id="hybrid", marks=pytest.mark.soak),
         pytest.param(TENSOR, id="tensor parallel"),
-        pytest.param(replace(HYBRID, damaged=17), id="hybrid, a batch left out"),
-        pytest.param(replace(TENSOR, damaged=17), id="tensor parallel, a batch left out"),
+        pytest.param(replace(HYBRID, damaged=17), id="hybrid, a batch left out", marks=pytest.mark.soak),
+        pytest.param(
+            replace(TENSOR, damaged=17), id="tensor parallel, a batch left out", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_other_layouts_lose_and_win_workers_along_the_data_parallel_dimension(
@@ -157,7 +167,7 @@ def test_other_layouts_lose_and_win_workers_along_the_data_parallel_dimension(
         assert_same(job, driver)
 
 
-@pytest.mark.parametrize("snapshot_every", [1, 4])
+@pytest.mark.parametrize("snapshot_every", [1, pytest.param(4, marks=pytest.mark.soak)])
 def test_a_batch_that_is_left_out_stays_so_for_those_who_go_on_and_those_who_join(
     snapshot_every: int, tmp_path: Path
 ) -> None:
@@ -176,6 +186,7 @@ def test_a_batch_that_is_left_out_stays_so_for_those_who_go_on_and_those_who_joi
         assert_same(job, driver)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_knows_what_is_left_out(tmp_path: Path) -> None:
     job = ShardedJob(damaged=17)
     with ShardedDriver(job, tmp_path / "first") as first:
@@ -203,6 +214,7 @@ def test_a_checkpoint_knows_what_is_left_out(tmp_path: Path) -> None:
             torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_as_many_workers_with_other_ranks_than_before(tmp_path: Path) -> None:
     """The third worker becomes the second one, and a joiner the third."""
     with ShardedDriver(ShardedJob(), tmp_path / "first") as first:
@@ -226,6 +238,7 @@ def test_a_checkpoint_of_as_many_workers_with_other_ranks_than_before(tmp_path: 
             torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.soak
 def test_scaled_losses(tmp_path: Path) -> None:
     """A step with infinite gradients is skipped by all workers, and the scale survives a loss."""
     job = ShardedJob(is_scaled=True)
@@ -244,11 +257,15 @@ def test_scaled_losses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "before", "other", "after"),
     [
-        pytest.param(ShardedJob("resnet"), 2, ShardedJob("resnet"), 1, id="sharded 2 to 1"),
+        pytest.param(
+            ShardedJob("resnet"), 2, ShardedJob("resnet"), 1, id="sharded 2 to 1", marks=pytest.mark.soak
+        ),
         pytest.param(ShardedJob("resnet"), 2, ShardedJob("resnet"), 3, id="sharded 2 to 3"),
-        pytest.param(HYBRID, 4, HYBRID, 2, id="hybrid 4 to 2"),
-        pytest.param(TENSOR, 4, TENSOR, 2, id="tensor parallel 4 to 2"),
-        pytest.param(TENSOR, 2, ShardedJob("plain"), 3, id="tensor parallel 2 to sharded 3"),
+        pytest.param(HYBRID, 4, HYBRID, 2, id="hybrid 4 to 2", marks=pytest.mark.soak),
+        pytest.param(TENSOR, 4, TENSOR, 2, id="tensor parallel 4 to 2", marks=pytest.mark.soak),
+        pytest.param(
+            TENSOR, 2, ShardedJob("plain"), 3, id="tensor parallel 2 to sharded 3", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_a_checkpoint_resumes_with_other_workers(

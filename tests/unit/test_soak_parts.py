@@ -14,7 +14,7 @@ def test_every_file_with_tests_marked_soak_is_in_one_part() -> None:
     marked = [
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tests").rglob("test_*.py")
-        if f"mark.{'soak'}" in path.read_text()
+        if any(f"mark.{name}" in path.read_text() for name in ("soak", "postgresql_in_soak"))
     ]
     assert len(marked) > 10, "this looks where such tests are"
     assert Counter(marked) == Counter(

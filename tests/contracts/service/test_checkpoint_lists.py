@@ -30,6 +30,8 @@ from trainers.checkpoints.manifest import MANIFEST_NAME, Manifest, ShardFile
 from trainers.plan import DriverGone
 from trainers.storage import Storage, StorageError
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:

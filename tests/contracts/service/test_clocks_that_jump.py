@@ -12,6 +12,8 @@ from service.store import telemetry
 from service.store.database import Database
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 HOUR = 3600.0
 BOTH_WAYS = pytest.mark.parametrize("by_s", [HOUR, -HOUR], ids=["forth", "back"])
 

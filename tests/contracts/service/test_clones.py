@@ -14,6 +14,8 @@ from remora.spec.spec import JobSpec
 from service.store.database import Database
 from tests.contracts.service.owners import Owner, owner_of
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Owner]:

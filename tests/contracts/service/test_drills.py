@@ -21,6 +21,8 @@ from service.store import drills
 from service.store.database import Database
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> Settings:

@@ -20,6 +20,8 @@ from service.store.database import Database
 from tests.contracts.cluster.azure_rig import IB_SIZE, REGION, AzureRig
 from tests.service_fakes import FakeCluster, FakeMember, World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 DOCUMENT = f"""\
 pools:
   gpu:

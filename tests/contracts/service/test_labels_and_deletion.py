@@ -19,6 +19,8 @@ from tests.contracts.service.owners import Owner, owner_of
 from tests.service_fakes import FakeDriver
 from trainers.storage import Storage, StorageError
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Owner]:

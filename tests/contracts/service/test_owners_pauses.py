@@ -11,6 +11,8 @@ from remora.states import AttemptState, EndReason, JobState
 from service.store.database import Database
 from tests.contracts.service.owners import Owner, owner_of
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Owner]:

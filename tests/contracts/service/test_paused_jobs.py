@@ -17,6 +17,8 @@ from service.store.database import Database
 from tests.contracts.service.buying import MIXED, STEPS, apply, buying_world, in_steps, living
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:

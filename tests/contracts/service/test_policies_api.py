@@ -16,6 +16,8 @@ from remora.views import Policy, Problem
 from service.api.app import create_app
 from service.settings import Settings
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 FIRST = "pools:\n  local: {sizes: [local], capacity: on-demand, min_nodes: 1, max_nodes: 4}  # by day\n"
 SECOND = FIRST.replace("max_nodes: 4", "max_nodes: 5")
 

@@ -26,6 +26,8 @@ from service.store import policies, spending
 from service.store.database import Database
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 SPOT = Offering(
     size="Standard_D4s_v5",
     zone="1",

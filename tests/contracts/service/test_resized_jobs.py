@@ -12,6 +12,8 @@ from service.store.database import Database
 from tests.contracts.service.owners import Owner, owner_of
 from tests.statements import statements
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Owner]:

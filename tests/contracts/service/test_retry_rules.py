@@ -13,6 +13,8 @@ from service.settings import Settings
 from service.store.database import Database
 from tests.service_fakes import FakeDriver, World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:

@@ -201,6 +201,7 @@ class TestSubmitting:
         assert "20" in found.detail
 
 
+@pytest.mark.postgresql_in_soak
 class TestBadBodies:
     @pytest.mark.parametrize(
         ("body", "status", "code"),
@@ -272,6 +273,7 @@ class TestBadBodies:
         assert answer.status_code in (201, 400, 413, 422, 429), answer.text
 
 
+@pytest.mark.postgresql_in_soak
 class TestBadPaths:
     @pytest.mark.parametrize(
         "job_id", ["x", "job_x", "job_" + "0" * 26, "job_%00", "%ff%fe", "'; DROP TABLE jobs"]
@@ -397,6 +399,7 @@ class TestBadPaths:
         )
 
 
+@pytest.mark.postgresql_in_soak
 class TestReading:
     def test_pages_hold_every_job_once_newest_first(self, client: TestClient) -> None:
         made = [submit(client).id for _ in range(7)]
@@ -607,6 +610,7 @@ class TestReading:
         assert client.get("/v1/nodes").json() == {"items": [], "next_cursor": None}
 
 
+@pytest.mark.postgresql_in_soak
 class TestCancelling:
     def test_a_waiting_job_ends_at_once_and_again_is_fine(self, client: TestClient) -> None:
         job = submit(client)
@@ -629,6 +633,7 @@ def make_bundle(**files: str) -> tuple[str, bytes]:
     return f"sha256:{hashlib.sha256(content).hexdigest()}", content
 
 
+@pytest.mark.postgresql_in_soak
 class TestBundles:
     def test_one_is_uploaded_once_and_comes_back(self, client: TestClient) -> None:
         digest, content = make_bundle(**{"train.py": "print()"})
@@ -696,6 +701,7 @@ class TestBundles:
             assert [path.name for path in uploads.iterdir()] == ["new.part"]
 
 
+@pytest.mark.postgresql_in_soak
 class TestLedger:
     def test_a_job_pays_for_what_its_workers_held_by_kind_of_node(
         self, client: TestClient, database: Database
@@ -752,6 +758,7 @@ class TestLedger:
         problem(client.get("/v1/ledger?since=9&until=8"), 422, "invalid_parameter")
 
 
+@pytest.mark.postgresql_in_soak
 class TestStores:
     @pytest.fixture
     def settings(self, database_url: str, tmp_path: Path) -> Settings:
@@ -832,6 +839,7 @@ class TestStores:
         assert client.get(f"/v1/jobs/{job.id}/outputs/bird").content == b"sings"
 
 
+@pytest.mark.postgresql_in_soak
 class TestCheckpoints:
     def commit(self, database: Database, job_id: str, folder: Path, files: dict[str, int]) -> None:
         body = {"world_size": 1, "size_bytes": sum(files.values()), "location": str(folder), "files": files}
@@ -871,6 +879,7 @@ class TestCheckpoints:
         assert "removed" in str(problem(answer, 404, "checkpoint_not_found").hint)
 
 
+@pytest.mark.postgresql_in_soak
 class TestOutputs:
     def keep(self, database: Database, job_id: str, folder: Path, written: dict[str, bytes]) -> None:
         """The job's driver tells of these files, and that the job is done."""

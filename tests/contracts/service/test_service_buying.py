@@ -42,6 +42,8 @@ from tests.contracts.service.buying import (
 )
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:

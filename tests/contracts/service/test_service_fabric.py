@@ -20,6 +20,8 @@ from service.store import policies
 from service.store.database import Database
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 DRY, FIRST, SECOND = "cheap/1/on-demand", "fast/1/on-demand", "fast/2/on-demand"
 SPEC = JobSpec.from_mapping(
     {"command": "python train.py", "placement": {"fabric": "infiniband"}}

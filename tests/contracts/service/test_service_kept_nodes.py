@@ -13,6 +13,8 @@ from service.store.database import Database
 from tests.contracts.service.buying import DOCUMENT, SOLD, apply, living, train
 from tests.service_fakes import FakeDriver, World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:

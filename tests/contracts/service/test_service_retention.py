@@ -31,6 +31,8 @@ from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest, ShardFile
 from trainers.storage import Storage
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 DAY = 86_400.0
 LIMITS = Limits(age_s=30 * DAY, jobs=1000, rows=1000)
 

@@ -22,6 +22,8 @@ from service.store.ids import new_id
 from service.store.tables import jobs as jobs_table
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 NOW = 5000.0
 
 

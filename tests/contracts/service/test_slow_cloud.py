@@ -22,6 +22,8 @@ from service.store.database import Database
 from service.store.leases import LeaseRow
 from tests.service_fakes import FakeCluster, World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 #: The lease of these tests: short, so that it would be lost many times over while the cloud is waited for.
 LEASE_S = 0.5
 

@@ -19,6 +19,8 @@ from service.store.database import Database
 from service.what_if.answer import replayed
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 @pytest.fixture
 def settings(database_url: str, tmp_path: Path) -> Settings:

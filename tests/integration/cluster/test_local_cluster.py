@@ -118,6 +118,7 @@ def test_nodes_join_with_labels_resources_and_addresses_of_their_own(provider: L
     assert labels["node_a"]["remora-pool"] == "local"
 
 
+@pytest.mark.soak
 def test_a_machine_that_is_late_joins_in_the_end_and_one_that_shall_never_join_does_not(
     provider: LocalProvider, home: Path
 ) -> None:
@@ -166,6 +167,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     until(lambda: not is_member("node_d"), "Ray notices the end", 15.0)
 
 
+@pytest.mark.soak
 def test_a_frozen_node_is_lost_for_ray_but_still_listed(provider: LocalProvider) -> None:
     join(provider, "node_e")
     provider.freeze("node_e")
@@ -201,6 +203,7 @@ def test_a_drained_node_shows_its_deadline_and_ends_when_its_work_has(provider: 
     assert node.is_running
 
 
+@pytest.mark.soak
 def test_what_cannot_be_drained_is_refused_in_a_sentence(head: MachineRecord) -> None:
     with pytest.raises(DrainRefused, match="was not drained"):
         drain("ab" * 28, "test", time.time() + 10)

@@ -124,6 +124,7 @@ def drivers() -> set[str]:
     return {name for name in ray.util.list_named_actors() if name.startswith("driver-")}
 
 
+@pytest.mark.soak
 def test_a_device_that_no_node_has_ends_the_attempt_with_a_sentence(lab: Lab) -> None:
     lab.nodes(1)
     run = lab.run({"train.py": ""}, "python", "train.py", min_workers=1, max_workers=1, device="xpu")
@@ -132,6 +133,7 @@ def test_a_device_that_no_node_has_ends_the_attempt_with_a_sentence(lab: Lab) ->
     assert "asks for an Intel GPU (resources.device: xpu) and this node has none" in end["message"]
 
 
+@pytest.mark.soak
 def test_bfloat16_on_processors_rounds_products_or_is_refused(lab: Lab) -> None:
     lab.nodes(1)
     run = lab.run({"train.py": ROUNDED}, "python", "train.py", min_workers=1, max_workers=1, precision="bf16")
@@ -162,6 +164,7 @@ def test_a_command_that_fails_by_itself(
         assert "RuntimeError: the loss is infinite" in run.text("stderr")
 
 
+@pytest.mark.soak
 def test_a_command_that_cannot_be_started(lab: Lab) -> None:
     lab.nodes(2)
     absent = lab.run({"train.py": ""}, "trane", "train.py")
@@ -180,6 +183,7 @@ def test_a_command_that_cannot_be_started(lab: Lab) -> None:
     assert "nosuch" in end["message"]
 
 
+@pytest.mark.soak
 def test_a_killed_process_is_a_signal(lab: Lab) -> None:
     lab.nodes(2)
     run = endless(lab)
@@ -264,6 +268,7 @@ def test_a_daemon_does_not_outlive_its_command(lab: Lab, tmp_path: Path) -> None
     assert "1 processes that the command had left behind were ended" in run.text("remora")
 
 
+@pytest.mark.soak
 def test_a_loud_command_is_cut_and_says_so(lab: Lab) -> None:
     lab.nodes(1)
     limit = 100_000
@@ -280,6 +285,7 @@ def test_a_loud_command_is_cut_and_says_so(lab: Lab) -> None:
     assert "lines were dropped" in run.text("remora")
 
 
+@pytest.mark.soak
 def test_users_folders_that_bear_our_names_are_the_users(lab: Lab) -> None:
     lab.nodes(1)
     files = {
@@ -292,6 +298,7 @@ def test_users_folders_that_bear_our_names_are_the_users(lab: Lab) -> None:
     assert run.text("stdout") == "mine mine mine\n[]"
 
 
+@pytest.mark.soak
 def test_a_users_own_collective_runs_as_it_is(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run({"train.py": COLLECTIVE}, "python", "train.py")
@@ -311,6 +318,7 @@ def test_a_service_that_was_killed_goes_on_reading_where_it_was(lab: Lab) -> Non
     assert len(again.events("attempt.driver_started")) == 1
 
 
+@pytest.mark.soak
 def test_too_few_nodes_for_too_long_is_a_lost_node(lab: Lab) -> None:
     lab.nodes(1)
     run = lab.run({"train.py": LOCKSTEP}, "python", "train.py", "5", "0", regroup_s=2.0)
