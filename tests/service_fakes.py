@@ -24,8 +24,7 @@ from service.settings import Settings
 from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
-from trainers.builds_ahead import Preparation
-from trainers.plan import AttemptPlan, DriverGone, Record
+from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
 
 
 def job_row(now: float = 1000.0, **fields: Any) -> JobRow:

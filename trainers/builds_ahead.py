@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from remora.errors import BundleError
 from trainers.environments.build import EnvironmentFailed, environment
-from trainers.environments.request import EnvironmentImpossible, EnvironmentRequest
+from trainers.environments.request import EnvironmentImpossible
 from trainers.node_folders import shared_folder, unpack_once
+from trainers.plan import Preparation
 from trainers.ray_train import ray_nodes_of
 from trainers.storage import Storage, StorageError
 
@@ -29,24 +29,6 @@ _MOST_REMEMBERED = 4096
 _NICENESS = 15
 #: Gives these tasks a process of their own: those that wait on a node are for workers.
 _RUNTIME_ENV = {"env_vars": {"REMORA_BUILDS_AHEAD": "1"}}
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """The environment of a job that waits, and the nodes on which it is built, by our ids."""
-
-    job_id: str
-    request: EnvironmentRequest
-    #: Digest of the job's code; None: it has none.
-    bundle: str | None
-    #: URL of the storage with the code.
-    storage_url: str
-    nodes: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[EnvironmentRequest, str | None]:
-        """Equal for jobs that need the same environment for the same code."""
-        return self.request, self.bundle
 
 
 class BuildsAhead:

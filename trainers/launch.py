@@ -17,11 +17,11 @@ import ray
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import driver_actors
-from trainers.builds_ahead import BuildsAhead, Preparation
+from trainers.builds_ahead import BuildsAhead
 from trainers.claims import Claims
 from trainers.driver.driver import DriverTaken
 from trainers.driver.nominations import RENEWED_S
-from trainers.plan import AttemptPlan, DriverGone, Record
+from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
 from trainers.ray_train import forget_reservations, free_resources, names_reserved
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses

@@ -134,3 +134,21 @@ class DriverGone:
     reason: EndReason
     #: One sentence for people.
     message: str
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The environment of a job that waits, and the nodes on which it is built, by our ids."""
+
+    job_id: str
+    request: EnvironmentRequest
+    #: Digest of the job's code; None: it has none.
+    bundle: str | None
+    #: URL of the storage with the code.
+    storage_url: str
+    nodes: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[EnvironmentRequest, str | None]:
+        """Equal for jobs that need the same environment for the same code."""
+        return self.request, self.bundle

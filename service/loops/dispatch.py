@@ -28,7 +28,7 @@ from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
-from trainers.builds_ahead import Preparation
+from trainers.plan import Preparation
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
-from trainers.builds_ahead import Preparation
-from trainers.plan import AttemptPlan, DriverGone, Record
+from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
 
 
 class Launcher(Protocol):

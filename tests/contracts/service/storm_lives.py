@@ -23,8 +23,7 @@ from tests.contracts.cluster.azure_rig import AzureRig
 from tests.contracts.service.storm_cloud import machines_of, node_of
 from tests.contracts.service.storm_members import Ray
 from tests.service_fakes import FakeLauncher
-from trainers.builds_ahead import Preparation
-from trainers.plan import AttemptPlan, DriverGone, Record
+from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
 
 T = TypeVar("T")
 

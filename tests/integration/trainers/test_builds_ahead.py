@@ -6,8 +6,9 @@ import psutil
 import pytest
 
 from tests.integration.trainers.lab import Lab, until
-from trainers.builds_ahead import BuildsAhead, Preparation
+from trainers.builds_ahead import BuildsAhead
 from trainers.environments.request import EnvironmentRequest
+from trainers.plan import Preparation
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
