@@ -43,6 +43,8 @@ class AttemptPlan:
     resources: dict[str, float]
     #: Accepted values by label of the worker's Ray node; labels that are not named may have any value.
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: The most workers on one node; None: as many as fit.
+    workers_per_node: int | None = None
     #: Labels, with their values, of nodes that the cloud does not take back; rank 0 is on one when a worker is.
     lasting: dict[str, tuple[str, ...]] = field(default_factory=dict)
     #: What the command must find on its node.

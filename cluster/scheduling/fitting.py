@@ -13,6 +13,9 @@ from cluster.policies.offerings import Offering
 
 Resources = Mapping[str, float]
 
+#: Begins the name of a resource that every node has once for each job, and that Ray does not know: a job with
+#: `workers_per_node` has workers that hold that part of it which is theirs.
+NODE_SHARE = "node share of "
 #: Nodes that one fabric domain holds at most: a placement group of the cloud ends there.
 FABRIC_NODES = 100
 
@@ -31,6 +34,23 @@ class Showing(Protocol):
         ...
 
 
+def at_most(worker: Resources, job_id: str, per_node: int) -> Resources:
+    """Resources of a worker of which one node holds at most `per_node` of the same job."""
+    return {**worker, f"{NODE_SHARE}{job_id}": 1.0 / per_node}
+
+
+def shares_in(worker: Resources) -> Resources:
+    """The part of a worker's resources that Ray does not know, and does not count on nodes."""
+    return {name: amount for name, amount in worker.items() if name.startswith(NODE_SHARE)}
+
+
+def take(free: dict[str, float], worker: Resources, count: int) -> None:
+    """Subtract what this many workers hold from what is free on a node, where it has that; a negative number adds."""
+    for name, amount in worker.items():
+        if name in free or name.startswith(NODE_SHARE):
+            free[name] = free.get(name, 1.0) - count * amount
+
+
 def slots(free: Resources, worker: Resources) -> int:
     """How many such workers fit into the free resources.
 
@@ -43,7 +63,9 @@ def slots(free: Resources, worker: Resources) -> int:
             if have is None:
                 if name == "memory":
                     continue
-                return 0
+                if not name.startswith(NODE_SHARE):
+                    return 0
+                have = 1.0
             count = int(have / amount + 1e-9)
             if count <= 0:
                 return 0

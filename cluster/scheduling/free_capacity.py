@@ -10,7 +10,7 @@ from operator import attrgetter
 from cluster.lazy_property import lazy
 from cluster.policies.offerings import CapacityType, Offering, zone_and_capacity
 from cluster.scheduling.context import PlanningContext
-from cluster.scheduling.fitting import Resources, slots
+from cluster.scheduling.fitting import Resources, shares_in, slots, take
 from cluster.scheduling.view import JobDemand, NodeView
 
 
@@ -63,7 +63,7 @@ class Bin:
         if self._holds:
             free = self._own_free()
             for worker, count in self._holds:
-                _take(free, worker, count)
+                take(free, worker, count)
             self._holds = ()
         return self._free
 
@@ -74,19 +74,13 @@ class Bin:
     def put(self, worker: Resources, count: int) -> None:
         """Place this many workers."""
         if count > 0:
-            _take(self._own_free(), worker, count)
+            take(self._own_free(), worker, count)
             self.is_used = True
 
     def _own_free(self) -> dict[str, float]:
         if self._own is None:
             self._free = self._own = dict(self._free)
         return self._own
-
-
-def _take(free: dict[str, float], worker: Resources, count: int) -> None:
-    for name, amount in worker.items():
-        if name in free:
-            free[name] -= count * amount
 
 
 @dataclass
@@ -151,8 +145,10 @@ class Space:
             offering = self._context.offering_of(node)
             bin_ = self._at_work[node.id] = Bin(node.pool, free, offering, node.fabric, node)
             bin_.is_used = True
-            if node.free is None:
-                bin_.hold([(self._worker_of(job_id), workers) for job_id, workers in node.jobs.items()])
+            held = [(self._worker_of(job_id), workers) for job_id, workers in node.jobs.items()]
+            if node.free is not None:
+                held = [(share, workers) for worker, workers in held if (share := shares_in(worker))]
+            bin_.hold(held)
         return bin_
 
     def _worker_of(self, job_id: str) -> Resources:
@@ -295,7 +291,10 @@ class Space:
 
     def _fitting_at_work(self, worker: Resources) -> Iterator[Bin]:
         """Nodes that work and have capacity for one more such worker."""
-        names = frozenset(name for name, amount in worker.items() if amount > 0 and name != "memory")
+        shares = shares_in(worker)
+        names = frozenset(
+            name for name, amount in worker.items() if amount > 0 and name != "memory" and name not in shares
+        )
         for node in self._at_work_with(names):
             bin_ = self._bin_of(node)
             if slots(bin_.free, worker) > 0:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.scheduling.fitting import Resources, slots
+from cluster.scheduling.fitting import Resources, slots, take
 from cluster.scheduling.view import JobDemand, NodeView
 from remora.spec.worker_sizes import WorkerSizes
 
@@ -79,7 +79,9 @@ def beside(nodes: Sequence[Resources], places: Places, worker: Resources) -> lis
 
 def without(node: Resources, workers: int, worker: Resources) -> Resources:
     """What is free on a node beside `workers` workers."""
-    return {name: amount - workers * worker.get(name, 0.0) for name, amount in node.items()}
+    left = dict(node)
+    take(left, worker, workers)
+    return left
 
 
 def place_in_domain(

@@ -17,7 +17,7 @@ from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
-from cluster.scheduling.fitting import Resources
+from cluster.scheduling.fitting import NODE_SHARE, Resources, shares_in
 from cluster.scheduling.placing import Allocation, beside, count_of, place_group, place_in_domain, without
 from cluster.scheduling.pool_sizes import PoolSize, most_in_all
 from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN
@@ -194,7 +194,8 @@ def _free_beside(
         for job_id, count in node.jobs.items():
             if (job := jobs.get(job_id)) is not None:
                 held[job_id] += count
-                left = without(left, count, job.worker_resources) if node.free is None else left
+                worker = job.worker_resources
+                left = without(left, count, worker if node.free is None else shares_in(worker))
         free.append(left)
     for job in jobs.values():
         has, allowed = min(held[job.id], job.max_workers), _allowed(nodes, job.placement)
@@ -329,7 +330,10 @@ def describe(resources: Resources) -> str:
     """The resources for people: `2 CPU, 1 GPU, 4.0 GiB memory`."""
     parts = []
     for name, amount in sorted(resources.items()):
-        if amount <= 0:
+        if amount <= 0 or name.startswith(NODE_SHARE):
             continue
         parts.append(f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}")
-    return ", ".join(parts) or "nothing"
+    shares = shares_in(resources).values()
+    return ", ".join(parts or ["nothing"]) + "".join(
+        f", at most {round(1 / one)} on a node" for one in shares
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cluster.scheduling.fitting import take
 from cluster.scheduling.view import NodeView
 from cluster.simulator.market import Stock
 from remora.states import NodeState
@@ -49,9 +50,7 @@ class SimNode:
         """Put workers on it."""
         self.seen = None
         self.jobs[job_id] = self.jobs.get(job_id, 0) + workers
-        for name, amount in worker.items():
-            if name in self.free:  # a resource that the node does not report, such as memory, is not counted
-                self.free[name] -= workers * amount
+        take(self.free, worker, workers)
         self.idle_since = None
 
     def give_back(
@@ -64,9 +63,7 @@ class SimNode:
             workers = have
         elif workers < have:
             self.jobs[job_id] = have - workers
-        for name, amount in worker.items():
-            if name in self.free:
-                self.free[name] += workers * amount
+        take(self.free, worker, -workers)
         if not self.jobs:
             self.free = dict(self.stock.offering.resources)
             self.idle_since = now if self.state is NodeState.READY else None

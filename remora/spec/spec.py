@@ -47,6 +47,7 @@ from remora.spec.fields import (
     Name,
     Text,
     Whole,
+    WorkerCount,
     refuses_label,
     refuses_variable,
 )
@@ -104,6 +105,8 @@ class JobSpec(Section):
         Workers(min=1, max=1),
         description=f"a whole number from 1 to {MAX_WORKERS}, or {{min: .., max: .., multiple_of: ..}}",
     )
+    #: The most workers of the job on one node; None: as many as fit.
+    workers_per_node: WorkerCount | None = Field(None, description=f"a whole number from 1 to {MAX_WORKERS}")
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(
         Environment(), description="keys python, pip, requirements, inherit, variables"

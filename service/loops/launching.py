@@ -46,6 +46,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         checkpoint_url=url_of(settings, spec.checkpoint.store),
         backend=spec.backend,
         sizes=spec.worker_sizes,
+        workers_per_node=job.workers_per_node,
         resources=spec.ray_resources(),
         labels=placement_in(job, attempt).labels,
         lasting=dict(LASTING),

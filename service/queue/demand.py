@@ -30,7 +30,7 @@ def demand_of(
         project=job.project,
         sizes=job.sizes,
         placement=placement,
-        worker_resources=job.worker_resources,
+        worker_resources=job.placed_resources,
         priority=job.priority,
         created_at=job.created_at,
         waiting_since=job.waits_from if job.lost_since is None else job.lost_since,

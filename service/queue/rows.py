@@ -13,6 +13,7 @@ from typing import Any
 from cluster.lazy_property import lazy
 from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
+from cluster.scheduling.fitting import Resources, at_most
 from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.specification import (
@@ -23,6 +24,7 @@ from service.queue.specification import (
     placement_of,
     repeats_s,
     retry_rules_of,
+    workers_per_node_of,
 )
 from trainers.environments.request import EnvironmentRequest
 
@@ -123,6 +125,17 @@ class JobRow:
     def placement(self) -> Placement:
         """Which nodes it accepts."""
         return placement_of(self.spec)
+
+    @lazy
+    def workers_per_node(self) -> int | None:
+        """The most workers of it on one node; None: as many as fit."""
+        return workers_per_node_of(self.spec)
+
+    @lazy
+    def placed_resources(self) -> Resources:
+        """Resources of a worker where workers are placed: with its share of a node, where the job limits that."""
+        most = self.workers_per_node
+        return self.worker_resources if most is None else at_most(self.worker_resources, self.id, most)
 
     @lazy
     def environment(self) -> EnvironmentRequest | None:

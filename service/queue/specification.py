@@ -61,6 +61,12 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     )
 
 
+def workers_per_node_of(spec: Mapping[str, Any]) -> int | None:
+    """The most workers of the job on one node; None: as many as fit."""
+    asked = spec.get("workers_per_node")
+    return None if asked is None else int(asked)
+
+
 def environment_of(spec: Mapping[str, Any]) -> EnvironmentRequest | None:
     """The Python environment that is built for the job; None: its workers have that of their nodes."""
     asked = spec.get("environment")

@@ -87,7 +87,7 @@ def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
         id=job.id,
         at_s=round(job.created_at - begins_at, 3),
         sizes=job.sizes,
-        resources=job.worker_resources,
+        resources=job.placed_resources,
         work_s=work_s,
         checkpoint_s=job.repeats_s or _CHECKPOINT_S,
         project=job.project,

@@ -384,6 +384,7 @@ class Driver:
                 sizes=plan.sizes,
                 resources=plan.resources,
                 labels=plan.labels,
+                workers_per_node=plan.workers_per_node,
                 storage_path=str(folder),
             )
 

@@ -58,10 +58,11 @@ def run_to_end(
     resources: dict[str, float],
     labels: Mapping[str, Sequence[str]],
     storage_path: str,
+    workers_per_node: int | None = None,
 ) -> Exception | None:
     """Run Ray Train's controller in this thread until training has finished or failed; returns its error.
 
-    Workers run on nodes with these labels only: accepted values by label.
+    Workers run on nodes with these labels only: accepted values by label.  At most `workers_per_node` are on one node.
     """
     os.environ.update(_ENVIRONMENT)
     scaling = ScalingConfig(
@@ -77,7 +78,7 @@ def run_to_end(
         run_config=RunConfig(name=name, storage_path=storage_path, failure_config=failures),
     )
     backend = trainer.backend_config or BackendConfig()
-    policy = ElasticPolicy(scaling, owner, _requester(name), sizes, labels)
+    policy = ElasticPolicy(scaling, owner, _requester(name), sizes, labels, workers_per_node)
     sweeps = NodeSweeps()
     controller = _Controller(
         AttemptWorkers(name, owner, policy.nodes_for, sweeps),

@@ -44,10 +44,12 @@ class ElasticPolicy(ElasticScalingPolicy):
         requester: str,
         sizes: WorkerSizes,
         labels: Mapping[str, Sequence[str]],
+        workers_per_node: int | None = None,
     ) -> None:
         super().__init__(scaling_config)
         self._sizes = sizes
         self._labels = labels
+        self._workers_per_node = workers_per_node
         self._requester = requester
         self._latest_reserved_resources_query_time: float
         self._latest_reserved_resources: Any
@@ -230,7 +232,8 @@ class ElasticPolicy(ElasticScalingPolicy):
             reserved = {node: has for node, has in reserved.items() if node in answering}
             free = {node: has for node, has in free.items() if node in answering}
             worker = self.scaling_config._resources_per_worker_not_none
-            self._room = room_on(free, worker, self.scaling_config.max_workers)
+            most = self.scaling_config.max_workers
+            self._room = room_on(free, worker, min(most, self._workers_per_node or most))
         self._latest_reserved_resources_query_time = time.monotonic()
         self._latest_reserved_resources = reserved
         return reserved

@@ -68,3 +68,17 @@ def test_rank_0_is_on_the_node_that_stays(lab: Lab, tmp_path: Path) -> None:
     training.trains(2)
     assert training.leader == another, "who stays leads as soon as it can"
     training.finish_without_repetition()
+
+
+@pytest.mark.soak
+def test_each_worker_of_a_job_that_asks_for_that_has_a_node_of_its_own(lab: Lab, tmp_path: Path) -> None:
+    first, second = lab.nodes(2)
+    training = Training(
+        lab, tmp_path, min_workers=1, max_workers=4, resources={"CPU": 0.25}, workers_per_node=1
+    )
+    training.trains(2)
+    training.is_on(first, second)
+    third = lab.add_node()
+    training.trains(3)
+    training.is_on(first, second, third)
+    training.finish_without_repetition()

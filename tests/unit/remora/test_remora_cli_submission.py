@@ -31,6 +31,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "command": ["python", "train.py", "--name", "mine"],
         "backend": "command",
         "workers": {"min": 1, "max": 3, "multiple_of": 1},
+        "workers_per_node": None,
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30, "device": "auto", "precision": "full"},
         "environment": {
             "python": "3.12",

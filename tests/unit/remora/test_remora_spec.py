@@ -39,6 +39,7 @@ def test_a_command_is_enough() -> None:
         "arguments": {},
         "backend": "ddp",
         "workers": {"min": 1, "max": 1, "multiple_of": 1},
+        "workers_per_node": None,
         "resources": {
             "gpus": 0.0,
             "cpus": 1.0,
