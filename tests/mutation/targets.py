@@ -105,7 +105,7 @@ TARGETS = (
         ),
         _all(
             "tests/unit/remora/test_",
-            "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers neutral foreign"
+            "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers terminal_text foreign"
             " array_specs cron_times entrypoints",
         ),
     ),
