@@ -35,6 +35,13 @@ def test_a_module_with_one_importer_is_counted_however_it_is_imported() -> None:
     assert row.figure == 25
 
 
+def test_a_module_that_a_list_names_is_counted_apart() -> None:
+    listing = {**SOURCES, "trainers/__init__.py": "import trainers.four"}
+    row = figures(listing)["of them those that a list names"]
+    assert row.figure == 25
+    assert figures(SOURCES)["of them those that a list names"].figure == 0
+
+
 def test_a_public_class_name_is_used_once_in_a_package() -> None:
     row = figures(SOURCES)["public class names used twice in one package"]
     assert row.places == ("Place: cluster/one.py, cluster/two.py",)
@@ -48,5 +55,5 @@ def test_a_percentile_is_a_value_that_stands_there() -> None:
 
 def test_the_table_of_this_repository_can_be_printed() -> None:
     printed = [str(row) for row in house.rows(sources(*PACKAGES))]
-    assert len(printed) == 10
+    assert len(printed) == 11
     assert all(len(line) < 110 for line in printed)
