@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from remora.client import requests
+from remora.client import interrupted, requests
 from remora.client.downloads import check_digest, extract, new_folder, target_path
 from remora.client.requests import Request
 from remora.code.bundle import PackedBundle, pack
@@ -24,6 +24,7 @@ from remora.foreign import translate
 from remora.spec.arrays import elements_of
 from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
+from remora.spec.steps import Step, check_steps, digest_of, in_order, key_of
 from remora.views import (
     Checkpoint,
     Event,
@@ -62,6 +63,50 @@ def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str |
         raise SpecError([SpecProblem("array", "it describes many jobs; use submit_array")])
     created: Job = yield requests.create_job(spec, _new_key(idempotency_key))
     return created
+
+
+def submit_steps(
+    steps: Sequence[Step],
+    idempotency_key: str | None,
+    on_submitted: Callable[[str, Job | JobArray], None] | None,
+) -> Flow[dict[str, Job | JobArray]]:
+    """Check all steps and upload their code, then create their jobs, each behind those that it needs.
+
+    Without a key the submission is remembered until its last job is created, so that the same steps with the same code
+    go on after an interruption.
+    """
+    ordered: list[Step] = yield Work(lambda: in_order(steps))
+    checked: list[JobSpec] = yield Work(lambda: check_steps(ordered))
+    prepared: dict[str, JobSpec] = {}
+    known: dict[Path, str] = {}
+    for step, spec in zip(ordered, checked, strict=True):
+        prepared[step.name] = yield from _with_uploaded_code(spec, known)
+    key = idempotency_key
+    if key is None:
+        digest = digest_of(prepared)
+        key = yield Work(lambda: interrupted.remembered(digest))
+    created: dict[str, Job | JobArray] = {}
+    for step in ordered:
+        jobs = {name: one.id for name, one in created.items()}
+        spec = JobSpec.from_mapping({**step.spec_with(jobs), "code": prepared[step.name].code})
+        create = requests.create_job if spec.array is None else requests.create_array
+        created[step.name] = yield create(spec, key_of(key, step.name))
+        if on_submitted is not None:
+            on_submitted(step.name, created[step.name])
+    if idempotency_key is None:
+        yield Work(lambda: interrupted.forget(digest))
+    return created
+
+
+def _with_uploaded_code(spec: JobSpec, known: dict[Path, str]) -> Flow[JobSpec]:
+    """The same as `_prepared` for steps, several of which may have one folder."""
+    folder = spec.code_folder
+    if folder is None or folder not in known:
+        spec = yield from _prepared(spec)
+        if folder is not None and spec.code is not None:
+            known[folder] = spec.code
+        return spec
+    return spec.with_code(known[folder])
 
 
 def _refuse_schedule(spec: JobSpec) -> None:
