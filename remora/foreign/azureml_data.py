@@ -76,7 +76,7 @@ def read_inputs(
     for name, raw in [*section.items(), *((name, None) for name in section.empty)]:
         field = section.name(name)
         if name in given:
-            raw = {"path": given[name]} if _DATASTORE.match(given[name]) else given[name]
+            raw = given_value(given[name])
         elif raw is None:
             refuse_missing(draft, name)
         elif isinstance(raw, Mapping) and is_component and raw.get("default") is None:
@@ -88,6 +88,11 @@ def read_inputs(
     for name in given.keys() - values.keys():
         draft.refuse("inputs", f"there is no input {name[:80]!r} that --input could give")
     return values
+
+
+def given_value(text: str) -> str | dict[str, str]:
+    """What `--input` gives as the file would have it: a place in a datastore is data, any other text is a value."""
+    return {"path": text} if _DATASTORE.match(text) else text
 
 
 def refuse_missing(draft: Draft, name: str) -> None:

@@ -20,7 +20,7 @@ from remora.foreign.azureml_component import (
     read_component,
     values_of,
 )
-from remora.foreign.azureml_data import FromStep, OutputNames, refuse_missing
+from remora.foreign.azureml_data import FromStep, OutputNames, given_value, refuse_missing
 from remora.foreign.azureml_references import ParentOutput, Scope, resolve, steps_in
 from remora.foreign.azureml_sweep import read_sweep
 from remora.foreign.field_outcomes import Draft, Fields, Pipeline, relative_code, slug
@@ -83,7 +83,7 @@ def _values(
         values |= anchored({"inputs": said}, folder)["inputs"]
     for name, value in values.items():
         if name in given:
-            values[name] = given.pop(name)
+            values[name] = given_value(given.pop(name))
         elif isinstance(value, Mapping) and not {"path", "value"} & value.keys():
             values[name] = value.get("default")
             if values[name] is None and value.get("optional") is not True:
@@ -169,13 +169,6 @@ class _Expansion:
             key: one if key in inside else resolve(draft, str(key)[:80], one, scope)
             for key, one in step.items()
         }
-        mine = {key: value for key, value in self.given.items() if key.startswith(f"{name}.")}
-        if mine and isinstance(step.get("inputs") or {}, Mapping):
-            step["inputs"] = {
-                **(step.get("inputs") or {}),
-                **{key[len(name) + 1 :]: one for key, one in mine.items()},
-            }
-            self.given = {key: value for key, value in self.given.items() if key not in mine}
         bound = _take_bound(step, scope)
         kind = "trial" if step.get("type") == "sweep" else "component"
         component = None
@@ -183,6 +176,7 @@ class _Expansion:
             component = read_component(draft, kind, step[kind], folder)
             if component is None:
                 return {}, bound
+        self._take_given(name, step, component)
         word = step.get("type") or (component.fields.get("type") if component else None) or "command"
         if word == "pipeline" and component is not None:
             return self._nested(draft, name, step, component, depth), bound
@@ -191,6 +185,17 @@ class _Expansion:
         why = OTHER_TYPES.get(str(word), "make it a step of type command")
         draft.refuse("type", f"steps of the type {str(word)[:40]} are not taken; {why}")
         return {}, bound
+
+    def _take_given(self, name: str, step: dict[Any, Any], component: Component | None) -> None:
+        """Put the values that are given as STEP.NAME into the step; those of no input are left to be refused."""
+        inputs = step.get("inputs") or {}
+        defined = {} if component is None else component.fields.get("inputs") or {}
+        if not isinstance(inputs, Mapping) or not isinstance(defined, Mapping):
+            return
+        for one in {*inputs, *defined}:
+            if (given := self.given.pop(f"{name}.{one}", None)) is not None:
+                inputs = {**inputs, one: given_value(given)}
+        step["inputs"] = inputs
 
     def _nested(
         self, draft: Draft, name: str, step: Mapping[Any, Any], component: Component, depth: int

@@ -6,11 +6,13 @@ The schemas: https://www.kubeflow.org/docs/components/trainer/legacy-v1/ and its
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
+from remora.commands.launcher_options import OPTIONS
 from remora.commands.launchers import unwrap
-from remora.foreign.containers import Container, read_container, read_resources
+from remora.foreign.containers import Command, Container, read_container, read_resources
 from remora.foreign.field_outcomes import MOST, Draft, Fields, text_of
 from remora.foreign.kubeflow_policies import put_jax, read_run_policy
 from remora.spec.problems import short
@@ -181,10 +183,11 @@ def _read_mpi_job(draft: Draft, spec: Fields) -> None:
     if launcher is None:
         draft.refuse(replicas.path, "there is no Launcher with a container")
         return
-    _put_command(draft, launcher.container)
+    container = _without_usual_options(draft, launcher.container)
+    _put_command(draft, container)
     draft.put("backend", "mpi", "kind")
     count = 0 if worker is None else worker.count
-    _put_ranks(draft, replicas, launcher.container, max((count + is_also_worker) * slots, 1))
+    _put_ranks(draft, replicas, container, max((count + is_also_worker) * slots, 1))
     if worker is None:
         read_resources(draft, launcher.container.resources, slots)
     else:
@@ -193,6 +196,30 @@ def _read_mpi_job(draft: Draft, spec: Fields) -> None:
         )
         read_resources(draft, worker.container.resources, slots)
     _read_tries(draft, spec, replicas.path, [launcher])
+
+
+def _without_usual_options(draft: Draft, launcher: Container) -> Container:
+    """The launcher without `-x NAME`, because every worker has the manifest's variables, and without `-map-by slot`.
+
+    One rank for each slot is what workers are in any case.
+    """
+    command = launcher.command
+    if command is None or PurePath(command.words[0]).name not in ("mpirun", "mpiexec"):
+        return launcher
+    options, place, dropped = OPTIONS["mpirun"], 1, set[int]()
+    while place < len(command.words) and command.words[place].startswith("-"):
+        name, _, inside = command.words[place].lstrip("-").partition("=")
+        option = options.get(name)
+        taken = 1 if option is None or inside else 1 + option.values
+        value = inside or "".join(command.words[place + 1 : place + taken])
+        if name == "x" and value and "=" not in value and value not in launcher.variables:
+            draft.leave(f"{launcher.path}.command", f"-x {value[:80]}: each worker has its node's value")
+        if (name == "x" and value and "=" not in value) or (name, value) == ("map-by", "slot"):
+            dropped |= set(range(place, place + taken))
+        place += taken
+    kept = [at for at in range(len(command.words)) if at not in dropped]
+    words = Command([command.words[at] for at in kept], [command.written[at] for at in kept])
+    return replace(launcher, command=words)
 
 
 def _put_ranks(draft: Draft, replicas: Fields, launcher: Container, places: int) -> None:

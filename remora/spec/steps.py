@@ -90,11 +90,14 @@ def check_steps(steps: Iterable[Step]) -> list[JobSpec]:
         try:
             spec = JobSpec.from_mapping(step.spec_with(jobs))
         except SpecError as error:
-            problems += [SpecProblem(f"jobs.{step.name}: {one.field}", one.message) for one in error.problems]
+            problems += [
+                SpecProblem(f"jobs.{step.name}.{one.field}".rstrip("."), one.message)
+                for one in error.problems
+            ]
             continue
         if spec.schedule is not None:
             problems.append(
-                SpecProblem(f"jobs.{step.name}: schedule", "a step is submitted once; leave it out")
+                SpecProblem(f"jobs.{step.name}.schedule", "a step is submitted once; leave it out")
             )
         specs.append(spec)
     if problems:
