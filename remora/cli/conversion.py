@@ -37,8 +37,8 @@ def convert(
     """Print a job written for Azure ML or Kubeflow as a specification; on standard error, how each field was mapped."""
     from remora.errors import SpecError
     from remora.foreign import Pipeline
+    from remora.spec.pipeline_steps import check_steps
     from remora.spec.spec import JobSpec
-    from remora.spec.steps import check_steps
 
     raw, folder, left = read_file(file)
     translation = translate(raw, folder, inputs or [], left)

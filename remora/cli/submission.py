@@ -15,20 +15,20 @@ from remora.cli.exits import code_of_state
 from remora.cli.freezing import freeze
 from remora.cli.jobs import duration_option
 from remora.cli.options import InputOption, JsonOption, ServerOption
+from remora.cli.pipelines import send_pipeline
 from remora.cli.session import connect, detaching
-from remora.cli.steps import send_steps
 from remora.spec.backends import BACKEND_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from remora.spec.pipeline_steps import PipelineStep
     from remora.spec.spec import JobSpec
-    from remora.spec.steps import Step
     from remora.views import JobArray, Schedule
 
     #: Values of options, None for those that are not given, and the section of the specification in which they belong.
     Options = tuple[dict[str, Any], str | None]
-    Steps = list[Step]
+    Steps = list[PipelineStep]
 
 _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -177,7 +177,7 @@ def submit(
             "--follow": follow,
         }
         steps = [_step_with(step, options, env or []) for step in jobs]
-        send_steps(steps, idempotency_key, of_one, quiet=quiet, as_json=as_json, server=server)
+        send_pipeline(steps, idempotency_key, of_one, quiet=quiet, as_json=as_json, server=server)
         return
     raw = jobs
     _lay_over(raw, options, env or [])
@@ -196,7 +196,7 @@ def _lay_over(raw: dict[str, Any], options: Sequence[Options], env: list[str]) -
     _add_variables(raw, env)
 
 
-def _step_with(step: Step, options: Sequence[Options], env: list[str]) -> Step:
+def _step_with(step: PipelineStep, options: Sequence[Options], env: list[str]) -> PipelineStep:
     spec = dict(step.spec)
     _lay_over(spec, options, env)
     return dataclasses.replace(step, spec=spec)

@@ -38,8 +38,8 @@ from remora.client.shell import (
     within,
 )
 from remora.errors import ApiError, ConnectionFailed, NotFound
+from remora.spec.pipeline_steps import PipelineStep
 from remora.spec.spec import JobSpec
-from remora.spec.steps import Step
 from remora.views import (
     Attempt,
     Checkpoint,
@@ -118,9 +118,9 @@ class Client(Shell):
         """Submit many jobs by one specification with an `array`, all of them or none; raises as `submit` does."""
         return self._run(flows.submit_array(job, idempotency_key))
 
-    def submit_steps(
+    def submit_pipeline(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[PipelineStep],
         *,
         idempotency_key: str | None = None,
         on_submitted: Callable[[str, Job | JobArray], None] | None = None,
@@ -130,7 +130,7 @@ class Client(Shell):
         Nothing is submitted unless all are right.  The same call after an interruption goes on where that was.
         `on_submitted` is called with each step's name and job as soon as the job exists.  Raises as `submit` does.
         """
-        created = self._run(flows.submit_steps(steps, idempotency_key, on_submitted))
+        created = self._run(flows.submit_pipeline(steps, idempotency_key, on_submitted))
         return {name: one if isinstance(one, JobArray) else self._bound(one) for name, one in created.items()}
 
     def arrays(self) -> list[JobArray]:

@@ -22,9 +22,9 @@ from remora.code.checks import check_code
 from remora.errors import ApiError, ConfigurationError, NotFound, SpecError, SpecProblem
 from remora.foreign import translate
 from remora.spec.arrays import elements_of
+from remora.spec.pipeline_steps import PipelineStep, check_steps, digest_of, in_order, key_of
 from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
-from remora.spec.steps import Step, check_steps, digest_of, in_order, key_of
 from remora.views import (
     Checkpoint,
     Event,
@@ -65,8 +65,8 @@ def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str |
     return created
 
 
-def submit_steps(
-    steps: Sequence[Step],
+def submit_pipeline(
+    steps: Sequence[PipelineStep],
     idempotency_key: str | None,
     on_submitted: Callable[[str, Job | JobArray], None] | None,
 ) -> Flow[dict[str, Job | JobArray]]:
@@ -75,7 +75,7 @@ def submit_steps(
     Without a key the submission is remembered until its last job is created, so that the same steps with the same code
     go on after an interruption.
     """
-    ordered: list[Step] = yield Work(lambda: in_order(steps))
+    ordered: list[PipelineStep] = yield Work(lambda: in_order(steps))
     checked: list[JobSpec] = yield Work(lambda: check_steps(ordered))
     prepared: dict[str, JobSpec] = {}
     known: dict[Path, str] = {}

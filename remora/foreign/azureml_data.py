@@ -11,8 +11,8 @@ from typing import Any
 
 from remora.commands.shell_quotes import Value
 from remora.foreign.field_outcomes import Draft, Fields, scalar, slug, text_of
+from remora.spec.pipeline_steps import StepOutput
 from remora.spec.problems import short
-from remora.spec.steps import StepOutput
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _DATA_TYPES = (

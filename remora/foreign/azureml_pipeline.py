@@ -24,8 +24,8 @@ from remora.foreign.azureml_data import FromStep, OutputNames, given_value, refu
 from remora.foreign.azureml_references import ParentOutput, Scope, resolve, steps_in
 from remora.foreign.azureml_sweep import read_sweep
 from remora.foreign.field_outcomes import Draft, Fields, Pipeline, relative_code, slug
+from remora.spec.pipeline_steps import MAX_STEPS, PipelineStep, StepOutput, in_order
 from remora.spec.problems import short
-from remora.spec.steps import MAX_STEPS, Step, StepOutput, in_order
 
 #: What to do with the types of jobs and steps that are no commands.
 OTHER_TYPES = {
@@ -112,7 +112,7 @@ class _Expansion:
         self.given = given
         self._whole = whole
         self._folder = folder
-        self._steps: list[Step] = []
+        self._steps: list[PipelineStep] = []
         self._count = 0
 
     def expand(
@@ -225,7 +225,7 @@ class _Expansion:
             outputs = read_command_job(draft, job, self._folder, {}, default_output=default)
         draft.spec = _with_defaults(draft.spec, self._whole.spec)
         relative_code(draft.spec, self._folder)
-        self._steps.append(Step(name=name, spec=draft.spec, reads=draft.reads))
+        self._steps.append(PipelineStep(name=name, spec=draft.spec, reads=draft.reads))
         written = {output: FromStep(StepOutput(name, output), file) for output, file in outputs.items()}
         return written | ({_ARTIFACTS: FromStep(StepOutput(name, None))} if keeps_all else {})
 

@@ -10,7 +10,7 @@ from typing import Any
 from remora.foreign.azureml_data import FromStep
 from remora.foreign.field_outcomes import Draft, scalar
 from remora.spec.expressions import EXPRESSION
-from remora.spec.steps import StepOutput
+from remora.spec.pipeline_steps import StepOutput
 
 _WORD = r"([A-Za-z_][\w-]{0,200})"
 _PARENT = re.compile(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecProblem
+from remora.spec.pipeline_steps import PipelineStep, StepOutput
 from remora.spec.problems import short
-from remora.spec.steps import Step, StepOutput
 
 #: No number of a job is as big; the text of an integer of thousands of digits cannot even be made.
 MOST = 10**15
@@ -56,7 +56,7 @@ class Pipeline(Outcomes):
     """A foreign file of several jobs, some of which read what others write."""
 
     #: Those that read from others come behind them.
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
 
 
 class Draft:
@@ -111,7 +111,7 @@ class Draft:
         """What came of one job."""
         return Translation(spec=self.spec, **self._noted())
 
-    def finish_pipeline(self, steps: Iterable[Step]) -> Pipeline:
+    def finish_pipeline(self, steps: Iterable[PipelineStep]) -> Pipeline:
         """What came of several jobs."""
         return Pipeline(steps=tuple(steps), **self._noted())
 

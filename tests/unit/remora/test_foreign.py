@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from remora.commands.command_texts import argument_list, needs_shell
 from remora.errors import SpecError, SpecProblem
 from remora.foreign import Pipeline, Translation, the_job, translate
+from remora.spec.pipeline_steps import check_steps
 from remora.spec.spec import JobSpec
-from remora.spec.steps import check_steps
 
 JOBS = Path(__file__).with_name("foreign_jobs")
 FOLDER = Path("/jobs/here")

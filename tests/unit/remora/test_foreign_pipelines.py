@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from remora.errors import SpecError
 from remora.foreign import Pipeline, translate
-from remora.spec.steps import StepOutput, check_steps
+from remora.spec.pipeline_steps import StepOutput, check_steps
 
 PREP = """\
 $schema: https://azuremlschemas.azureedge.net/latest/commandComponent.schema.json

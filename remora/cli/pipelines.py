@@ -11,12 +11,12 @@ from remora.cli import output
 from remora.cli.session import connect
 
 if TYPE_CHECKING:
-    from remora.spec.steps import Step
+    from remora.spec.pipeline_steps import PipelineStep
     from remora.views import Job, JobArray
 
 
-def send_steps(
-    steps: Sequence[Step],
+def send_pipeline(
+    steps: Sequence[PipelineStep],
     key: str | None,
     of_one: Mapping[str, object],
     *,
@@ -30,7 +30,7 @@ def send_steps(
     created: dict[str, Job | JobArray] = {}
     try:
         with connect(server, patient=False) as client:
-            client.submit_steps(steps, idempotency_key=key, on_submitted=created.__setitem__)
+            client.submit_pipeline(steps, idempotency_key=key, on_submitted=created.__setitem__)
     except BaseException:
         if created:
             output.say(

@@ -7,11 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.errors import SpecError
+from remora.spec.pipeline_steps import (
+    MAX_STEPS,
+    PipelineStep,
+    StepOutput,
+    check_steps,
+    digest_of,
+    in_order,
+    key_of,
+)
 from remora.spec.spec import JobSpec
-from remora.spec.steps import MAX_STEPS, Step, StepOutput, check_steps, digest_of, in_order, key_of
 
-PREP = Step(name="prep", spec={"command": "python prep.py", "outputs": {"data": {}}})
-TRAIN = Step(
+PREP = PipelineStep(name="prep", spec={"command": "python prep.py", "outputs": {"data": {}}})
+TRAIN = PipelineStep(
     name="train",
     spec={"command": "python train.py ${{inputs.data}}", "after": ["job_01ARZ3NDEKTSV4RRFFQ69G5FAV"]},
     reads={"data": StepOutput("prep", "data"), "all": StepOutput("prep", None)},
@@ -33,7 +41,7 @@ def test_each_step_is_behind_those_that_it_needs(order: list[int], pairs: list[t
     for one, other in pairs:
         if one > other:
             reads[one][f"x{other}"] = StepOutput(f"s{other}", "out")
-    steps = in_order(Step(name=f"s{at}", spec={}, reads=reads[at]) for at in order)
+    steps = in_order(PipelineStep(name=f"s{at}", spec={}, reads=reads[at]) for at in order)
     places = {step.name: place for place, step in enumerate(steps)}
     assert len(places) == 6
     assert all(places[name] < places[step.name] for step in steps for name in step.needs)
@@ -45,20 +53,20 @@ def test_each_step_is_behind_those_that_it_needs(order: list[int], pairs: list[t
         ([PREP, PREP], "jobs.prep: two steps have this name"),
         ([TRAIN], "jobs.train: it reads from prep, and there is no such step"),
         (
-            [Step(name="a", spec={}, reads={"x": StepOutput("a", "y")})],
+            [PipelineStep(name="a", spec={}, reads={"x": StepOutput("a", "y")})],
             "these steps wait for each other: a -> a",
         ),
         (
-            [Step(name=f"s{at}", spec={}) for at in range(MAX_STEPS + 1)],
+            [PipelineStep(name=f"s{at}", spec={}) for at in range(MAX_STEPS + 1)],
             "101 steps, expected at most 100",
         ),
         (
-            [Step(name="prep", spec={"array": {"grid": {"a": [1]}}}), TRAIN],
+            [PipelineStep(name="prep", spec={"array": {"grid": {"a": [1]}}}), TRAIN],
             "jobs.train: it reads from prep, which is an array of jobs",
         ),
     ],
 )
-def test_steps_that_cannot_be_submitted_are_refused(steps: list[Step], said: str) -> None:
+def test_steps_that_cannot_be_submitted_are_refused(steps: list[PipelineStep], said: str) -> None:
     with pytest.raises(SpecError) as refused:
         in_order(steps)
     assert str(refused.value.problems[0]).startswith(said)
@@ -66,10 +74,10 @@ def test_steps_that_cannot_be_submitted_are_refused(steps: list[Step], said: str
 
 def test_the_problems_of_all_steps_are_reported_at_once() -> None:
     wrong = [
-        Step(name="a", spec={"command": "x", "workers": 0}),
+        PipelineStep(name="a", spec={"command": "x", "workers": 0}),
         PREP,
-        Step(name="b", spec={"command": "x ${{inputs.y}}", "priority": 101}),
-        Step(name="c", spec={"command": "x", "schedule": "0 3 * * *"}),
+        PipelineStep(name="b", spec={"command": "x ${{inputs.y}}", "priority": 101}),
+        PipelineStep(name="c", spec={"command": "x", "schedule": "0 3 * * *"}),
     ]
     with pytest.raises(SpecError) as refused:
         check_steps(wrong)

@@ -31,7 +31,7 @@ class StepOutput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class PipelineStep:
     """One of several jobs."""
 
     name: str
@@ -57,7 +57,7 @@ class Step:
         return {**self.spec, "inputs": {**(self.spec.get("inputs") or {}), **inputs}, "after": after}
 
 
-def in_order(steps: Iterable[Step]) -> list[Step]:
+def in_order(steps: Iterable[PipelineStep]) -> list[PipelineStep]:
     """The steps, each behind those that it needs, else as they came.  Raises SpecError."""
     named = {}
     for step in steps:
@@ -81,7 +81,7 @@ def in_order(steps: Iterable[Step]) -> list[Step]:
         raise SpecError([SpecProblem("", f"these steps wait for each other: {circle[:300]}")]) from None
 
 
-def check_steps(steps: Iterable[Step]) -> list[JobSpec]:
+def check_steps(steps: Iterable[PipelineStep]) -> list[JobSpec]:
     """Each step's specification as far as it is known before any is submitted.  Raises SpecError with all problems."""
     specs, problems = [], []
     for step in steps:
