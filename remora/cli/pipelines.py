@@ -27,16 +27,20 @@ def send_pipeline(
     """Submit all steps, and print the job of each; `of_one` are the options that only one job can have."""
     if given := [name for name, value in of_one.items() if value]:
         raise typer.BadParameter(f"{given[0]} is for one job, and this file has {len(steps)}")
+    from remora.client.pipeline_flow import is_refusal
+
     created: dict[str, Job | JobArray] = {}
     try:
         with connect(server, patient=False) as client:
             client.submit_pipeline(steps, idempotency_key=key, on_submitted=created.__setitem__)
-    except BaseException:
+    except BaseException as error:
         if created:
-            output.say(
-                f"remora: {len(created)} of {len(steps)} steps are submitted, and go on; the same command again submits"
-                " the others"
+            what = (
+                "are cancelled again"
+                if is_refusal(error)
+                else "go on; the same command again submits the others"
             )
+            output.say(f"remora: {len(created)} of {len(steps)} steps were submitted, and {what}")
         raise
     needs = {step.name: step.needs for step in steps}
     if as_json:

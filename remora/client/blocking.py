@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 import httpx2
 from pydantic import PrivateAttr
 
-from remora.client import flows, requests, what_if
+from remora.client import flows, pipeline_flow, requests, what_if
 from remora.client.flows import Flow, Paging, Work
 from remora.client.requests import Answer, Request, Stream
 from remora.client.retries import Following
@@ -130,7 +130,7 @@ class Client(Shell):
         Nothing is submitted unless all are right.  The same call after an interruption goes on where that was.
         `on_submitted` is called with each step's name and job as soon as the job exists.  Raises as `submit` does.
         """
-        created = self._run(flows.submit_pipeline(steps, idempotency_key, on_submitted))
+        created = self._run(pipeline_flow.submit_pipeline(steps, idempotency_key, on_submitted))
         return {name: one if isinstance(one, JobArray) else self._bound(one) for name, one in created.items()}
 
     def arrays(self) -> list[JobArray]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from remora.client import interrupted, requests
+from remora.client import requests
 from remora.client.downloads import check_digest, extract, new_folder, target_path
 from remora.client.requests import Request
 from remora.code.bundle import PackedBundle, pack
@@ -22,7 +22,6 @@ from remora.code.checks import check_code
 from remora.errors import ApiError, ConfigurationError, NotFound, SpecError, SpecProblem
 from remora.foreign import translate
 from remora.spec.arrays import elements_of
-from remora.spec.pipeline_steps import PipelineStep, check_steps, digest_of, in_order, key_of
 from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 from remora.views import (
@@ -57,56 +56,12 @@ Flow = Generator[Request[Any] | Work, Any, T]
 
 def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
     """Check the specification against its code, upload that unless the service has it, create the job."""
-    spec = yield from _prepared(job)
+    spec = yield from prepared(job)
     _refuse_schedule(spec)
     if spec.array is not None:
         raise SpecError([SpecProblem("array", "it describes many jobs; use submit_array")])
     created: Job = yield requests.create_job(spec, _new_key(idempotency_key))
     return created
-
-
-def submit_pipeline(
-    steps: Sequence[PipelineStep],
-    idempotency_key: str | None,
-    on_submitted: Callable[[str, Job | JobArray], None] | None,
-) -> Flow[dict[str, Job | JobArray]]:
-    """Check all steps and upload their code, then create their jobs, each behind those that it needs.
-
-    Without a key the submission is remembered until its last job is created, so that the same steps with the same code
-    go on after an interruption.
-    """
-    ordered: list[PipelineStep] = yield Work(lambda: in_order(steps))
-    checked: list[JobSpec] = yield Work(lambda: check_steps(ordered))
-    prepared: dict[str, JobSpec] = {}
-    known: dict[Path, str] = {}
-    for step, spec in zip(ordered, checked, strict=True):
-        prepared[step.name] = yield from _with_uploaded_code(spec, known)
-    key = idempotency_key
-    if key is None:
-        digest = digest_of(prepared)
-        key = yield Work(lambda: interrupted.remembered(digest))
-    created: dict[str, Job | JobArray] = {}
-    for step in ordered:
-        jobs = {name: one.id for name, one in created.items()}
-        spec = JobSpec.from_mapping({**step.spec_with(jobs), "code": prepared[step.name].code})
-        create = requests.create_job if spec.array is None else requests.create_array
-        created[step.name] = yield create(spec, key_of(key, step.name))
-        if on_submitted is not None:
-            on_submitted(step.name, created[step.name])
-    if idempotency_key is None:
-        yield Work(lambda: interrupted.forget(digest))
-    return created
-
-
-def _with_uploaded_code(spec: JobSpec, known: dict[Path, str]) -> Flow[JobSpec]:
-    """The same as `_prepared` for steps, several of which may have one folder."""
-    folder = spec.code_folder
-    if folder is None or folder not in known:
-        spec = yield from _prepared(spec)
-        if folder is not None and spec.code is not None:
-            known[folder] = spec.code
-        return spec
-    return spec.with_code(known[folder])
 
 
 def _refuse_schedule(spec: JobSpec) -> None:
@@ -119,7 +74,7 @@ def submit_schedule(
     job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
 ) -> Flow[Schedule]:
     """The same for a specification that is submitted at each time of its schedule."""
-    spec = yield from _prepared(job)
+    spec = yield from prepared(job)
     if spec.schedule is None:
         raise SpecError([SpecProblem("schedule", "missing; use submit for one job")])
     if spec.array is not None:
@@ -132,7 +87,7 @@ def submit_array(
     job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
 ) -> Flow[JobArray]:
     """The same for many jobs by one specification."""
-    spec = yield from _prepared(job)
+    spec = yield from prepared(job)
     if spec.array is None:
         raise SpecError([SpecProblem("array", "missing; use submit for one job")])
     _refuse_schedule(spec)
@@ -142,8 +97,8 @@ def submit_array(
     return created
 
 
-def _prepared(job: JobSpec | Mapping[str, Any] | str | Path) -> Flow[JobSpec]:
-    """The specification, whose code the service has."""
+def prepared(job: JobSpec | Mapping[str, Any] | str | Path) -> Flow[JobSpec]:
+    """The specification, whose code the service has by then."""
     spec: JobSpec = yield Work(lambda: _spec_of(job))
     folder = spec.code_folder
     if folder is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remora.errors import SpecError, SpecProblem
+from remora.spec.arrays import elements_of
 from remora.spec.spec import JobSpec
 
 #: Steps that are submitted together.
@@ -89,11 +90,10 @@ def check_steps(steps: Iterable[PipelineStep]) -> list[JobSpec]:
         jobs = {name: _ANY_JOB[: -len(str(at))] + str(at) for at, name in enumerate(step.needs)}
         try:
             spec = JobSpec.from_mapping(step.spec_with(jobs))
+            if spec.array is not None:
+                elements_of(spec)
         except SpecError as error:
-            problems += [
-                SpecProblem(f"jobs.{step.name}.{one.field}".rstrip("."), one.message)
-                for one in error.problems
-            ]
+            problems += in_step(step, error)
             continue
         if spec.schedule is not None:
             problems.append(
@@ -103,6 +103,11 @@ def check_steps(steps: Iterable[PipelineStep]) -> list[JobSpec]:
     if problems:
         raise SpecError(problems)
     return specs
+
+
+def in_step(step: PipelineStep, error: SpecError) -> list[SpecProblem]:
+    """The problems of one step, each with its name."""
+    return [SpecProblem(f"jobs.{step.name}.{one.field}".rstrip("."), one.message) for one in error.problems]
 
 
 def digest_of(specs: Mapping[str, JobSpec]) -> str:

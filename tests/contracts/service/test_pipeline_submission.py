@@ -17,6 +17,7 @@ import yaml
 
 import remora
 from remora.cli.exits import ExitCode
+from remora.states import JobState
 from remora.views import Job
 from service.api.app import create_app
 from service.settings import Settings
@@ -45,10 +46,10 @@ jobs:
 #: Ends its own process before the third job is sent.
 KILLED = """\
 import os, signal, sys
-import remora.client.flows as flows
+import remora.client.pipeline_flow as flow
 from remora.cli.main import run
 
-key_of, asked = flows.key_of, []
+key_of, asked = flow.key_of, []
 
 def key_or_end(*words):
     asked.append(words)
@@ -56,7 +57,7 @@ def key_or_end(*words):
         os.kill(os.getpid(), signal.SIGKILL)
     return key_of(*words)
 
-flows.key_of = key_or_end
+flow.key_of = key_or_end
 run(["submit", sys.argv[1]])
 """
 
@@ -172,6 +173,12 @@ def test_nothing_is_submitted_when_one_step_is_refused(service: str, file: Path,
     assert "jobs.prep.command: ${{outputs.tables}} is not among the job's outputs" in cli.err
     assert "jobs.train.code: azureml:code:1 is no folder on this machine" in cli.err
     file.write_text(PIPELINE)
+    (file.parent / "empty").mkdir()
+    file.write_text(PIPELINE.replace("python prep.py", "python -m gone").replace("./train", "./empty"))
+    assert cli("submit", str(file), "--requirements", "needs.txt") == ExitCode.USAGE
+    for step in ("prep", "train", "score"):
+        assert f"jobs.{step}." in cli.err
+    file.write_text(PIPELINE)
     assert cli("submit", str(file), "--workers", "9:2") == ExitCode.USAGE
     for step in ("prep", "train", "score"):
         assert f"jobs.{step}.workers: " in cli.err
@@ -179,6 +186,26 @@ def test_nothing_is_submitted_when_one_step_is_refused(service: str, file: Path,
         assert cli("submit", str(file), *option) == ExitCode.USAGE
         assert f"{option[0]} is for one job, and this file has 3" in cli.err
     assert jobs() == {}
+
+
+def test_what_the_service_refuses_later_cancels_the_steps_before(service: str, file: Path, cli: Cli) -> None:
+    # Only the service knows which stores there are.
+    file.write_text(
+        PIPELINE.replace(
+            "      model: $", "      weights: {path: azureml://datastores/gone/paths/w}\n      model: $"
+        )
+    )
+    assert cli("submit", str(file)) != ExitCode.OK
+    assert "remora: 2 of 3 steps were submitted, and are cancelled again" in cli.err
+    assert "gone" in cli.err
+    assert {name: job.state for name, job in jobs().items()} == {
+        "prep": JobState.CANCELLED,
+        "train": JobState.CANCELLED,
+    }
+    file.write_text(PIPELINE)
+    assert cli("submit", str(file), "--quiet") == ExitCode.OK
+    with remora.Client() as client:
+        assert sum(job.state is JobState.QUEUED for job in client.jobs()) == 3
 
 
 def test_a_conversion_shows_every_step_with_the_names_of_the_others(file: Path, cli: Cli) -> None:

@@ -78,6 +78,7 @@ def test_the_problems_of_all_steps_are_reported_at_once() -> None:
         PREP,
         PipelineStep(name="b", spec={"command": "x ${{inputs.y}}", "priority": 101}),
         PipelineStep(name="c", spec={"command": "x", "schedule": "0 3 * * *"}),
+        PipelineStep(name="d", spec={"command": "", "array": {"list": [{"a": 1}]}}),
     ]
     with pytest.raises(SpecError) as refused:
         check_steps(wrong)
@@ -85,6 +86,7 @@ def test_the_problems_of_all_steps_are_reported_at_once() -> None:
         "jobs.a.workers",
         "jobs.b.priority",
         "jobs.c.schedule",
+        "jobs.d.command",
     }
     assert [spec.name for spec in check_steps([PREP, TRAIN])] == ["prep", "train"]
 
