@@ -63,6 +63,9 @@ def translate_pipeline(raw: Mapping[Any, Any], folder: Path, given: Mapping[str,
     inputs, outputs, _ = (fields.take(key) for key in ("inputs", "outputs", "jobs"))
     fields.close()
     if isinstance(name := whole.spec.pop("name", None), str):
+        # A pipeline has no name of its own: it is a label of its steps.
+        whole.mapped = [one for one in whole.mapped if not one.text.startswith("name: ")]
+        whole.note("display_name" if "display_name" in raw else "name", f"labels.pipeline: {name}")
         whole.spec["labels"] = {"pipeline": name, **whole.spec.get("labels", {})}
     expansion = _Expansion(whole, folder, dict(given))
     if component is not None:

@@ -17,7 +17,7 @@ kind: MPIJob
 metadata: {name: pi, namespace: hpc}
 spec:
   slotsPerWorker: 2
-  sshAuthMountPath: /home/mpi/.ssh
+  sshAuthMountPath: /run/ssh
   runPolicy: {cleanPodPolicy: Running, backoffLimit: 1}
   mpiReplicaSpecs:
     Launcher:

@@ -111,6 +111,7 @@ def test_every_field_is_named_with_its_step(folder: Path) -> None:
     assert "workers run" not in lost.get("jobs.prep.environment.image", "")
     assert lost["jobs.prep.inputs.colour"] == "the component has no such input; nothing was done with it"
     taken = {one.field: one.text for one in found.mapped}
+    assert taken["display_name"] == "labels.pipeline: forecast"
     assert (
         taken["jobs.train.inputs.table"] == "inputs.table: the output table of the job of prep, and after it"
     )
