@@ -16,7 +16,7 @@ from remora.cli.options import InputOption, JsonOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remora.foreign import Remark, Translation
+    from remora.foreign import Pipeline, Remark, Translation
 
 
 def convert(
@@ -24,7 +24,7 @@ def convert(
         str,
         typer.Argument(
             metavar="FILE",
-            help="An Azure ML command job or a Kubeflow manifest; - reads standard input.",
+            help="A job or pipeline of Azure ML, or a Kubeflow manifest; - reads standard input.",
             show_default=False,
         ),
     ],
@@ -36,6 +36,8 @@ def convert(
 ) -> None:
     """Print a job written for Azure ML or Kubeflow as a specification; on standard error, how each field was mapped."""
     from remora.errors import SpecError
+    from remora.foreign import Pipeline
+    from remora.spec.pipeline_steps import check_steps
     from remora.spec.spec import JobSpec
 
     raw, folder, left = read_file(file)
@@ -45,11 +47,14 @@ def convert(
     if as_json:
         output.print_json(dataclasses.asdict(translation))
     else:
-        output.print_line(_yaml(translation.spec).rstrip())
+        output.print_line(_text_of(translation).rstrip())
         print_remarks(translation)
     if translation.problems:
         raise SpecError(translation.problems)
-    JobSpec.from_mapping(translation.spec)
+    if isinstance(translation, Pipeline):
+        check_steps(translation.steps)
+    else:
+        JobSpec.from_mapping(translation.spec)
     if strict and translation.unhonoured:
         count = len(translation.unhonoured)
         output.say(f"remora: {count} of its fields {'is' if count == 1 else 'are'} not honoured")
@@ -76,7 +81,7 @@ def read_file(name: str) -> tuple[dict[str, Any], Path, tuple[Remark, ...]]:
 
 def translate(
     raw: dict[str, Any], folder: Path, inputs: Sequence[str], left: tuple[Remark, ...] = ()
-) -> Translation | None:
+) -> Translation | Pipeline | None:
     """The translation of a job written for others; None for a specification, which takes no `--input`."""
     from remora import foreign
 
@@ -87,16 +92,14 @@ def translate(
             raise typer.BadParameter(f"--input {pair!r}: expected NAME=VALUE")
         given[name] = value
     translation = foreign.translate(raw, folder, given)
-    if given and (translation is None or not translation.source.startswith("an Azure ML command")):
-        raise typer.BadParameter(
-            "--input is for Azure ML command jobs; a specification has its values inside"
-        )
+    if given and (translation is None or not translation.source.startswith("an Azure ML")):
+        raise typer.BadParameter("--input is for jobs of Azure ML; a specification has its values inside")
     if translation is None or not left:
         return translation
     return dataclasses.replace(translation, unhonoured=(*translation.unhonoured, *left))
 
 
-def print_remarks(translation: Translation) -> None:
+def print_remarks(translation: Translation | Pipeline) -> None:
     """Print how each field was mapped, on standard error."""
     output.say(f"This is {translation.source}. What was mapped to what:")
     _print_remarks(translation.mapped, "->")
@@ -109,6 +112,17 @@ def _print_remarks(remarks: Sequence[Remark], sign: str) -> None:
     width = min(max((len(remark.field) for remark in remarks), default=0), 48)
     for remark in remarks:
         output.say(output.printable(f"  {remark.field.ljust(width)} {sign} {remark.text}"))
+
+
+def _text_of(translation: Translation | Pipeline) -> str:
+    """One specification, or one document for each step, in which names of steps stand for the ids of their jobs."""
+    from remora.foreign import Translation
+
+    if isinstance(translation, Translation):
+        return _yaml(translation.spec)
+    names = {step.name: step.name for step in translation.steps}
+    documents = (f"# step {step.name}\n{_yaml(step.spec_with(names))}" for step in translation.steps)
+    return "---\n".join(documents)
 
 
 def _yaml(spec: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +15,20 @@ from remora.cli.exits import code_of_state
 from remora.cli.freezing import freeze
 from remora.cli.jobs import duration_option
 from remora.cli.options import InputOption, JsonOption, ServerOption
+from remora.cli.pipelines import send_pipeline
 from remora.cli.session import connect, detaching
 from remora.spec.backends import BACKEND_WORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remora.spec.pipeline_steps import PipelineStep
     from remora.spec.spec import JobSpec
     from remora.views import JobArray, Schedule
+
+    #: Values of options, None for those that are not given, and the section of the specification in which they belong.
+    Options = tuple[dict[str, Any], str | None]
+    Steps = list[PipelineStep]
 
 _SPEC_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -139,26 +148,39 @@ def submit(
 ) -> None:
     """Submit a job: `remora submit job.yaml`, or `remora submit --workers 1:3 -- train.py --epochs 5`."""
     if entrypoint is not None:
-        raw = _called(entrypoint, words or [], inputs or [])
+        jobs: Steps | dict[str, Any] = _called(entrypoint, words or [], inputs or [])
     elif words:
-        raw = _raw_spec(words, inputs or [], quiet=quiet)
+        jobs = _jobs_in(words, inputs or [], quiet=quiet)
     else:
         raise typer.BadParameter("name a specification's file, or write -- and the command to run")
-    _override(raw, {"name": name, "project": project, "backend": backend, "priority": priority})
-    _override(raw, {"workers": _workers(workers)})
-    _override(raw, {"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources")
-    _override(raw, {"pools": pool or None, "capacity": capacity, "fabric": fabric}, "placement")
-    _override(
-        raw,
-        {"interval": _duration(checkpoint_interval, "--checkpoint-interval"), "keep": checkpoint_keep},
-        "checkpoint",
-    )
-    _override(raw, {"limit": retries}, "retry")
-    _override(raw, {"run_time": _duration(run_time, "--run-time")}, "limits")
-    _override(raw, {"pip": pip or None, "requirements": requirements, "python": python}, "environment")
-    _add_variables(raw, env or [])
-    _override(raw, labels_of(label or [], "--label"), "labels")
-    _override(raw, {"after": _after(after, server) if after else None})
+    options: list[Options] = [
+        ({"name": name, "project": project, "backend": backend, "priority": priority}, None),
+        ({"workers": _workers(workers)}, None),
+        ({"cpus": cpus, "gpus": gpus, "memory": _number_or_text(memory)}, "resources"),
+        ({"pools": pool or None, "capacity": capacity, "fabric": fabric}, "placement"),
+        (
+            {"interval": _duration(checkpoint_interval, "--checkpoint-interval"), "keep": checkpoint_keep},
+            "checkpoint",
+        ),
+        ({"limit": retries}, "retry"),
+        ({"run_time": _duration(run_time, "--run-time")}, "limits"),
+        ({"pip": pip or None, "requirements": requirements, "python": python}, "environment"),
+        (labels_of(label or [], "--label"), "labels"),
+        ({"after": _after(after, server) if after else None}, None),
+    ]
+    if not isinstance(jobs, dict):
+        of_one = {
+            "--name": name,
+            "--code": code,
+            "--no-code": no_code,
+            "--freeze": frozen,
+            "--follow": follow,
+        }
+        steps = [_step_with(step, options, env or []) for step in jobs]
+        send_pipeline(steps, idempotency_key, of_one, quiet=quiet, as_json=as_json, server=server)
+        return
+    raw = jobs
+    _lay_over(raw, options, env or [])
     if code is not None or no_code:
         raw["code"] = None if no_code else str(code)
     if frozen:
@@ -168,9 +190,23 @@ def submit(
     _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
 
 
+def _lay_over(raw: dict[str, Any], options: Sequence[Options], env: list[str]) -> None:
+    for values, section in options:
+        _override(raw, values, section)
+    _add_variables(raw, env)
+
+
+def _step_with(step: PipelineStep, options: Sequence[Options], env: list[str]) -> PipelineStep:
+    spec = dict(step.spec)
+    _lay_over(spec, options, env)
+    return dataclasses.replace(step, spec=spec)
+
+
 def read_words(words: list[str], code: Path | None, environment: dict[str, Any]) -> JobSpec:
     """The specification in a file, or of a command with that folder as its code.  Raises SpecError."""
-    raw = _raw_spec(words, [], quiet=False)
+    raw = _jobs_in(words, [], quiet=False)
+    if not isinstance(raw, dict):
+        raise typer.BadParameter(f"{words[0]} is a pipeline; name the specification of one of its steps")
     _override(raw, environment, "environment")
     if code is not None:
         raw["code"] = str(code)
@@ -231,8 +267,8 @@ def _send_many(
         output.say(f"Watch it: remora {command} show {made.id}")
 
 
-def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, Any]:
-    """The specification before the options are laid over it."""
+def _jobs_in(words: list[str], inputs: list[str], *, quiet: bool) -> Steps | dict[str, Any]:
+    """The specification, or those of a pipeline's steps, before the options are laid over it."""
     # One argument with spaces in it is a command line, as for ssh and `bash -c`.
     is_line = len(words) == 1 and len(words[0].split()) > 1 and not Path(words[0]).is_file()
     if is_line or (words[0] != "-" and not words[0].endswith(_SPEC_SUFFIXES)):
@@ -254,9 +290,12 @@ def _raw_spec(words: list[str], inputs: list[str], *, quiet: bool) -> dict[str, 
             from remora.errors import SpecError
 
             raise SpecError(translation.problems)
-        raw = translation.spec
+    from remora.foreign import Pipeline
     from remora.spec.problems import with_code_from
 
+    if isinstance(translation, Pipeline):
+        return [dataclasses.replace(one, spec=with_code_from(one.spec, folder)) for one in translation.steps]
+    raw = raw if translation is None else translation.spec
     return raw if words[0] == "-" else with_code_from(raw, folder)
 
 

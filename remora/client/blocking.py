@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 import httpx2
 from pydantic import PrivateAttr
 
-from remora.client import flows, requests, what_if
+from remora.client import flows, pipeline_flow, requests, what_if
 from remora.client.flows import Flow, Paging, Work
 from remora.client.requests import Answer, Request, Stream
 from remora.client.retries import Following
@@ -38,6 +38,7 @@ from remora.client.shell import (
     within,
 )
 from remora.errors import ApiError, ConnectionFailed, NotFound
+from remora.spec.pipeline_steps import PipelineStep
 from remora.spec.spec import JobSpec
 from remora.views import (
     Attempt,
@@ -116,6 +117,21 @@ class Client(Shell):
     ) -> JobArray:
         """Submit many jobs by one specification with an `array`, all of them or none; raises as `submit` does."""
         return self._run(flows.submit_array(job, idempotency_key))
+
+    def submit_pipeline(
+        self,
+        steps: Sequence[PipelineStep],
+        *,
+        idempotency_key: str | None = None,
+        on_submitted: Callable[[str, Job | JobArray], None] | None = None,
+    ) -> dict[str, ClientJob | JobArray]:
+        """Submit several jobs, of which some read what others write; returns them by the names of their steps.
+
+        Nothing is submitted unless all are right.  The same call after an interruption goes on where that was.
+        `on_submitted` is called with each step's name and job as soon as the job exists.  Raises as `submit` does.
+        """
+        created = self._run(pipeline_flow.submit_pipeline(steps, idempotency_key, on_submitted))
+        return {name: one if isinstance(one, JobArray) else self._bound(one) for name, one in created.items()}
 
     def arrays(self) -> list[JobArray]:
         """Arrays, newest first."""

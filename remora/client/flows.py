@@ -56,7 +56,7 @@ Flow = Generator[Request[Any] | Work, Any, T]
 
 def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None) -> Flow[Job]:
     """Check the specification against its code, upload that unless the service has it, create the job."""
-    spec = yield from _prepared(job)
+    spec = yield from prepared(job)
     _refuse_schedule(spec)
     if spec.array is not None:
         raise SpecError([SpecProblem("array", "it describes many jobs; use submit_array")])
@@ -74,7 +74,7 @@ def submit_schedule(
     job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
 ) -> Flow[Schedule]:
     """The same for a specification that is submitted at each time of its schedule."""
-    spec = yield from _prepared(job)
+    spec = yield from prepared(job)
     if spec.schedule is None:
         raise SpecError([SpecProblem("schedule", "missing; use submit for one job")])
     if spec.array is not None:
@@ -87,7 +87,7 @@ def submit_array(
     job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str | None
 ) -> Flow[JobArray]:
     """The same for many jobs by one specification."""
-    spec = yield from _prepared(job)
+    spec = yield from prepared(job)
     if spec.array is None:
         raise SpecError([SpecProblem("array", "missing; use submit for one job")])
     _refuse_schedule(spec)
@@ -97,8 +97,8 @@ def submit_array(
     return created
 
 
-def _prepared(job: JobSpec | Mapping[str, Any] | str | Path) -> Flow[JobSpec]:
-    """The specification, whose code the service has."""
+def prepared(job: JobSpec | Mapping[str, Any] | str | Path) -> Flow[JobSpec]:
+    """The specification, whose code the service has by then."""
     spec: JobSpec = yield Work(lambda: _spec_of(job))
     folder = spec.code_folder
     if folder is None:

@@ -1,4 +1,4 @@
-"""Jobs that were written for others, as job specifications.  Pure: nothing is opened, nothing is asked.
+"""Jobs that were written for others, as job specifications.  Files that a job names are opened, nothing is asked.
 
     translation = translate(yaml_of_a_file, folder_of_the_file)
 
@@ -13,26 +13,27 @@ from typing import Any
 
 from remora.errors import SpecError, SpecProblem
 from remora.foreign import azureml, kubeflow
-from remora.foreign.translation import Remark, Translation
+from remora.foreign.field_outcomes import Pipeline, Remark, Translation
 
-__all__ = ["Remark", "Translation", "the_job", "translate"]
+__all__ = ["Pipeline", "Remark", "Translation", "the_job", "translate"]
 
 
 def translate(
     raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str] | None = None
-) -> Translation | None:
-    """Translate an Azure ML command job or a Kubeflow manifest; None when `raw` is neither.
+) -> Translation | Pipeline | None:
+    """Translate a job, a sweep or a pipeline of Azure ML, or a Kubeflow manifest; None when `raw` is neither.
 
     `folder` is the absolute folder that relative paths in `raw` start from; `inputs` gives values of inputs that stand
     above those of the file.  Raises SpecError for a kind of job that has no translation, in one sentence each.
     """
+    translation: Translation | Pipeline
     if azureml.is_azureml(raw):
         translation = azureml.translate(raw, folder, inputs or {})
     elif kubeflow.is_manifest(raw):
         translation = kubeflow.translate(raw)
     else:
         return None
-    if translation.problems and not translation.spec:
+    if translation.problems and isinstance(translation, Translation) and not translation.spec:
         raise SpecError(translation.problems)
     return translation
 
@@ -53,8 +54,7 @@ def the_job(documents: Sequence[Any]) -> tuple[Any, tuple[Remark, ...]]:
         names = ", ".join(map(kubeflow.name_of, jobs))
         raise _refuse(f"it holds {len(jobs)} jobs ({names[:200]}); write each into a file of its own")
     job = (jobs or manifests)[0]
-    others = [one for one in manifests if one is not job]
-    return job, tuple(Remark(kubeflow.name_of(one), "only the job of the file is taken") for one in others)
+    return kubeflow.with_runtime(job, [one for one in manifests if one is not job])
 
 
 def _refuse(message: str) -> SpecError:

@@ -1,13 +1,17 @@
-"""Inputs and outputs of an Azure ML job: the text that stands for each in the command."""
+"""Inputs and outputs of an Azure ML job: what stands for each in the command."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from remora.foreign.translation import Draft, Fields, Remark, scalar, slug, text_of
+from remora.commands.shell_quotes import Value
+from remora.foreign.field_outcomes import Draft, Fields, scalar, slug, text_of
+from remora.spec.pipeline_steps import StepOutput
 from remora.spec.problems import short
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -20,9 +24,39 @@ _DATA_TYPES = (
     "triton_model",
     "safe_input",
 )
-_ASSET = (
-    "what its workspace holds cannot be opened here; give --input {name}=PATH with a path that nodes can read"
+#: A place in a datastore; with and without the workspace that has the datastore.
+_DATASTORE = re.compile(
+    r"azureml:/{1,2}(?:subscriptions/[^/]+/resource-?groups?/[^/]+/(?:providers/[^/]+/)?workspaces/[^/]+/)?"
+    r"datastores/([^/]{1,100})/paths/(.*)",
+    re.IGNORECASE | re.DOTALL,
 )
+_ASSET = (
+    "{path}: what a workspace or a registry holds cannot be opened here; give --input {option}=PATH with a path that"
+    " nodes can read, or with the azureml://datastores/... path that `az ml data show` prints"
+)
+_COPIED = {
+    "direct": "the script gets the path of a copy on its node, not the URL",
+    "rw_mount": "the script gets a copy on its node, whose files it cannot change",
+}
+
+#: Names of outputs, each with the name of the file in its folder that the script writes, for outputs that are a file.
+OutputNames = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class FromStep:
+    """Stands in a step's inputs for what another step writes."""
+
+    source: StepOutput
+    #: Name of the file in it that is meant.
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Stands in a trial's inputs for a value of the search space."""
+
+    name: str
 
 
 def read_inputs(
@@ -33,49 +67,81 @@ def read_inputs(
     given: Mapping[str, str],
     *,
     is_component: bool = False,
-) -> dict[str, str]:
-    """Text for each input by its name; `given` stands above what the file says.
+) -> dict[str, Value]:
+    """What stands for each input by its name; `given` stands above what the file says.
 
     Optional inputs of a component that are not given are left out.
     """
-    values = {}
-    for name, raw in section.items():
+    values: dict[str, Value] = {}
+    for name, raw in [*section.items(), *((name, None) for name in section.empty)]:
         field = section.name(name)
         if name in given:
-            text: str | None = given[name]
-            draft.mapped.append(_used(field, given[name], " (given by --input)"))
+            raw = given_value(given[name])
+        elif raw is None:
+            refuse_missing(draft, name)
         elif isinstance(raw, Mapping) and is_component and raw.get("default") is None:
-            if raw.get("optional") is not True:
-                draft.refuse(field, f"a component has no value for it; give --input {name[:80]}=VALUE")
-                values[name] = ""
-            continue
-        elif isinstance(raw, Mapping):
-            text = _data(draft, Fields(draft, raw, field), name, folder, code)
-        else:
-            text = scalar(raw)
-            if text is None:
-                draft.refuse(field, f"{short(raw)} given, expected a value or a mapping with a path")
-            else:
-                draft.mapped.append(_used(field, text))
-        values[name] = text or ""
-    for name in section.empty:
-        if name in given:
-            values[name] = given[name]
-            draft.mapped.append(_used(section.name(name), given[name], " (given by --input)"))
-        else:
-            draft.refuse(section.name(name), f"it has no value; give --input {name[:80]}=VALUE")
-            values[name] = ""
+            if raw.get("optional") is True:
+                continue
+            refuse_missing(draft, name)
+            raw = None
+        values[name] = Value("") if raw is None else _read(draft, field, name, raw, folder, code)
     for name in given.keys() - values.keys():
         draft.refuse("inputs", f"there is no input {name[:80]!r} that --input could give")
     return values
 
 
-def _used(field: str, text: str, more: str = "") -> Remark:
-    return Remark(field, f"command: {text_of(text)}{more}")
+def given_value(text: str) -> str | dict[str, str]:
+    """What `--input` gives as the file would have it: a place in a datastore is data, any other text is a value."""
+    return {"path": text} if _DATASTORE.match(text) else text
 
 
-def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | None) -> str | None:
-    """The text for an input that is data: a path, or a URL that the script opens itself."""
+def refuse_missing(draft: Draft, name: str) -> None:
+    """Note an input that has no value."""
+    draft.refuse(f"inputs.{name[:80]}", f"it has no value; give --input {_option(draft, name)}=VALUE")
+
+
+def _option(draft: Draft, name: str) -> str:
+    """An input as `--input` names it."""
+    return f"{draft.prefix.removeprefix('jobs.')}{name[:80]}"
+
+
+def _read(draft: Draft, field: str, name: str, raw: Any, folder: Path, code: str | None) -> Value:
+    if isinstance(raw, FromStep):
+        return _read_from(draft, field, name, raw)
+    if isinstance(raw, Parameter):
+        draft.note(field, f"array: {raw.name}")
+        return Value(f"${{{{array.{raw.name}}}}}", is_expression=True)
+    if isinstance(raw, Mapping):
+        return _data(draft, Fields(draft, raw, field), name, folder, code)
+    if (text := scalar(raw)) is None:
+        draft.refuse(field, f"{short(raw)} given, expected a value or a mapping with a path")
+        return Value("")
+    _used(draft, field, text)
+    return Value(text)
+
+
+def _used(draft: Draft, field: str, text: str) -> None:
+    draft.note(field, f"command: {text_of(text)}")
+
+
+def _read_from(draft: Draft, field: str, name: str, raw: FromStep) -> Value:
+    source, file = raw.source, f"/{raw.file}" if raw.file else ""
+    input_name = _input_name(draft, name)
+    draft.reads[input_name] = source
+    output = "all outputs" if source.output is None else f"the output {source.output}"
+    draft.note(field, f"inputs.{input_name}: {output}{file} of the job of {source.step}, and after it")
+    return Value(f"${{{{inputs.{input_name}}}}}{file}", is_expression=True)
+
+
+def _input_name(draft: Draft, name: str) -> str:
+    """A name for an input of the specification that no other one has."""
+    taken = {*draft.reads, *draft.spec.get("inputs", {})}
+    plain = slug(name)[:60] or "input"
+    return next(one for one in (plain, *(f"{plain}-{at}" for at in range(2, 1000))) if one not in taken)
+
+
+def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | None) -> Value:
+    """What stands for an input that is data: a path, or a URL that the script opens itself."""
     kind = fields.text("type") or "uri_folder"
     value = fields.take("value")
     if value is None:
@@ -85,31 +151,47 @@ def _data(draft: Draft, fields: Fields, name: str, folder: Path, code: str | Non
     fields.drop("description", "optional", "min", "max", "enum")
     fields.close()
     if path is None and (text := scalar(value)) is not None:
-        draft.mapped.append(_used(fields.path, text))
-        return text
+        _used(draft, fields.path, text)
+        return Value(text)
     if path is None:
-        draft.refuse(fields.path, "it has neither a path nor a value")
-        return None
+        refuse_missing(draft, name)
+        return Value("")
     if kind not in _DATA_TYPES:
         draft.refuse(fields.name("type"), f"{kind[:40]!r} given, expected one of {', '.join(_DATA_TYPES)}")
+    if (found := _DATASTORE.fullmatch(path)) is not None:
+        return _in_store(draft, fields, name, mode, *found.groups())
     if path.startswith("azureml:"):
-        draft.refuse(fields.name("path"), f"{path[:80]}: {_ASSET.format(name=name)}")
-        return path
+        draft.refuse(fields.name("path"), _ASSET.format(path=path[:80], option=_option(draft, name)))
+        return Value(path)
     if _URL.match(path) and not path.startswith("file:"):
         if mode != "direct":
             draft.leave(
                 fields.name("mode"), f"nothing is mounted or copied: the script gets the URL {path[:80]}"
             )
-        draft.mapped.append(_used(fields.path, path))
-        return path
+        _used(draft, fields.path, path)
+        return Value(path)
     local = _local(local_path(path), folder, code)
-    draft.mapped.append(_used(fields.path, local))
+    _used(draft, fields.path, local)
     if posixpath.isabs(local):
         draft.leave(
             fields.name("path"),
             f"nothing is copied from outside the code folder: every node must be able to read {local[:120]}",
         )
-    return local
+    return Value(local)
+
+
+def _in_store(draft: Draft, fields: Fields, name: str, mode: str, datastore: str, path: str) -> Value:
+    """An input in a datastore, for which operators define a store of the same name."""
+    store, path = slug(datastore), posixpath.normpath(path.strip("/") or ".")
+    if "*" in path or "${{" in path or path.startswith(".."):
+        draft.refuse(fields.name("path"), f"{path[:80]!r} is no single folder or file; name one")
+    if mode in _COPIED:
+        draft.leave(fields.name("mode"), _COPIED[mode])
+    input_name = _input_name(draft, name)
+    source = {"store": store or "store"} | ({} if path == "." else {"path": path})
+    shown = f"{text_of(source)}; operators define the store"
+    draft.put("inputs", source, fields.path, key=input_name, shown=shown)
+    return Value(f"${{{{inputs.{input_name}}}}}", is_expression=True)
 
 
 def local_path(text: str) -> str:
@@ -127,9 +209,14 @@ def _local(path: str, folder: Path, code: str | None) -> str:
     return whole
 
 
-def read_outputs(draft: Draft, section: Fields) -> set[str]:
-    """Names of the outputs, each a folder of the job."""
-    names: set[str] = set()
+def is_local(path: str) -> bool:
+    """True for a path on this machine."""
+    return path.startswith("file:") or not _URL.match(path)
+
+
+def read_outputs(draft: Draft, section: Fields) -> OutputNames:
+    """The outputs, each a folder of the job; for a file, the name that it gets in its folder."""
+    names: OutputNames = {}
     # `final:` without a value is a folder like any other.
     for name, raw in [*section.items(), *((name, None) for name in section.empty)]:
         fields = Fields(draft, raw, section.name(name))
@@ -145,14 +232,9 @@ def read_outputs(draft: Draft, section: Fields) -> set[str]:
         fields.leave("version", "a model gets the next version of its name")
         fields.close()
         output = {"model": model} if model and kind.endswith("_model") else {}
-        if kind == "uri_file":
-            draft.refuse(
-                fields.name("type"),
-                "uri_file given, and every output is a folder; write uri_folder, and let the script write"
-                " its file into that folder",
-            )
         if model and not output:
             draft.leave(fields.name("name"), "no data asset is made of it")
-        draft.put("outputs", output, fields.path, key=name)
-        names.add(name)
+        names[name] = name if kind == "uri_file" else None
+        shown = f"{text_of(output)}, a folder that holds the file {name}" if kind == "uri_file" else None
+        draft.put("outputs", output, fields.path, key=name, shown=shown)
     return names

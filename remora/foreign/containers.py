@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remora.foreign.translation import Draft, Fields
+from remora.foreign.field_outcomes import Draft, Fields
 from remora.spec.fields import refuses_variable
 from remora.spec.problems import short
 

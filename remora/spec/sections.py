@@ -249,6 +249,12 @@ class Placement(Section):
         return value
 
 
+def _output_name(value: str) -> str:
+    if not _OUTPUT.fullmatch(value):
+        raise ValueError
+    return value
+
+
 class Input(Section):
     """What the job reads: a folder or file of a store, or an output of another job."""
 
@@ -259,7 +265,9 @@ class Input(Section):
         None, max_length=LONGEST_PATH, description="a folder or file in the store, e.g. images/train"
     )
     job: JobId | None = Field(None, description=JOB_ID_FORM)
-    output: Name | None = Field(None, description="the name of an output of that job")
+    output: Annotated[StrictStr, AfterValidator(_output_name)] | None = Field(
+        None, description="the name of an output of that job"
+    )
     mode: Literal["download", "mount"] = Field("download", description="download or mount")
 
     @model_validator(mode="after")

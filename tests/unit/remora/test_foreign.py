@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 
 from remora.commands.command_texts import argument_list, needs_shell
 from remora.errors import SpecError, SpecProblem
-from remora.foreign import Translation, the_job, translate
+from remora.foreign import Pipeline, Translation, the_job, translate
+from remora.spec.pipeline_steps import check_steps
 from remora.spec.spec import JobSpec
 
 JOBS = Path(__file__).with_name("foreign_jobs")
 FOLDER = Path("/jobs/here")
+
+
+def one_job(translation: Translation | Pipeline | None) -> Translation:
+    assert isinstance(translation, Translation)
+    return translation
 
 
 def reported(translation: Translation) -> str:
@@ -44,7 +50,7 @@ def test_a_specification_of_our_own_is_left_alone() -> None:
     assert translate({"command": "python train.py", "workers": 2}, FOLDER) is None
 
 
-@pytest.mark.parametrize("kind", ["sweep", "pipeline", "spark", "automl", "parallel", "import"])
+@pytest.mark.parametrize("kind", ["spark", "automl", "parallel", "import"])
 def test_other_types_of_azure_ml_jobs_are_refused_by_name(kind: str) -> None:
     with pytest.raises(SpecError, match=rf"type: Azure ML's {kind} jobs are not taken; \w"):
         translate({"type": kind}, FOLDER)
@@ -53,8 +59,7 @@ def test_other_types_of_azure_ml_jobs_are_refused_by_name(kind: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "kind"),
     [
-        ("pipelineJob", "pipeline"),
-        ("sweepJob", "sweep"),
+        ("sparkJob", "spark"),
         ("autoMLJob", "automl"),
     ],
 )
@@ -87,9 +92,7 @@ def test_a_component_is_a_job_whose_inputs_are_given() -> None:
     raw = yaml.safe_load(COMPONENT)
     bare = translate(raw, FOLDER)
     assert bare is not None
-    assert [str(one) for one in bare.problems] == [
-        "inputs.data: a component has no value for it; give --input data=VALUE"
-    ]
+    assert [str(one) for one in bare.problems] == ["inputs.data: it has no value; give --input data=VALUE"]
     given = translate(raw, FOLDER, {"data": "/mnt/cifar", "seed": "3"})
     assert given is not None
     assert (given.source, given.problems) == ("an Azure ML command component", ())
@@ -134,7 +137,7 @@ def test_the_job_is_found_among_the_documents_of_a_file() -> None:
             the_job(others)
 
 
-@pytest.mark.parametrize("kind", ["TFJob", "MPIJob", "TrainingRuntime", "Deployment"])
+@pytest.mark.parametrize("kind", ["XGBoostJob", "PaddleJob", "TrainingRuntime", "Deployment"])
 def test_other_kinds_of_manifests_are_refused_by_name(kind: str) -> None:
     with pytest.raises(SpecError, match=f"kind {kind} is not taken"):
         translate({"apiVersion": "kubeflow.org/v1", "kind": kind}, FOLDER)
@@ -233,12 +236,16 @@ def test_the_value_of_a_variable_is_not_shown(raw: dict[str, Any]) -> None:
     assert not any("secret" in text for text in reported_remarks)
 
 
-def test_every_output_is_a_folder() -> None:
-    raw = {"type": "command", "command": "a", "outputs": {"report": {"type": "uri_file"}}}
-    translation = translate(raw, FOLDER)
-    assert translation is not None
-    (problem,) = translation.problems
-    assert str(problem).startswith("outputs.report.type: uri_file given, and every output is a folder")
+def test_every_output_is_a_folder_and_a_file_is_the_only_one_in_its_folder() -> None:
+    raw = {
+        "type": "command",
+        "command": "a > ${{outputs.report}}",
+        "outputs": {"report": {"type": "uri_file"}},
+    }
+    translation = one_job(translate(raw, FOLDER))
+    assert translation.problems == ()
+    assert translation.spec["command"] == ["bash", "-c", 'a > "${{outputs.report}}/report"']
+    assert translation.spec["outputs"]["report"] == {}
     assert command_of("a ${{outputs.default}}") == ["a", "${{outputs.default}}"]
 
 
@@ -344,6 +351,8 @@ KEYS = (
         "path",
         "requests",
     ),
+    *("jobs", "trial", "search_space", "component", "component", "values", "settings", "sampling_algorithm"),
+    *("mpiReplicaSpecs", "Launcher", "jaxReplicaSpecs", "slotsPerWorker", "replicas", "mpiImplementation"),
 )
 SECTIONS = st.recursive(
     ANYTHING,
@@ -355,6 +364,10 @@ HEADS = (
     {"$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json"},
     {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"},
     {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"},
+    {"apiVersion": "kubeflow.org/v1", "kind": "JAXJob"},
+    {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob"},
+    {"type": "sweep"},
+    {"type": "pipeline"},
 )
 
 
@@ -366,7 +379,10 @@ def test_whatever_a_file_holds_it_is_translated_or_refused_in_sentences(head: An
         translation = translate({**body, **head}, FOLDER)
         assert translation is not None
         if not (problems := translation.problems):
-            JobSpec.from_mapping(translation.spec)
+            if isinstance(translation, Pipeline):
+                check_steps(translation.steps)
+            else:
+                JobSpec.from_mapping(translation.spec)
     except SpecError as refused:
         problems = refused.problems
     assert all(problem.message for problem in problems)

@@ -147,14 +147,14 @@ def test_one_quoted_word_is_a_command_line(cli: Cli, service: FakeService) -> No
         (["--server", "x", "list"], "No such option"),
         (["convert", "own.yaml"], "own.yaml is no job of Azure ML or Kubeflow"),
         (
-            ["convert", "sweep.yaml"],
-            "type: Azure ML's sweep jobs are not taken; write the command of its trial",
+            ["convert", "spark.yaml"],
+            "type: Azure ML's spark jobs are not taken; Remora trains",
         ),
         (
-            ["submit", "sweep.yaml"],
-            "type: Azure ML's sweep jobs are not taken; write the command of its trial",
+            ["submit", "spark.yaml"],
+            "type: Azure ML's spark jobs are not taken; Remora trains",
         ),
-        (["submit", "own.yaml", "--input", "a=b"], "--input is for Azure ML command jobs"),
+        (["submit", "own.yaml", "--input", "a=b"], "--input is for jobs of Azure ML"),
         (["submit", "--input", "a=b", "--", "x"], "--input is for the file of an Azure ML job"),
         (["list", "--server", "x"], "'x' (the server option) is no address"),
         (["wait", "last", "--timeout", "x"], "--timeout 'x': expected a duration"),
@@ -174,7 +174,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     (tmp_path / "list.yaml").write_text("- x")
     (tmp_path / "bad.yaml").write_text("[")
     (tmp_path / "own.yaml").write_text("command: x")
-    (tmp_path / "sweep.yaml").write_text("type: sweep")
+    (tmp_path / "spark.yaml").write_text("type: spark")
     (tmp_path / "train.py").touch()
 
     assert cli(*arguments) == ExitCode.USAGE

@@ -1,13 +1,19 @@
-"""What a translation is made of: the fields of a foreign file, each read once, and what became of them."""
+"""What becomes of each field of a foreign file: it is mapped, not honoured, or keeps the job from running.
+
+`Fields` reads each field once, `Draft` notes its outcome, and `Translation` or `Pipeline` is the result.
+"""
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecProblem
+from remora.spec.pipeline_steps import PipelineStep, StepOutput
 from remora.spec.problems import short
 
 #: No number of a job is as big; the text of an integer of thousands of digits cannot even be made.
@@ -25,13 +31,11 @@ class Remark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Translation:
-    """A foreign job as a specification, and everything that its owner should know about it."""
+class Outcomes:
+    """What the owner of a foreign file should know about its translation."""
 
     #: What the file is, for people: `an Azure ML command job`.
     source: str
-    #: Raw specification with the paths as they are in the file; `JobSpec.from_mapping` judges it.
-    spec: dict[str, Any]
     mapped: tuple[Remark, ...]
     #: What the job asked for and does not get; it runs without.
     unhonoured: tuple[Remark, ...]
@@ -39,15 +43,34 @@ class Translation:
     problems: tuple[SpecProblem, ...]
 
 
-class Draft:
-    """A translation while it is made."""
+@dataclass(frozen=True, kw_only=True)
+class Translation(Outcomes):
+    """A foreign job as one specification, which may have an array."""
 
-    def __init__(self, source: str) -> None:
+    #: Raw specification with the paths as they are in the file; `JobSpec.from_mapping` judges it.
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline(Outcomes):
+    """A foreign file of several jobs, some of which read what others write."""
+
+    #: Those that read from others come behind them.
+    steps: tuple[PipelineStep, ...]
+
+
+class Draft:
+    """A translation while it is made; `prefix` stands before the names of all fields in what it notes."""
+
+    def __init__(self, source: str, prefix: str = "") -> None:
         self.source = source
+        self.prefix = prefix
         self.spec: dict[str, Any] = {}
         self.mapped: list[Remark] = []
         self.unhonoured: list[Remark] = []
         self.problems: list[SpecProblem] = []
+        #: Inputs that are outputs of other steps, by their names in the specification.
+        self.reads: dict[str, StepOutput] = {}
 
     def put(
         self, target: str, value: Any, source: str, *, key: str | None = None, shown: str | None = None
@@ -60,7 +83,11 @@ class Draft:
             section = section.setdefault(parent, {})
         section[last] = value
         field = target if key is None else f"{target}.{key}"
-        self.mapped.append(Remark(source, f"{field}: {text_of(value) if shown is None else shown}"))
+        self.note(source, f"{field}: {text_of(value) if shown is None else shown}")
+
+    def note(self, source: str, what: str) -> None:
+        """Note what a field has become."""
+        self.mapped.append(Remark(self.prefix + source, what))
 
     def put_variable(self, name: str, value: str, source: str) -> None:
         """Set an environment variable; the remark does not show its value, which may be a password."""
@@ -68,21 +95,33 @@ class Draft:
 
     def leave(self, source: str, why: str) -> None:
         """Note what the job does not get."""
-        self.unhonoured.append(Remark(source, why))
+        self.unhonoured.append(Remark(self.prefix + source, why))
 
     def refuse(self, source: str, why: str) -> None:
         """Note what keeps the job from running."""
-        self.problems.append(SpecProblem(source, why))
+        self.problems.append(SpecProblem(self.prefix + source, why))
+
+    def take_notes(self, other: Draft) -> None:
+        """Add what was noted in another draft."""
+        self.mapped += other.mapped
+        self.unhonoured += other.unhonoured
+        self.problems += other.problems
 
     def finish(self) -> Translation:
-        """What came of it."""
-        return Translation(
-            source=self.source,
-            spec=self.spec,
-            mapped=tuple(self.mapped),
-            unhonoured=tuple(self.unhonoured),
-            problems=tuple(self.problems),
-        )
+        """What came of one job."""
+        return Translation(spec=self.spec, **self._noted())
+
+    def finish_pipeline(self, steps: Iterable[PipelineStep]) -> Pipeline:
+        """What came of several jobs."""
+        return Pipeline(steps=tuple(steps), **self._noted())
+
+    def _noted(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "mapped": tuple(self.mapped),
+            "unhonoured": tuple(self.unhonoured),
+            "problems": tuple(self.problems),
+        }
 
 
 class Fields:
@@ -164,6 +203,13 @@ def text_of(value: Any) -> str:
         return "[" + ", ".join(text_of(one) for one in value) + "]"
     text = " ".join(str(value).split())
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def relative_code(spec: dict[str, Any], folder: Path) -> None:
+    """Write an absolute `code` as it is seen from the file's folder."""
+    code = spec.get("code")
+    if isinstance(code, str) and posixpath.isabs(code):
+        spec["code"] = posixpath.relpath(code, str(folder))
 
 
 def slug(text: str) -> str:
