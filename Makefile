@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -87,6 +87,15 @@ tensorflow: .venv-tensorflow/.installed
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/tensorflow.txt
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# JAX brings its own NumPy; its tests, too, run scripts in an environment of their own.
+jax: .venv-jax/.installed
+
+.venv-jax/.installed: requirements/jax.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-jax
+	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jax.txt
+	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # transformers and TRL, layered on the packages of .venv as the environment of a job is on those of its node.
@@ -181,7 +190,7 @@ backends-table: setup deepspeed
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/backends.xml
 
 # The same for libraries and docs/frameworks.md.
-frameworks-table: setup deepspeed transformers tensorflow
+frameworks-table: setup deepspeed transformers tensorflow jax
 	-$(BIN)/python -m pytest -q -m framework --junitxml=.pytest_cache/frameworks.xml
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/frameworks.xml
 
@@ -191,4 +200,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-jax .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

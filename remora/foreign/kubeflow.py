@@ -18,7 +18,7 @@ _OTHER_KINDS = {
     "MPIJob": "write a specification with `backend: mpi`",
     "XGBoostJob": "write a specification with the command of its workers",
     "PaddleJob": "write a specification with the command of its workers",
-    "JAXJob": "write a specification with the command of its workers",
+    "JAXJob": "write a specification with `backend: jax`",
     "OptimizationJob": "submit one job for each set of parameters",
     "TrainingRuntime": "give the TrainJob that refers to it, with a command of its own",
     "ClusterTrainingRuntime": "give the TrainJob that refers to it, with a command of its own",
