@@ -113,6 +113,7 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/test_accelerate.py",
             f"{TRAINERS}/test_frameworks_go_on.py",
             f"{TRAINERS}/test_jax.py",
+            f"{TRAINERS}/test_ray_train_scripts.py",
             f"{TRAINERS}/test_tensorflow.py",
         ),
         (
@@ -120,7 +121,9 @@ PARTS: Mapping[str, Part] = {
             "tests/frameworks/transformers_environment.py",
             "examples/jax",
             "examples/keras",
+            "examples/ray_train",
             "examples/tensorflow",
+            "remora/integrations/ray_train",
             "requirements/jax.txt",
             "requirements/tensorflow.txt",
             "trainers/backends/jax.py",
