@@ -20,7 +20,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -109,6 +109,19 @@ transformers: .venv-transformers/.installed
 	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
 	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# MLflow, Weights & Biases and TensorBoard, layered in the same way.
+trackers: .venv-trackers/.installed
+
+.venv-trackers/.installed: $(STAMP) requirements/trackers.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-trackers
+	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	    -r requirements/trackers.txt
+	.venv-trackers/bin/python -c "import sys, sysconfig; \
+	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
+	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
@@ -200,4 +213,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .venv-jax .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
