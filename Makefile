@@ -21,7 +21,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow transformers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -90,6 +90,15 @@ tensorflow: .venv-tensorflow/.installed
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# JAX brings its own NumPy; its tests, too, run scripts in an environment of their own.
+jax: .venv-jax/.installed
+
+.venv-jax/.installed: requirements/jax.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-jax
+	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jax.txt
+	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
 # transformers and TRL, layered on the packages of .venv as the environment of a job is on those of its node.
 transformers: .venv-transformers/.installed
 
@@ -101,6 +110,19 @@ transformers: .venv-transformers/.installed
 	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
 	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# MLflow, Weights & Biases and TensorBoard, layered in the same way.
+trackers: .venv-trackers/.installed
+
+.venv-trackers/.installed: $(STAMP) requirements/trackers.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-trackers
+	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	    -r requirements/trackers.txt
+	.venv-trackers/bin/python -c "import sys, sysconfig; \
+	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
+	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 # Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
@@ -182,7 +204,7 @@ backends-table: setup deepspeed
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/backends.xml
 
 # The same for libraries and docs/frameworks.md.
-frameworks-table: setup deepspeed transformers tensorflow
+frameworks-table: setup deepspeed transformers tensorflow jax
 	-$(BIN)/python -m pytest -q -m framework --junitxml=.pytest_cache/frameworks.xml
 	$(BIN)/python -m tests.backends.table --report .pytest_cache/frameworks.xml
 
@@ -192,4 +214,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .venv-transformers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

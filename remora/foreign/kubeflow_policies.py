@@ -1,9 +1,8 @@
-"""What Kubeflow's jobs have in common: how long they run, how often they are tried, and the backend of JAX."""
+"""What Kubeflow's jobs have in common: how long they run, and how often they are tried."""
 
 from __future__ import annotations
 
 from remora.foreign.field_outcomes import Draft, Fields
-from remora.spec.backends import BACKENDS
 
 
 def read_deadline(draft: Draft, fields: Fields) -> None:
@@ -24,15 +23,3 @@ def read_run_policy(draft: Draft, policy: Fields) -> None:
         draft.leave("spec.runPolicy.suspend", "a job begins as soon as there is room")
     policy.leave("schedulingPolicy", "all workers of a job start together; `priority` orders the queue")
     policy.close()
-
-
-def put_jax(draft: Draft, source: str) -> None:
-    """Set the backend of JAX, if there is one."""
-    if "jax" in BACKENDS:
-        draft.put("backend", "jax", source)
-    else:
-        draft.refuse(
-            source,
-            "this version has no backend for JAX; write a specification with `backend: ddp`, and call"
-            " jax.distributed.initialize with MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK",
-        )

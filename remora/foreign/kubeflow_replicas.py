@@ -14,7 +14,7 @@ from remora.commands.launcher_options import OPTIONS
 from remora.commands.launchers import unwrap
 from remora.foreign.containers import Command, Container, read_container, read_resources
 from remora.foreign.field_outcomes import MOST, Draft, Fields, text_of
-from remora.foreign.kubeflow_policies import put_jax, read_run_policy
+from remora.foreign.kubeflow_policies import read_run_policy
 from remora.spec.problems import short
 
 
@@ -84,10 +84,7 @@ def _read_workers(draft: Draft, spec: Fields, framework: _Framework) -> None:
         draft.refuse(replicas.path, f"there is {what} with a container")
         return
     _same_command(draft, replicas.path, groups)
-    if framework.backend == "jax":
-        put_jax(draft, "kind")
-    else:
-        draft.put("backend", framework.backend, "kind")
+    draft.put("backend", framework.backend, "kind")
     containers = [group.container for group in groups.values()]
     for one in containers[1:]:
         if one.variables != containers[0].variables:

@@ -10,7 +10,7 @@ from typing import Any
 
 from remora.foreign.containers import read_environment, read_resources, words_of
 from remora.foreign.field_outcomes import Draft, Fields, text_of
-from remora.foreign.kubeflow_policies import put_jax, read_deadline
+from remora.foreign.kubeflow_policies import read_deadline
 
 #: Word in a runtime's name -> backend; the first that fits.  Flux starts programs of MPI.
 _RUNTIMES = (
@@ -47,10 +47,7 @@ def read_train_job(draft: Draft, spec: Fields) -> None:
     runtime.drop("apiGroup", "kind")
     runtime.close()
     backend = next((backend for word, backend in _RUNTIMES if word in name), None)
-    if backend == "jax":
-        put_jax(draft, runtime.name("name"))
-    else:
-        draft.put("backend", backend or "ddp", runtime.name("name"))
+    draft.put("backend", backend or "ddp", runtime.name("name"))
     if backend is None:
         draft.leave(runtime.name("name"), f"what the runtime {name[:60]!r} sets up is not known here")
     draft.put("workers", nodes * (each or 1), f"{trainer.path}.numNodes, numProcPerNode")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 #: `trainers/backends/` has a module for each that needs more than torchrun's environment.
-BackendName = Literal["ddp", "fsdp", "deepspeed", "tensorflow", "mpi", "command"]
+BackendName = Literal["ddp", "fsdp", "deepspeed", "tensorflow", "jax", "mpi", "command"]
 
 BACKENDS: tuple[str, ...] = get_args(BackendName)
 #: What a later version will have.

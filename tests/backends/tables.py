@@ -7,7 +7,7 @@ from tests.backends.marks import DOCS, HERE, Table
 BACKENDS = Table(
     mark="backend",
     # The same whether a version has them or not.
-    names=("ddp", "fsdp", "deepspeed", "tensorflow", "mpi", "horovod", "command"),
+    names=("ddp", "fsdp", "deepspeed", "tensorflow", "jax", "mpi", "horovod", "command"),
     cases=("runs", "resumes same size", "resumes other size", "notice", "silent death", "unmodified script"),
     page=DOCS / "backends.md",
     begins="| | runs |",
@@ -61,8 +61,10 @@ FRAMEWORKS = Table(
         ("accelerate", "exact samples"): _ORDER,
         "Lightning": "there is no integration yet; `Trainer` runs as a script for torchrun does",
         "torchtitan": "there is no integration yet",
-        "Ray Train": "scripts for `TorchTrainer` are not translated yet",
-        "JAX": "there is no backend for it yet",
+        ("Ray Train", "in place"): _RESTARTS,
+        ("Ray Train", "exact samples"): "`prepare_data_loader` divides the samples by the number of workers",
+        ("JAX", "in place"): "a process of JAX cannot lose or gain others while it runs",
+        ("JAX", "exact samples"): _ORDER,
     },
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from remora.spec.backends import BackendName
 from trainers.backends.backend import Backend
 from trainers.backends.deepspeed import DeepSpeed
+from trainers.backends.jax import Jax
 from trainers.backends.mpi import Mpi
 from trainers.backends.tensorflow import TensorFlow
 
@@ -16,6 +17,7 @@ _BACKENDS: Mapping[BackendName, Backend] = {
     "fsdp": Backend(),
     "deepspeed": DeepSpeed(),
     "tensorflow": TensorFlow(),
+    "jax": Jax(),
     "mpi": Mpi(),
     "command": Backend(),
 }

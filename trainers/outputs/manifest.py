@@ -92,9 +92,11 @@ def output_of(name: str, outputs: Collection[str]) -> str:
 
 
 def is_log(name: str) -> bool:
-    """True for files of MLflow and TensorBoard: they change at any time, and no script starts from them."""
+    """True for files of MLflow, W&B and TensorBoard: they change at any time, and no script starts from them."""
     # Without a path object: it is asked for every file in every round.
-    return name.partition("/")[0] == "mlruns" or name.rpartition("/")[2].startswith("events.out.tfevents.")
+    return name.partition("/")[0] in ("mlruns", "wandb") or name.rpartition("/")[2].startswith(
+        "events.out.tfevents."
+    )
 
 
 def merge(files: Mapping[str, OutputFile], changes: Changes) -> dict[str, OutputFile]:

@@ -26,6 +26,7 @@ from trainers.storage import Storage
 from trainers.supervisor.child_environment import child_environment
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.snapshot_memory import SnapshotSpace
+from trainers.supervisor.tracker_variables import tracker_variables
 from trainers.worker_identity import WorkerIdentity
 
 
@@ -94,12 +95,7 @@ def prepare_launch(
         environment["TMPDIR"] = str(temporary)
     # Later workers of the node reuse what torch has compiled.
     environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
-    if "MLFLOW_TRACKING_URI" not in environment:
-        # One for each worker group: MLflow writes absolute paths into it.
-        group = f"{identity.attempt}-{identity.generation}"
-        environment["MLFLOW_TRACKING_URI"] = (outputs / "mlruns" / group).as_uri()
-        # Else MLflow 3.17 refuses a folder; a database would leave the artifacts outside of it.
-        environment["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    environment |= tracker_variables(environment, identity, outputs, is_joining=is_joining)
     if snapshots is not None:
         environment.update(snapshots.variables())
     if is_joining:

@@ -1,4 +1,4 @@
-"""MPI and TensorFlow jobs leave a node that is taken, and go on in a later attempt with as many workers."""
+"""MPI, TensorFlow and JAX jobs leave a node that is taken, and go on in a later attempt with as many workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from cluster.ray.drain import drain
 from cluster.ray.membership import RayMembership
 from remora.states import EndReason
+from tests.integration.trainers.jax_environment import jax_python
 from tests.integration.trainers.lab import Lab, Running
 from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
@@ -43,7 +44,8 @@ print(f"worker {index} of {strategy.num_replicas_in_sync} has {weight.numpy():.0
 
 def command_of(framework: str) -> str:
     """The interpreter that has the framework."""
-    return tensorflow_python() if framework == "tensorflow" else "python"
+    pythons = {"tensorflow": tensorflow_python, "jax": jax_python}
+    return pythons[framework]() if framework in pythons else "python"
 
 
 def start(lab: Lab, framework: str, **fields: Any) -> Running:
@@ -61,6 +63,7 @@ def start(lab: Lab, framework: str, **fields: Any) -> Running:
     [
         pytest.param("mpi", marks=pytest.mark.backend("mpi", "notice")),
         pytest.param("tensorflow", marks=[pytest.mark.soak, pytest.mark.backend("tensorflow", "notice")]),
+        pytest.param("jax", marks=[pytest.mark.soak, pytest.mark.backend("jax", "notice")]),
     ],
 )
 def test_a_node_that_is_taken_is_left_at_a_checkpoint_and_no_step_is_repeated(
@@ -85,6 +88,7 @@ def test_a_node_that_is_taken_is_left_at_a_checkpoint_and_no_step_is_repeated(
         pytest.param(
             "tensorflow", marks=[pytest.mark.soak, pytest.mark.backend("tensorflow", "resumes same size")]
         ),
+        pytest.param("jax", marks=[pytest.mark.soak, pytest.mark.backend("jax", "resumes same size")]),
     ],
 )
 def test_a_later_attempt_goes_on_from_the_checkpoint_with_as_many_workers(lab: Lab, framework: str) -> None:

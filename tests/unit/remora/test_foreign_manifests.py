@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from remora.foreign import Translation, kubeflow_policies, the_job, translate
+from remora.foreign import Translation, the_job, translate
 from remora.spec.spec import JobSpec
 
 MPI = """\
@@ -107,13 +107,8 @@ def test_a_job_of_tensorflow_has_its_chief_and_workers() -> None:
     assert "spec.tfReplicaSpecs.PS" in [one.field for one in found.unhonoured]
 
 
-def test_a_job_of_jax_has_the_backend_for_it_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = replicated("JAXJob", "jaxReplicaSpecs", "jax", Worker=2)
-    monkeypatch.setattr(kubeflow_policies, "BACKENDS", ("ddp",))
-    (problem,) = translated(raw).problems
-    assert str(problem).startswith("kind: this version has no backend for JAX; write a specification with")
-    monkeypatch.setattr(kubeflow_policies, "BACKENDS", ("ddp", "jax"))
-    found = translated(raw)
+def test_a_job_of_jax_has_the_backend_for_it() -> None:
+    found = translated(replicated("JAXJob", "jaxReplicaSpecs", "jax", Worker=2))
     assert (found.problems, found.spec["backend"], found.spec["workers"]) == ((), "jax", 2)
 
 
