@@ -25,7 +25,7 @@ from remora.torch.agreement import (
     parameters_beside,
 )
 from remora.torch.buffers import Buffers
-from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
+from remora.torch.elastic import REPORTS_KEPT, FunctionLoop
 from remora.torch.group import PeerLost
 from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
@@ -62,7 +62,7 @@ from remora.torch.sharded.step_runner import (
     local_gradients,
 )
 from remora.torch.state import LoopState, Progress
-from remora.torch.step import Compute, Step
+from remora.torch.step import AnyStep, Compute, Step
 
 log = logging.getLogger("remora.torch")
 
@@ -78,7 +78,7 @@ class _Announcement:
     held: list[HeldShards]
 
 
-class ShardedLoop(ElasticLoop):
+class ShardedLoop(FunctionLoop):
     """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism shard it, and its optimizer.
 
         def build(mesh):
@@ -340,7 +340,7 @@ class ShardedLoop(ElasticLoop):
             log.warning("%s", text)
         self._open_feed()
 
-    def _end_step(self, step: Step) -> None:
+    def _end_step(self, step: AnyStep) -> None:
         self._set_lenient(False)
         self._step = None
         try:
