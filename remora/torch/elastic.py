@@ -12,7 +12,7 @@ import torch
 from remora import training
 from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, FeedPlan, load_batches
+from remora.torch.feed import Feed, FeedPlan, MicroBatch, load_batches
 from remora.torch.group import Group
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
@@ -110,12 +110,12 @@ class ElasticLoop(ABC):
 
     # --- what they share --------------------------------------------------------------------------------------------
 
-    def _next_position(self) -> Position | None:
-        """Where the next step is in the data; None once there is none and all workers have the last one."""
+    def _next_step(self) -> MicroBatch | None:
+        """The first micro-batch of the next step; None once there is none and all workers have the last one."""
         while True:
             micro_batch = None if self._is_stopped else self._feed.peek()
             if micro_batch is not None:
-                return micro_batch.position
+                return micro_batch
             if self._settle():
                 return None
 
@@ -189,8 +189,8 @@ class FunctionLoop(ElasticLoop):
     def __iter__(self) -> Iterator[Step]:
         """The steps that are left, each to be done by one call of its `backward`."""
         self._begin()
-        while (position := self._next_position()) is not None:
-            self._step = step = Step(self, self._progress.step + 1, position)
+        while (first := self._next_step()) is not None:
+            self._step = step = Step(self, self._progress.step + 1, first)
             try:
                 yield step
             except GeneratorExit:

@@ -49,7 +49,7 @@ from remora.torch.nonfinite import (
     snapshot,
     what_is_not_finite,
 )
-from remora.torch.optimizers import Optimizers
+from remora.torch.optimizers import EARLY, Optimizers
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
@@ -73,6 +73,9 @@ class ReplicatedLoop(ElasticLoop):
     A step is computed in tries: `_batches` gives this worker's micro-batches, `_add` takes the loss of each, and
     `_reduce` adds up the gradients of all workers, or says that the step is to be computed again.
     """
+
+    #: The error for an optimizer that steps before the gradients of all workers are there.
+    _early_text = EARLY
 
     def __init__(
         self,
@@ -123,7 +126,7 @@ class ReplicatedLoop(ElasticLoop):
         self._parameters = dict(model.named_parameters())
         #: Names of those that have gradients.
         self._trained = _trained(self._parameters)
-        self._optimizers = Optimizers(model, optimizer)
+        self._optimizers = Optimizers(model, optimizer, early=self._early_text)
         self._scaler = scaler
         self._buffers = Buffers(model)
         notes = NOTES + self._buffers.width
@@ -383,7 +386,7 @@ class ReplicatedLoop(ElasticLoop):
         micro_batch = self._feed.peek()
         assert micro_batch is not None
         step.number = self._progress.step + 1
-        step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
+        step.stand_at(micro_batch)
         before = self._snapshot
         if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
             self._snapshot = snapshot(self._capture_state(self._progress), self._saving.replicated)

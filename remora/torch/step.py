@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from remora.torch.agreement import ROUNDING
+from remora.torch.feed import MicroBatch
 from remora.torch.optimizers import Gradient, is_changed
-from remora.torch.order import Position
 
 #: Numbers beside the loss that `backward` averages over the shards.
 MOST_METRICS = 15
@@ -84,14 +84,11 @@ class Trains(Reports, Protocol):
 class AnyStep:
     """What is known of one step of training, from its first forward pass to the user's `optimizer.step()`."""
 
-    def __init__(self, loop: Reports, number: int, position: Position) -> None:
+    def __init__(self, loop: Reports, number: int, first: MicroBatch) -> None:
         self._reports = loop
         #: Steps from the job's begin, from 1.
         self.number = number
-        #: From 0.
-        self.epoch = position.epoch
-        #: Place among the steps of the epoch, from 0.
-        self.place = position.place
+        self.stand_at(first)
         #: Means over the whole global batch of what was given beside the loss.
         self.metrics: dict[str, float] = {}
         #: Numbers of the samples that this worker trained in this step, by shard.
@@ -100,6 +97,15 @@ class AnyStep:
         self.is_done = False
         #: Its loss or gradients were not finite, so that it has no gradients and optimizers change nothing.
         self.was_skipped = False
+
+    def stand_at(self, first: MicroBatch) -> None:
+        """Take the place of the step that begins with this micro-batch."""
+        #: From 0.
+        self.epoch = first.position.epoch
+        #: Place among the steps of the epoch, from 0.
+        self.place = first.position.place
+        #: Samples of all workers together; the last step of an epoch may have fewer than the others.
+        self.total = first.total
 
     def report(self, **metrics: Any) -> None:
         """Report this step's metrics, once for the job whatever the number of workers; `metrics` are added.
@@ -112,8 +118,8 @@ class AnyStep:
 class Step(AnyStep):
     """A step whose losses are computed by a function of the script."""
 
-    def __init__(self, loop: Trains, number: int, position: Position) -> None:
-        super().__init__(loop, number, position)
+    def __init__(self, loop: Trains, number: int, first: MicroBatch) -> None:
+        super().__init__(loop, number, first)
         self._loop = loop
 
     def backward(self, compute: Compute) -> torch.Tensor:

@@ -29,6 +29,7 @@ FRAMEWORKS = Table(
         "transformers",
         "TRL",
         "PyTorch with Loop",
+        "PyTorch with Steps",
         "FSDP2 with ShardedLoop",
         "DDP",
         "DeepSpeed",
@@ -60,7 +61,8 @@ FRAMEWORKS = Table(
         ("accelerate", "in place"): _RESTARTS,
         ("accelerate", "exact samples"): _ORDER,
         "Lightning": "there is no integration yet; `Trainer` runs as a script for torchrun does",
-        "torchtitan": "there is no integration yet",
+        "torchtitan": "its trainer shards the model by itself; trainer classes of its kind whose model fits on a worker"
+        " train with `Steps`",
         "Ray Train": "scripts for `TorchTrainer` are not translated yet",
         "JAX": "there is no backend for it yet",
     },

@@ -240,7 +240,7 @@ class ShardedLoop(FunctionLoop):
                 step.was_skipped = True
                 break
             step.number = self._progress.step + 1
-            step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
+            step.stand_at(micro_batch)
         seed_everything(derive(self._settings.seed, "body", step.number))
         step.metrics = dict(zip(self._step_runner.metric_names, result.means[1:], strict=False))
         # The script may change the weights from now on.
