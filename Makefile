@@ -89,7 +89,7 @@ tensorflow: .venv-tensorflow/.installed
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-# transformers and TRL, layered on the packages of .venv as the environment of a job is on those of its node.
+# transformers, TRL and Lightning, layered on the packages of .venv as the environment of a job is on those of its node.
 transformers: .venv-transformers/.installed
 
 .venv-transformers/.installed: $(STAMP) requirements/transformers.txt deploy/make-venv

@@ -47,7 +47,7 @@ class Steps(ReplicatedLoop):
         if not self._is_begun:
             self._is_begun = True
             self._begin()
-        if isinstance(self._step, OpenStep):
+        if isinstance(self._step, OpenStep) and not (self._is_stopped and self._step.is_untouched):
             self._step.check_given_up()
             return self._step
         first = self._next_step()
@@ -115,6 +115,12 @@ class OpenStep(AnyStep):
         #: The last try was given up.
         self._is_given_up = False
         self._is_committed = False
+        self._is_tried = False
+
+    @property
+    def is_untouched(self) -> bool:
+        """It was begun, and no more."""
+        return not self._is_tried
 
     def batches(self) -> Iterator[Any]:
         """A try begins, with gradients of zero: this worker's micro-batches, on the device of the model.
@@ -126,7 +132,7 @@ class OpenStep(AnyStep):
             raise RuntimeError(
                 "the gradients of this step are complete: call step.commit() after the optimizer"
             )
-        self._is_read = self._is_given_up = False
+        self._is_tried, self._is_read, self._is_given_up = True, False, False
         yield from self._steps._open_batches(self)
         self._is_read = True
 
