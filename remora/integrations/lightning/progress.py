@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,17 +46,21 @@ class LightningProgress:
         trainer, connector = self._trainer, self._trainer._logger_connector
         self.is_restored, self.is_validating = True, bool(state["is_validating"])
         trainer.fit_loop.load_state_dict(state["loops"])
-        for one in trainer.callbacks:
-            saved = state["callbacks"].get(one.state_key)
-            if isinstance(one, ModelCheckpoint) and saved is not None:
-                # All workers keep their files in one folder; what follows from logger versions may differ.
-                one.dirpath = saved["dirpath"]
-        call._call_callbacks_load_state_dict(trainer, state)
+        folders = self._folders(state["callbacks"])
+        call._call_callbacks_load_state_dict(trainer, {"callbacks": moved_paths(state["callbacks"], folders)})
         trainer.should_stop = state["should_stop"]
         found = [{name: torch.tensor(value) for name, value in one.items()} for one in state["metrics"]]
         connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = found
         self._sums = dict(state["sums"])
-        self._files.replace(state["files"])
+        self._files.replace(moved_paths(state["files"], folders))
+
+    def _folders(self, callbacks: Mapping[str, Any]) -> dict[str, str]:
+        """Where each ModelCheckpoint keeps its files here, by where it did when this was saved."""
+        return {
+            callbacks[one.state_key]["dirpath"]: one.dirpath
+            for one in self._trainer.callbacks
+            if isinstance(one, ModelCheckpoint) and one.state_key in callbacks
+        }
 
     def go_on(self) -> None:
         """Let the loops go on after the last step: they take what was saved for a step that broke off otherwise.
@@ -77,6 +82,20 @@ class LightningProgress:
                 metric.value = metric.value + value
             else:
                 metric.value = metric.meta.reduce_fx(metric.value, value)
+
+
+def moved_paths(value: Any, folders: Mapping[str, str]) -> Any:
+    """A value of texts, lists and dictionaries in which paths of files in one folder lead to another one."""
+    if isinstance(value, Mapping):
+        return {moved_paths(key, folders): moved_paths(one, folders) for key, one in value.items()}
+    if isinstance(value, list):
+        return [moved_paths(one, folders) for one in value]
+    if not isinstance(value, str):
+        return value
+    for before, now in folders.items():
+        if value == before or value.startswith(f"{before}/"):
+            return now + value.removeprefix(before)
+    return value
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
