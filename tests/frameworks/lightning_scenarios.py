@@ -44,11 +44,12 @@ class LightningDriver(Driver):
         """What the worker of rank 0 holds at the end, and the messages that the supervisor received."""
         found = [json.loads((self.out / f"found-{one.slot}.json").read_text()) for one in self.living]
         (first,) = [one for one in found if one["is_first"]]
-        ignored = {"is_first": True, "epoch_metrics": first["epoch_metrics"], "files": first["files"]}
+        # Of one node alone: the files, and what it has seen since it joined.
+        own = {name: first[name] for name in ("is_first", "epoch_metrics", "files", "has_best_file")}
         weights = self.weights()
         return {
             **first,
-            "same_on_all": all({**one, **ignored} == first for one in found),
+            "same_on_all": all({**one, **own} == first for one in found),
             "weights": {name: one.double().sum().item() for name, one in weights.items()},
             "digest": digest_of(weights),
             "reported": {str(step): metrics for step, metrics in sorted(self.reported.items())},
@@ -121,7 +122,7 @@ def compared(job: LightningJob, out: Path, **others: Callable[..., dict[str, Any
 
 
 def same_as_trainer(out: Path) -> dict[str, Any]:
-    job = LightningJob({"val_check_interval": 3}, samples=100, dropout=0.0, shuffle=False)
+    job = LightningJob({"val_check_interval": 3}, samples=100, shuffle=False, is_still=True)
     arguments = {"accumulate_grad_batches": 4, "val_check_interval": 12}
     plain = replace(job, strategy=None, arguments={**job.arguments, **arguments})
     return {"plain": alone(plain, out / "plain"), **compared(job, out)}
@@ -159,8 +160,7 @@ REFUSED: dict[str, LightningJob] = {
     "ends an epoch": LightningJob(fault="ends an epoch"),
     "part of an epoch": LightningJob({"limit_train_batches": 2}),
     "by the clock": LightningJob({"max_time": "00:01:00:00"}),
-    "no end": LightningJob({"max_epochs": -1}),
-    "too little": LightningJob(samples=0),
+    "no end": LightningJob({"max_epochs": -1}, by_epoch=True),
 }
 #: In a group of two workers.
 REFUSED_TOGETHER = {

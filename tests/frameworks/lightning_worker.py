@@ -33,6 +33,8 @@ class LightningJob:
     samples: int = 95
     batch_size: int = 5
     shuffle: bool = True
+    #: Nothing is random, and nothing follows shard 0 alone: no noise, no dropout, no BatchNorm.
+    is_still: bool = False
     dropout: float = 0.1
     #: The learning rate follows the epoch, and not the step.
     by_epoch: bool = False
@@ -43,6 +45,13 @@ class LightningJob:
     is_slow_to_validate: bool = False
     #: What is wrong with the script.
     fault: str | None = None
+
+
+class StillSamples(Samples):
+    """Without noise."""
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.features[number], self.labels[number], number
 
 
 def work(
@@ -87,6 +96,8 @@ def loaders_of(job: LightningJob) -> tuple[Any, Any]:
     """Training and validation data."""
     data = Samples(job.samples)
     still = [(features, label) for features, label in zip(data.features[:30], data.labels[:30], strict=True)]
+    if job.is_still:
+        data = StillSamples(job.samples)
     train: Any = DataLoader(data, batch_size=job.batch_size, shuffle=job.shuffle)
     if job.fault == "two loaders":
         train = [train, train]
@@ -111,9 +122,9 @@ def trainer_of(job: LightningJob, out: Path, slot: int = 0) -> tuple[Any, Any]:
             torch.manual_seed(11)
             self.net = nn.Sequential(
                 nn.Linear(FEATURES, 16),
-                nn.BatchNorm1d(16),
+                nn.Identity() if job.is_still else nn.BatchNorm1d(16),
                 nn.ReLU(),
-                nn.Dropout(job.dropout),
+                nn.Dropout(0.0 if job.is_still else job.dropout),
                 nn.Linear(16, CLASSES),
             )
             self.accuracy = MulticlassAccuracy(CLASSES, average="micro")

@@ -106,7 +106,6 @@ def test_a_worker_is_lost_and_another_one_joins_while_all_validate(scenarios: Sc
         ("part of an epoch", "use max_steps, or a smaller dataset"),
         ("by the clock", "end training by the clock"),
         ("no end", "give Trainer max_epochs or max_steps"),
-        ("too little", "0 samples make no step of 20"),
         ("no shards", "say with RemoraStrategy(shards=...), or elastic.shards of the job"),
         (
             "sizes",
