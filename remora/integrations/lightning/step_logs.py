@@ -26,6 +26,8 @@ class StepLogs:
         self._signature = inspect.signature(type(module).log)
         #: The other arguments of `self.log`, by name.
         self._options: dict[str, dict[str, Any]] = {}
+        #: What every call logs.
+        self._names: frozenset[str] | None = None
 
     @contextmanager
     def apart(self) -> Iterator[dict[str, Any]]:
@@ -46,8 +48,9 @@ class StepLogs:
             yield found
         finally:
             del self._module.__dict__["log"]
-        if self._options.keys() != found.keys():
-            other = min(self._options.keys() ^ found.keys())
+        self._names = frozenset(found) if self._names is None else self._names
+        if self._names != found.keys():
+            other = min(self._names ^ found.keys())
             raise TypeError(
                 f"training_step logs {other!r} for one batch and not for another one, and means over a step need it of"
                 " all: log the same names in every call"
