@@ -136,7 +136,7 @@ def by_epoch(out: Path) -> dict[str, Any]:
 
 
 def stopped(out: Path) -> dict[str, Any]:
-    job = LightningJob({"max_epochs": 40, "val_check_interval": 2}, patience=2, learning_rate=0.3)
+    job = LightningJob({"max_epochs": 40, "val_check_interval": 2}, patience=3, learning_rate=0.1)
     return compared(job, out, lost=losing_rank_0)
 
 
