@@ -113,9 +113,13 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/test_accelerate.py",
             f"{TRAINERS}/test_frameworks_go_on.py",
             f"{TRAINERS}/test_tensorflow.py",
+            "tests/frameworks/test_lightning_loop.py",
         ),
         (
+            "remora/integrations",
             "requirements/transformers.txt",
+            "tests/frameworks/lightning_scenarios.py",
+            "tests/frameworks/lightning_worker.py",
             "tests/frameworks/transformers_environment.py",
             "examples/keras",
             "examples/tensorflow",

@@ -60,7 +60,6 @@ FRAMEWORKS = Table(
         ("MPI", "exact samples"): _ORDER,
         ("accelerate", "in place"): _RESTARTS,
         ("accelerate", "exact samples"): _ORDER,
-        "Lightning": "there is no integration yet; `Trainer` runs as a script for torchrun does",
         "torchtitan": "its trainer shards the model by itself; trainer classes of its kind whose model fits on a worker"
         " train with `Steps`",
         "Ray Train": "scripts for `TorchTrainer` are not translated yet",

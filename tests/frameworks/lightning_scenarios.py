@@ -158,6 +158,8 @@ REFUSED: dict[str, LightningJob] = {
     "ends an epoch": LightningJob(fault="ends an epoch"),
     "part of an epoch": LightningJob({"limit_train_batches": 2}),
     "by the clock": LightningJob({"max_time": "00:01:00:00"}),
+    "fits twice": LightningJob({"max_epochs": 1}, fault="fits twice"),
+    "own checkpoint": LightningJob({"max_epochs": 1}, fault="own checkpoint"),
     "no end": LightningJob({"max_epochs": -1}, by_epoch=True),
 }
 #: In a group of two workers.

@@ -87,8 +87,6 @@ def work(
         "has_best_file": bool(best) and Path(callback.best_model_path).is_file(),
         "files": sorted(one.name for one in (folder / f"best-{slot}").glob("*.ckpt")),
     }
-    if job.fault == "fits twice":
-        found["second"] = error_of(job, folder, trainer, module)
     (folder / f"found-{slot}.json").write_text(json.dumps(found))
 
 
@@ -198,11 +196,16 @@ def trainer_of(job: LightningJob, out: Path, slot: int = 0) -> tuple[Any, Any]:
     return pl.Trainer(**{**arguments, **job.arguments}), Classifier()
 
 
-def error_of(job: LightningJob, out: Path, trainer: Any = None, module: Any = None) -> str:
+def error_of(job: LightningJob, out: Path) -> str:
     """What `fit` says to a script that has something wrong."""
     try:
-        if trainer is None:
+        trainer, module = trainer_of(job, out)
+        if job.fault in ("fits twice", "own checkpoint"):
+            trainer.fit(module, *loaders_of(job))
+        if job.fault == "own checkpoint":
+            saved = trainer.checkpoint_callback.best_model_path
             trainer, module = trainer_of(job, out)
+            trainer.fit(module, *loaders_of(job), ckpt_path=saved)
         trainer.fit(module, *loaders_of(job))
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -96,7 +96,7 @@ def test_a_worker_is_lost_and_another_one_joins_while_all_validate(scenarios: Sc
     [
         ("manual", "or write the loop with remora.torch.Steps"),
         ("own backward", "the module has a backward of its own"),
-        ("two loaders", "reads one training DataLoader, in one fit()"),
+        ("two loaders", "reads one training DataLoader: hand over one"),
         ("no loader", "reads the dataset of a torch.utils.data.DataLoader"),
         ("metric", "such as that of torchmetrics.functional"),
         ("sum", "a step has means over its samples: leave reduce_fx out"),
@@ -105,6 +105,8 @@ def test_a_worker_is_lost_and_another_one_joins_while_all_validate(scenarios: Sc
         ("ends an epoch", "on_train_batch_start returned -1"),
         ("part of an epoch", "use max_steps, or a smaller dataset"),
         ("by the clock", "end training by the clock"),
+        ("fits twice", "fit() was called before with this strategy"),
+        ("own checkpoint", "Remora resumes by itself from its own checkpoints, so leave it out"),
         ("no end", "give Trainer max_epochs or max_steps"),
         ("no shards", "say with RemoraStrategy(shards=...), or elastic.shards of the job"),
         (

@@ -31,6 +31,11 @@ def _refused(trainer: Trainer) -> Iterator[str]:
         yield f"configure_optimizers returns {len(trainer.optimizers)} optimizers, and RemoraStrategy needs one"
     if is_overridden("backward", module, LightningModule):
         yield "the module has a backward of its own, and Steps goes back through the loss: leave it out"
+    if trainer.ckpt_path is not None:
+        yield (
+            f"ckpt_path ({trainer.ckpt_path}) is a file of Lightning: Remora resumes by itself from its own"
+            " checkpoints, so leave it out, or load its weights into the module before fit()"
+        )
     limit = trainer.limit_train_batches
     if trainer.fast_dev_run or not (limit is None or (isinstance(limit, float) and limit == 1.0)):
         yield (

@@ -114,8 +114,9 @@ class RemoraStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # lightning i
         trainer = self._trainer
         if trainer.state.fn != TrainerFn.FITTING or not trainer.training:
             return dataloader
+        self._check_first()
         if self._loader is not None:
-            raise ValueError("RemoraStrategy reads one training DataLoader, in one fit(): hand over one")
+            raise ValueError("RemoraStrategy reads one training DataLoader: hand over one")
         self._loader = StepLoader(dataloader, self._seed, self._batches, self._take)
         # Micro-batches belong to workers; what is left is one batch for each step.
         trainer.accumulate_grad_batches = 1
@@ -126,6 +127,7 @@ class RemoraStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # lightning i
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
+        self._check_first()
         check_supported(trainer)
         trainer.fit_loop.setup_data()
         assert self._loader is not None
@@ -139,6 +141,13 @@ class RemoraStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # lightning i
         if self._progress.is_restored:
             trainer.num_sanity_val_steps = 0
             self._let_loops_go_on(trainer)
+
+    def _check_first(self) -> None:
+        if self._steps is not None:
+            raise ValueError(
+                "fit() was called before with this strategy, and steps, metrics and checkpoints of a job are those of"
+                " one training: submit a job for each"
+            )
 
     def _made_steps(self, trainer: Trainer, loader: StepLoader, progress: LightningProgress) -> Steps:
         schedulers = [one.scheduler for one in self.lr_scheduler_configs]
