@@ -99,7 +99,7 @@ jax: .venv-jax/.installed
 	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
-# transformers and TRL, layered on the packages of .venv as the environment of a job is on those of its node.
+# transformers, TRL and Lightning, layered on the packages of .venv as the environment of a job is on those of its node.
 transformers: .venv-transformers/.installed
 
 .venv-transformers/.installed: $(STAMP) requirements/transformers.txt deploy/make-venv

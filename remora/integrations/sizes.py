@@ -13,6 +13,16 @@ from remora.torch.order import shard_size
 
 
 @dataclass(frozen=True)
+class SizeNames:
+    """What a library calls its sizes, for errors."""
+
+    micro_batch: str = "per_device_train_batch_size"
+    accumulation: str = "gradient_accumulation_steps"
+    #: What takes `shards` and `global_batch`.
+    integration: str = "RemoraCallback"
+
+
+@dataclass(frozen=True)
 class Batches:
     """The samples of a step and their parts."""
 
@@ -35,7 +45,13 @@ class Batches:
 
 
 def batches_of(
-    micro_batch: int, accumulation: int, *, shards: int | None, global_batch: int | None, is_alone: bool
+    micro_batch: int,
+    accumulation: int,
+    *,
+    shards: int | None,
+    global_batch: int | None,
+    is_alone: bool,
+    names: SizeNames | None = None,
 ) -> Batches:
     """The batches that arguments of the Trainer, callback and job describe.
 
@@ -43,7 +59,8 @@ def batches_of(
     Raises ValueError when they describe none, or contradict each other.
     """
     unit = micro_batch * accumulation
-    of_unit = f"per_device_train_batch_size x gradient_accumulation_steps ({micro_batch} x {accumulation})"
+    names = names or SizeNames()
+    of_unit = f"{names.micro_batch} x {names.accumulation} ({micro_batch} x {accumulation})"
     if shards is None and global_batch is not None:
         if global_batch % unit:
             raise ValueError(
@@ -55,8 +72,9 @@ def batches_of(
         shards = 1
     if shards is None:
         raise ValueError(
-            f"say with RemoraCallback(shards=...), or elastic.shards of the job, how many shards of {of_unit} samples"
-            " a step has: their number is the greatest number of workers, and stays the same when workers come and go"
+            f"say with {names.integration}(shards=...), or elastic.shards of the job, how many shards of {of_unit}"
+            " samples a step has: their number is the greatest number of workers, and stays the same when workers come"
+            " and go"
         )
     found = Batches(micro_batch, accumulation, shards)
     if global_batch not in (None, found.global_batch):

@@ -20,6 +20,7 @@ from remora.torch.nonfinite import NotFinite
 from remora.torch.state import CheckpointUnusable
 from remora.torch.state import read as read_checkpoint
 from remora.torch.step import Step
+from remora.torch.steps import OpenStep, Steps
 
 __all__ = [
     "CheckpointUnusable",
@@ -27,8 +28,10 @@ __all__ = [
     "Exactness",
     "Loop",
     "NotFinite",
+    "OpenStep",
     "PeerLost",
     "Step",
+    "Steps",
     "linear_scaling",
     "read_checkpoint",
 ]

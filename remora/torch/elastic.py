@@ -12,13 +12,13 @@ import torch
 from remora import training
 from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, FeedPlan, load_batches
+from remora.torch.feed import Feed, FeedPlan, MicroBatch, load_batches
 from remora.torch.group import Group
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
 from remora.torch.sample_fingerprints import different_sample_text, first_different_rank
 from remora.torch.state import Progress
-from remora.torch.step import Compute, Step
+from remora.torch.step import AnyStep, Compute, Step
 
 #: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
 REPORTS_KEPT = 256
@@ -46,7 +46,7 @@ class ElasticLoop(ABC):
         self._progress = Progress(0, 0, 0)
         self._feed = Feed(iter(()))
         #: The step that the script is in.
-        self._step: Step | None = None
+        self._step: AnyStep | None = None
         #: The newest reports, kept on every rank: rank 0 may die before the supervisor has received them.
         self._reports: deque[tuple[int, dict[str, float]]] = deque(maxlen=REPORTS_KEPT)
         self._was_rank_0 = False
@@ -65,24 +65,6 @@ class ElasticLoop(ABC):
     def stop(self) -> None:
         """End training after the step that the script is in, as if it were the last one; all workers call it alike."""
         self._is_stopped = True
-
-    def __iter__(self) -> Iterator[Step]:
-        """The steps that are left, each to be done by one call of its `backward`."""
-        self._begin()
-        while True:
-            while not self._is_stopped and (micro_batch := self._feed.peek()) is not None:
-                self._step = step = Step(self, self._progress.step + 1, micro_batch.position)
-                try:
-                    yield step
-                except GeneratorExit:
-                    self._interrupt()
-                    raise
-                if not step.is_done:
-                    raise RuntimeError("call step.backward(...) once in every step of the loop")
-                self._end_step(step)
-            if self._settle():
-                break
-        self._finish()
 
     # --- what each loop implements ----------------------------------------------------------------------------------
 
@@ -106,11 +88,7 @@ class ElasticLoop(ABC):
         """Form the first group, come to a common state, and open the feed."""
 
     @abstractmethod
-    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        """The body of `step.backward`."""
-
-    @abstractmethod
-    def _end_step(self, step: Step) -> None:
+    def _end_step(self, step: AnyStep) -> None:
         """The script is through with a step: note it, and do what was decided for its end."""
 
     @abstractmethod
@@ -132,6 +110,15 @@ class ElasticLoop(ABC):
 
     # --- what they share --------------------------------------------------------------------------------------------
 
+    def _next_step(self) -> MicroBatch | None:
+        """The first micro-batch of the next step; None once there is none and all workers have the last one."""
+        while True:
+            micro_batch = None if self._is_stopped else self._feed.peek()
+            if micro_batch is not None:
+                return micro_batch
+            if self._settle():
+                return None
+
     def _open_feed(self) -> None:
         """Batches of this worker's shards from the present position on."""
         settings, progress = self._settings, self._progress
@@ -152,7 +139,7 @@ class ElasticLoop(ABC):
         )
         self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
 
-    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None:
+    def _report(self, step: AnyStep, metrics: Mapping[str, Any]) -> None:
         if self._link is None or not self._does_report():
             return
         values = {name: self._value(value) for name, value in metrics.items()}
@@ -194,3 +181,26 @@ class ElasticLoop(ABC):
                     "shards": len(self._own_shards),
                 }
             )
+
+
+class FunctionLoop(ElasticLoop):
+    """A loop whose steps get a function that computes the loss of a batch."""
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps that are left, each to be done by one call of its `backward`."""
+        self._begin()
+        while (first := self._next_step()) is not None:
+            self._step = step = Step(self, self._progress.step + 1, first)
+            try:
+                yield step
+            except GeneratorExit:
+                self._interrupt()
+                raise
+            if not step.is_done:
+                raise RuntimeError("call step.backward(...) once in every step of the loop")
+            self._end_step(step)
+        self._finish()
+
+    @abstractmethod
+    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
+        """The body of `step.backward`."""

@@ -2,81 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import logging
-from collections.abc import Callable, Container, Mapping, Sequence
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from remora import training
-from remora.torch import state as states
-from remora.torch.agreement import (
-    CHECK_EVERY,
-    StateDigests,
-    changed_text,
-    copy_of,
-    difference_text,
-    is_due,
-    is_rehearsed,
-    parameters_beside,
-    tensors_of,
-)
-from remora.torch.buffers import Buffers
-from remora.torch.elastic import ElasticLoop
-from remora.torch.feed import MicroBatch
-from remora.torch.group import PeerLost
-from remora.torch.hardware import hardware
-from remora.torch.layout import Writer
-from remora.torch.loop_settings import (
-    Exactness,
-    Settings,
-    agreed,
-    check_model,
-    fingerprint,
-    make_deterministic,
-    needed,
-    repr_hash,
-)
-from remora.torch.members import Membership
-from remora.torch.nonfinite import (
-    SNAPSHOT_EVERY,
-    Nonfinite,
-    NotFinite,
-    check_rollbacks,
-    is_checked,
-    left_out_text,
-    rollback_text,
-    snapshot,
-    what_is_not_finite,
-)
-from remora.torch.optimizers import Optimizers, gradient_of
-from remora.torch.order import shards_of
-from remora.torch.randomness import derive, seed_everything
-from remora.torch.reduction import Bitwise, SampleExact
-from remora.torch.saving import Saving
-from remora.torch.state import LoopState, Progress, Stateful
-from remora.torch.state_sync import WorkerState
+from remora.torch.agreement import copy_of, is_rehearsed, parameters_beside
+from remora.torch.elastic import FunctionLoop
+from remora.torch.optimizers import gradient_of
+from remora.torch.randomness import seed_everything
+from remora.torch.replicated import ReplicatedLoop
 from remora.torch.step import (
-    NOTES,
     Compute,
     Outcome,
     Step,
     check_gradients,
-    divide_gradients,
-    means,
     moved,
     not_repeated_text,
     outcome,
     repeats,
 )
 
-log = logging.getLogger("remora.torch")
 
-
-class Loop(ElasticLoop):
+class Loop(ReplicatedLoop, FunctionLoop):
     """A training loop whose result does not depend on the number of workers, nor on how often that changed.
 
         loop = Loop(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
@@ -106,371 +53,57 @@ class Loop(ElasticLoop):
     script.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        *,
-        data: Any,
-        global_batch: int | None = None,
-        shards: int | None = None,
-        total_steps: int | None = None,
-        epochs: int | None = None,
-        seed: int = 0,
-        scheduler: Stateful | None = None,
-        scaler: Any = None,
-        state: Mapping[str, Stateful] | None = None,
-        micro_batch: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        exactness: Exactness | None = None,
-        check_every: int = CHECK_EVERY,
-        nonfinite: Nonfinite | None = None,
-    ) -> None:
-        nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
-        exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
-        global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
-        settings = Settings(
-            global_batch,
-            shards,
-            micro_batch,
-            seed,
-            shuffle,
-            drop_last,
-            exactness,
-            epochs,
-            total_steps,
-            check_every,
-            nonfinite,
-        )
-        check_model(model)
-        if exactness == "bitwise":
-            make_deterministic()
-        parameters = [one for one in model.parameters() if one.requires_grad]
-        super().__init__(settings, parameters[0].device, data, collate_fn, num_workers)
-        self._model = model
-        #: All, also those that are frozen.
-        self._parameters = dict(model.named_parameters())
-        #: Names of those that have gradients.
-        self._trained = _trained(self._parameters)
-        self._optimizers = Optimizers(model, optimizer)
-        self._scaler = scaler
-        self._buffers = Buffers(model)
-        notes = NOTES + self._buffers.width
-        kind = Bitwise if exactness == "bitwise" else SampleExact
-        self._reduction = kind(parameters, shards, notes)
-        self._state = LoopState(
-            _parts(model, self._optimizers, scheduler, scaler, state), settings.data_order()
-        )
-        self._members = Membership(self._link, shards, self._reduction, self._buffers, self._device)
-        self._saving = Saving(model, self._optimizers, self._device)
-        self._fingerprint = fingerprint(settings, self._parameters.values())
-        self._hardware = repr_hash(hardware(self._device)) if exactness == "bitwise" else 0
-        self._metric_names: tuple[str, ...] = ()
-        #: Whether the loss, and each metric, comes as a sum with its count.
-        self._are_sums: tuple[bool, ...] | None = None
-        #: What else is saved, that only the script changes.
-        self._extra = dict(state or {})
-        self._saved_beside = [*self._extra.values(), *([scheduler] if scheduler is not None else [])]
-        #: Steps after which the workers last held the same weights.
-        self._agreed_after: int | None = None
-        #: What a rollback goes to, the same step on all workers.
-        self._snapshot: dict[str, Any] | None = None
-        self._is_rolled_back = False
-        #: Steps in a row that were left out.
-        self._skips = 0
-        #: The script has asked for a checkpoint of the step that it is in.
-        self._wants_checkpoint = False
-
-    @property
-    def steps_done(self) -> int:
-        """Steps whose `backward` has returned."""
-        return self._reached().step
-
-    @property
-    def _rank(self) -> int:
-        return self._members.group.rank
-
-    @property
-    def _generation(self) -> int:
-        return self._members.generation
-
-    @property
-    def _own_shards(self) -> range:
-        group = self._members.group
-        return shards_of(group.rank, group.world_size, self._settings.shards)
-
-    def checkpoint(self) -> None:
-        """Write a checkpoint of the step that the script is in, when it ends; all workers call it alike.
-
-        Beside those that the loop writes by itself, for a step whose metrics say that it is worth keeping.  A change of
-        the group at the end of this very step goes before.
-        """
-        self._wants_checkpoint = True
-
-    def check_group(self) -> None:
-        """Go on with another group where this one is to be left, as the end of a step does.
-
-        For long work inside a step and behind its `backward`, such as an evaluation: a worker that does not leave a
-        group that has lost a peer within seconds counts as lost, too.  Workers that join meanwhile get the state of
-        now, so what this work has still to change belongs into it.
-        """
-        if self._link is not None and self._link.must_leave(self._members.generation):
-            self._progress = self._reached()
-            self._change("the supervisor said that the group is to be left")
-
-    def save(self, folder: Path) -> None:
-        """Write the state of training into a folder that is there; one worker is enough.
-
-        Inside the loop it is called after `optimizer.step()`.
-        """
-        states.write(self._capture_state(self._reached()), folder)
-
-    def _reached(self) -> Progress:
-        """Progress of training, with the step that the script is in once its gradients are complete."""
-        step = self._step
-        if step is None or not step.is_done:
-            return self._progress
-        return Progress(step.number, step.epoch, step.place + 1)
-
-    def load(self, folder: Path) -> None:
-        """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
-        self._restore_state(states.read(folder))
-
-    # --- steps ------------------------------------------------------------------------------------------------------
+    #: The function given to `backward` in the step under way.
+    _compute: Compute | None = None
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        self._optimizers.begin(one.grad for one in self._parameters.values())
+        self._compute = compute
         try:
-            numbers = self._finite_result(step, compute)
+            numbers = None
+            while numbers is None:
+                self._compute_once(step, compute)
+                numbers = self._reduce(step)
         except BaseException:
             self._optimizers.end(None)
             raise
-        self._optimizers.end(step.number)
-        if not step.was_skipped and all(one.grad is None for one in self._parameters.values()):
-            raise RuntimeError(
-                "no parameter of the model got a gradient, so it would not be trained: compute the loss from the model"
-                " that the function given to backward gets, and not from copies of its parameters"
-            )
-        seed_everything(derive(self._settings.seed, "body", step.number))
-        loss, *metrics = means(numbers)
-        step.metrics = dict(zip(self._metric_names, metrics, strict=False))
-        return torch.tensor(loss, device=self._device)
+        finally:
+            self._compute = None
+        return self._complete(step, numbers)
 
-    def _finite_result(self, step: Step, compute: Compute) -> list[float]:
-        """The notes' sums of a step that may count; raises NotFinite when there is none."""
-        while True:
-            numbers: list[float] = self._result(step, compute)[:NOTES].tolist()
-            divide_gradients(self._parameters.values(), numbers)
-            self._is_rolled_back = False
-            what = self._not_finite(numbers)
-            if what is None:
-                self._skips = 0
-                return numbers
-            match self._settings.nonfinite:
-                case "stop":
-                    raise NotFinite(f"the {what} of step {step.number} is not finite")
-                case "skip":
-                    self._skip(step, what)
-                    return numbers
-            try:
-                # No worker goes back while others still need the result of this step.
-                self._reduction.confirm()
-                self._reduction.await_confirmation()
-            except PeerLost as lost:
-                self._recover(str(lost))
-                continue
-            self._roll_back(step, what)
-            if self._feed.peek() is None:
-                step.was_skipped = True
-                return numbers
-
-    def _not_finite(self, numbers: Sequence[float]) -> str | None:
-        """`loss` or `gradient`, where something is to follow from it."""
-        if not is_checked(self._settings.nonfinite, is_scaled=self._scaler is not None):
-            return None
-        gradients = [] if self._scaler is not None else [one.grad for one in self._parameters.values()]
-        return what_is_not_finite(means(numbers)[0], gradients)
-
-    def _skip(self, step: Step, what: str) -> None:
-        self._skips += 1
-        text = left_out_text(self._skips, what, step.number)
-        self._drop_gradients()
-        # The statistics of BatchNorm are as little finite as the loss.
-        self._buffers.restore()
-        step.was_skipped = True
-        if self._rank == 0:
-            log.warning("%s", text)
-
-    def _roll_back(self, step: Step, what: str) -> None:
-        """Go on from the last snapshot, without the batch of this step."""
-        check_rollbacks(len(self._left_out), what, step.number)
-        assert self._snapshot is not None
-        left_out = [*self._left_out, (step.epoch, step.place)]
-        self._saving.await_copy()
-        self._restore_state(copy.deepcopy(self._snapshot))
-        self._left_out = left_out
-        self._is_rolled_back = True
-        self._saved_step = None
-        self._drop_gradients()
-        if self._rank == 0:
-            text = rollback_text(what, step.number, self._progress.step, step.epoch, step.place)
-            log.warning("%s", text)
-        self._open_feed()
-
-    def _drop_gradients(self) -> None:
-        for one in self._parameters.values():
-            one.grad = None
-
-    def _result(self, step: Step, compute: Compute) -> torch.Tensor:
-        """Gradients of a step, also when workers are lost meanwhile; returns the notes' sums."""
-        while True:
-            try:
-                return self._attempt(step, compute)
-            except PeerLost as lost:
-                if self._recover(str(lost)):
-                    # Another worker had the result already.
-                    return self._reduction.spread()
-
-    def _recover(self, why: str) -> bool:
-        """Join the next group with the state before the step; True when that brought the step's result."""
-        # First, because what it had under way may hold the device.
-        self._members.leave()
-        self._undo()
-        return self._change(why)
-
-    def _attempt(self, step: Step, compute: Compute) -> torch.Tensor:
-        """Compute a step once; raises PeerLost, after which `_undo` restores the state before the step."""
-        reduction, buffers = self._reduction, self._buffers
-        if self._settings.nonfinite == "rollback":
-            self._set_position(step)
-        self._follow_frozen()
-        reduction.begin()
-        # Before anything that a lost peer may break off: an undone step goes back to here.
-        buffers.begin()
-        self._check_data(reduction.group)
-        unchanging = self._agree(compute)
+    def _compute_once(self, step: Step, compute: Compute) -> None:
+        """One try at a step."""
         rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
-        self._compute_time.begin()
-        step.samples = {}
-        for micro_batch, batch in self._feed.step():
-            reduction.group.check()
-            if micro_batch.index == 0:
-                buffers.restore()
-            step.samples.setdefault(micro_batch.shard, []).extend(micro_batch.samples)
-            if micro_batch.samples:
-                where = (step.number, micro_batch.shard, micro_batch.index)
-                seed = derive(self._settings.seed, "compute", *where)
-                rehearsed = self._rehearse(batch, compute, seed) if rehearses else None
-                seed_everything(seed)
-                found = self._computed(batch, compute)
-                rehearses = False
-                if rehearsed is not None:
-                    self._check_repeats(rehearsed, found, unchanging, compute)
-                loss = self._share(found, micro_batch)
-                if micro_batch.ends_shard and micro_batch.shard == 0:
-                    # Before the backward pass, in which the notes may leave already.
-                    reduction.note(NOTES, buffers.keep().to(self._device))
-                if micro_batch.ends_step:
-                    reduction.arm()
-                loss.backward()
-            if micro_batch.ends_shard and not micro_batch.ends_step:
-                reduction.leaf(micro_batch.shard)
-        self._compute_time.end()
-        reduction.check_hooks()
-        notes = reduction.finish()
-        buffers.finish(reduction.group, notes[NOTES:])
-        if unchanging is not None:
-            self._check_unchanged(unchanging, compute)
-        return notes
+        for batch in self._batches(step):
+            rehearsed = self._rehearse(batch, compute) if rehearses else None
+            found = self._computed(batch, compute)
+            rehearses = False
+            if rehearsed is not None:
+                self._check_repeats(rehearsed, found)
+            self._add(found)
 
-    def _set_position(self, step: Step) -> None:
-        """A rollback may have changed which step comes next; take a snapshot before it when it is time."""
-        micro_batch = self._feed.peek()
-        assert micro_batch is not None
-        step.number = self._progress.step + 1
-        step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
-        before = self._snapshot
-        if before is None or self._progress.step - before["progress"][0] >= SNAPSHOT_EVERY:
-            self._snapshot = snapshot(self._capture_state(self._progress), self._saving.replicated)
-
-    def _agree(self, compute: Compute) -> StateDigests | None:
-        """Compare the weights with those of all others when it is time; returns what the step must not change.
-
-        Raises PeerLost and Diverged.
-        """
-        steps_done = self._progress.step
-        if not is_due(steps_done, self._settings.check_every):
-            return None
-        self._check_names()
-        digests = StateDigests({**self._held(), **self._buffers.held()}, self._device)
-        found = digests.compare(self._reduction.group, is_bitwise=self._settings.exactness == "bitwise")
-        if found is not None:
-            self._end_diverged(difference_text(*found, steps_done, self._agreed_after))
-        self._agreed_after = steps_done
-        return StateDigests(self._watched(compute), self._device)
-
-    def _check_unchanged(self, before: StateDigests, compute: Compute) -> None:
-        """Raise Diverged when the step changed what only the script may change, after it."""
-        if (name := before.changed(self._watched(compute))) is not None:
-            self._end_diverged(changed_text(name))
-
-    def _check_names(self) -> None:
-        """Raise RuntimeError where layers were replaced: a worker that joins or resumes would not have the new ones."""
-        now = dict(self._model.named_parameters())
-        others = [
-            name for name in (*now, *self._parameters) if now.get(name) is not self._parameters.get(name)
-        ]
-        if others:
-            raise RuntimeError(
-                f"{others[0]} is not the parameter that it was when Loop was made, and neither a worker that joins"
-                " nor a resume would know: change layers, parametrizations and pruning before Loop(...)"
-            )
-
-    def _held(self) -> dict[str, torch.Tensor]:
-        """What all workers hold alike between two steps."""
-        extra = {f"state[{name!r}]": part.state_dict() for name, part in self._extra.items()}
-        return {**self._parameters, **dict(tensors_of(extra))}
-
-    def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
-        """What no function given to `backward` may change: that, and the modules that it uses beside the model."""
+    def _watched(self) -> dict[str, torch.Tensor]:
+        """With the modules that the function uses beside the model."""
         known = {id(one) for one in self._parameters.values()}
-        return {**self._held(), **parameters_beside(compute, known)}
+        return {**super()._watched(), **parameters_beside(self._compute, known)}
 
-    def _follow_frozen(self) -> None:
-        """Parameters may have been frozen or unfrozen since the last step."""
-        trained = _trained(self._parameters)
-        if trained == self._trained:
-            return
-        if not trained:
-            raise RuntimeError(
-                "the model has no parameter to train: leave at least one that requires a gradient"
-            )
-        self._trained = trained
-        self._reduction.train([self._parameters[name] for name in trained])
-
-    def _rehearse(self, batch: Any, compute: Compute, seed: int) -> float | None:
+    def _rehearse(self, batch: Any, compute: Compute) -> float | None:
         """The loss of a micro-batch that is about to be computed, of which nothing else is left.
 
         None where the batch cannot be copied: the script's function may change it.
         """
         if (copied := copy_of(batch)) is None:
             return None
-        seed_everything(seed)
         loss = float(self._computed(copied, compute).loss.detach())
         self._buffers.restore()
+        seed_everything(self._micro_batch_seed)
         return loss
 
-    def _check_repeats(
-        self, rehearsed: float, found: Outcome, unchanging: StateDigests | None, compute: Compute
-    ) -> None:
+    def _check_repeats(self, rehearsed: float, found: Outcome) -> None:
         """Raise Diverged where a micro-batch has another loss than when it was rehearsed."""
         again = float(found.loss.detach())
         if not repeats(rehearsed, again, is_bitwise=self._settings.exactness == "bitwise"):
-            if unchanging is not None:
-                self._check_unchanged(unchanging, compute)
+            if self._unchanging is not None:
+                self._check_unchanged(self._unchanging)
             self._end_diverged(not_repeated_text(rehearsed, again))
 
     def _computed(self, batch: Any, compute: Compute) -> Outcome:
@@ -480,172 +113,3 @@ class Loop(ElasticLoop):
         found = outcome(compute(self._model, moved(batch, self._device)))
         check_gradients(parameters, before)
         return found
-
-    def _share(self, found: Outcome, micro_batch: MicroBatch) -> torch.Tensor:
-        """Loss of one micro-batch, as its share of the global batch; notes it with its metrics."""
-        if found.metrics:
-            self._metric_names = tuple(found.metrics)
-        self._check_counts(found)
-        shares = len(micro_batch.samples) / micro_batch.total, 1.0 / micro_batch.total
-        for place, numbers in found.notes(*shares, self._number):
-            self._reduction.note(place, numbers)
-        share = found.share(*shares)
-        if self._scaler is not None:
-            share = self._scaler.scale(share)
-        return share
-
-    def _check_counts(self, found: Outcome) -> None:
-        """Raise TypeError for a script that returns means at one time and sums at another: they do not add up."""
-        are_sums = tuple(count is not None for count in found.counts)
-        if self._are_sums not in (None, are_sums):
-            raise TypeError(
-                "the function given to backward returns (sum, count) for every batch, or for none"
-            )
-        self._are_sums = are_sums
-
-    def _undo(self) -> None:
-        self._reduction.drop()
-        self._reduction.begin()
-        self._buffers.restore()
-
-    def _end_step(self, step: Step) -> None:
-        self._progress = self._reached()
-        self._step = None
-        wants_checkpoint, self._wants_checkpoint = self._wants_checkpoint, False
-        if self._link is None:
-            return
-        self._compute_time.report()
-        match self._link.reach_boundary(step.number):
-            case "checkpoint":
-                self._checkpoint(is_last=False)
-            case "regroup":
-                self._change("planned")
-            case None if self._link.must_leave(self._members.generation):
-                self._change("the supervisor said that the group is to be left")
-            case None if wants_checkpoint:
-                self._checkpoint(is_last=False)
-
-    def _settle(self) -> bool:
-        try:
-            self._reduction.confirm()
-            self._reduction.await_confirmation()
-        except PeerLost as lost:
-            self._change(str(lost))
-            return False
-        return True
-
-    def _finish(self) -> None:
-        self._optimizers.close()
-        self._checkpoint(is_last=True)
-        self._saving.wait()
-
-    def _interrupt(self) -> None:
-        self._optimizers.close()
-        # Its end shall not meet a collective under way.
-        with contextlib.suppress(PeerLost):
-            self._reduction.await_confirmation()
-
-    # --- the group and the state -----------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        folder = training.resume_from()
-        is_fresh = self._progress.step == 0
-        if folder is not None and not self._members.is_joiner:
-            self.load(folder)
-            is_fresh = False
-        step = -1 if self._members.is_joiner else self._progress.step
-        worker_state = WorkerState(step, is_fresh, self._fingerprint, self._hardware)
-        self._members.begin(worker_state, self._capture, self._restore)
-        self._was_rank_0 = self._members.group.rank == 0
-        self._open_feed()
-        self._optimizers.know_saved(self._saved_beside)
-        self._optimizers.open()
-
-    def _change(self, why: str) -> bool:
-        """Join the next group; True when that brought the result of the step under way."""
-        self._saved_step = None
-        # A worker that joins has none of the old ones.
-        self._snapshot = None
-        worker_state = WorkerState(
-            self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
-        )
-        was_delivered = self._members.change(worker_state, why, self._capture, self._restore)
-        self._report_again()
-        self._open_feed()
-        if was_delivered:
-            # The step under way needs no batches any more.
-            for _ in self._feed.step():
-                pass
-        return was_delivered
-
-    def _capture_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
-        """The state of training, with the names of the parameters that are not frozen."""
-        return {
-            **self._state.capture(progress, only),
-            "trained": list(_trained(self._parameters)),
-            "left_out": [list(one) for one in self._left_out],
-        }
-
-    def _restore_state(self, state: Mapping[str, Any]) -> None:
-        """Raises CheckpointUnusable."""
-        self._progress = self._state.restore(state)
-        self._left_out = [(int(epoch), int(place)) for epoch, place in state.get("left_out", ())]
-        # The script may have frozen and unfrozen some on its way here.
-        if (trained := state.get("trained")) is not None:
-            for name, one in self._parameters.items():
-                one.requires_grad_(name in trained)
-
-    def _capture(self) -> Any:
-        return {
-            "state": self._capture_state(self._progress),
-            "metric_names": list(self._metric_names),
-            "reports": list(self._reports),
-        }
-
-    def _restore(self, captured: Any) -> None:
-        self._restore_state(captured["state"])
-        self._metric_names = tuple(captured["metric_names"])
-        self._reports.clear()
-        self._reports.extend((number, dict(values)) for number, values in captured["reports"])
-
-    def _checkpoint(self, *, is_last: bool) -> None:
-        """Write what is asked for, in the background unless this process is about to end."""
-        step = self._progress.step
-        if self._link is None or step == self._saved_step:
-            return
-        self._saved_step = step
-        place = self._members.group.rendezvous
-        writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.replicated)
-        self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
-
-    def _number(self, value: Any) -> torch.Tensor:
-        return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
-
-
-def _trained(parameters: Mapping[str, torch.nn.Parameter]) -> tuple[str, ...]:
-    return tuple(name for name, one in parameters.items() if one.requires_grad)
-
-
-def _parts(
-    model: torch.nn.Module,
-    optimizers: Optimizers,
-    scheduler: Stateful | None,
-    scaler: Stateful | None,
-    state: Mapping[str, Stateful] | None,
-) -> dict[str, Stateful]:
-    parts: dict[str, Stateful] = {"model": model, **optimizers.parts}
-    named = {"scheduler": scheduler, "scaler": scaler}
-    if isinstance(scheduler, list | tuple):
-        raise TypeError("hand over one scheduler as scheduler=..., and further ones in state={'second': ...}")
-    if scheduler is not None:
-        optimizers.check_part("scheduler", scheduler)
-    parts.update({name: part for name, part in named.items() if part is not None})
-    for name, part in (state or {}).items():
-        if name in parts:
-            raise ValueError(f"state={{{name!r}: ...}} is a name that Loop uses itself: take another one")
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise ValueError(f"state[{name!r}] needs the methods state_dict() and load_state_dict()")
-        optimizers.check_part(f"state[{name!r}]", part)
-        parts[name] = part
-    return parts

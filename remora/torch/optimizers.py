@@ -30,18 +30,29 @@ _UNKNOWN = (
     "an optimizer that Loop was not given changes parameters of its model: hand over all of them,"
     " Loop(model, [first, second], ...)"
 )
+#: The error for one that steps before the gradients of other workers are there.
+EARLY = (
+    "an optimizer steps inside step.backward, before the gradients of other workers are there: take it out of hooks and"
+    " of the function given to backward, and call optimizer.step() after it"
+)
 
 
 class Optimizers:
     """All that a loop was given; raises ValueError for those that cannot work.
 
-    From `open` to `close` no other one may change the parameters of the model; `unknown` is the error for one.
+    From `open` to `close` no other one may change the parameters of the model; `unknown` is the error for one, and
+    `early` that for one that changes them before the gradients of all workers are there.
     """
 
     def __init__(
-        self, model: torch.nn.Module, given: Optimizer | Sequence[Optimizer], unknown: str = _UNKNOWN
+        self,
+        model: torch.nn.Module,
+        given: Optimizer | Sequence[Optimizer],
+        unknown: str = _UNKNOWN,
+        early: str = EARLY,
     ) -> None:
         self._unknown_text = unknown
+        self._early_text = early
         self._all = [given] if isinstance(given, Optimizer) else list(given)
         if not self._all or not all(isinstance(one, Optimizer) for one in self._all):
             raise ValueError("hand over an optimizer, or a list of some: Loop(model, optimizer, ...)")
@@ -163,10 +174,7 @@ class Optimizers:
                 self._beside.update({id(one): weakref.ref(one) for one in _parameters_of(optimizer)})
             return
         if self._is_computing:
-            raise RuntimeError(
-                "an optimizer steps inside step.backward, before the gradients of other workers are there: take it"
-                " out of hooks and of the function given to backward, and call optimizer.step() after it"
-            )
+            raise RuntimeError(self._early_text)
         if not is_known:
             raise RuntimeError(self._unknown_text)
         if [_size(one) for one in self._all] != self._sizes:

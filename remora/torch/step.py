@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from remora.torch.agreement import ROUNDING
+from remora.torch.feed import MicroBatch
 from remora.torch.optimizers import Gradient, is_changed
-from remora.torch.order import Position
 
 #: Numbers beside the loss that `backward` averages over the shards.
 MOST_METRICS = 15
@@ -69,32 +69,58 @@ def divide_gradients(parameters: Iterable[torch.Tensor], notes: Sequence[float])
         torch._foreach_mul_([one.grad for one in parameters if one.grad is not None], 1.0 / count)
 
 
-class Trains(Protocol):
-    """What a step needs of its loop."""
+class Reports(Protocol):
+    """What takes the metrics of a step."""
+
+    def _report(self, step: AnyStep, metrics: Mapping[str, Any]) -> None: ...
+
+
+class Trains(Reports, Protocol):
+    """What a step that gets a function needs of its loop."""
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor: ...
 
-    def _report(self, step: Step, metrics: Mapping[str, Any]) -> None: ...
 
+class AnyStep:
+    """What is known of one step of training, from its first forward pass to the user's `optimizer.step()`."""
 
-class Step:
-    """One step of training, from its first forward pass to the user's `optimizer.step()`."""
-
-    def __init__(self, loop: Trains, number: int, position: Position) -> None:
-        self._loop = loop
+    def __init__(self, loop: Reports, number: int, first: MicroBatch) -> None:
+        self._reports = loop
         #: Steps from the job's begin, from 1.
         self.number = number
-        #: From 0.
-        self.epoch = position.epoch
-        #: Place among the steps of the epoch, from 0.
-        self.place = position.place
-        #: Means over the whole global batch that the function given to `backward` returned beside the loss.
+        self.stand_at(first)
+        #: Means over the whole global batch of what was given beside the loss.
         self.metrics: dict[str, float] = {}
         #: Numbers of the samples that this worker trained in this step, by shard.
         self.samples: dict[int, list[int]] = {}
+        #: The gradients of all workers are there.
         self.is_done = False
         #: Its loss or gradients were not finite, so that it has no gradients and optimizers change nothing.
         self.was_skipped = False
+
+    def stand_at(self, first: MicroBatch) -> None:
+        """Take the place of the step that begins with this micro-batch."""
+        #: From 0.
+        self.epoch = first.position.epoch
+        #: Place among the steps of the epoch, from 0.
+        self.place = first.position.place
+        #: Samples of all workers together; the last step of an epoch may have fewer than the others.
+        self.total = first.total
+
+    def report(self, **metrics: Any) -> None:
+        """Report this step's metrics, once for the job whatever the number of workers; `metrics` are added.
+
+        Values need `float()` to work on them, which waits for the GPU.
+        """
+        self._reports._report(self, {**self.metrics, **metrics})
+
+
+class Step(AnyStep):
+    """A step whose losses are computed by a function of the script."""
+
+    def __init__(self, loop: Trains, number: int, first: MicroBatch) -> None:
+        super().__init__(loop, number, first)
+        self._loop = loop
 
     def backward(self, compute: Compute) -> torch.Tensor:
         """Forward and backward passes of this worker's shards, and the mean gradient over the whole global batch.
@@ -110,13 +136,6 @@ class Step:
         loss = self._loop._run(self, compute)
         self.is_done = True
         return loss
-
-    def report(self, **metrics: Any) -> None:
-        """Report this step's metrics, once for the job whatever the number of workers; those of `compute` are added.
-
-        Values need `float()` to work on them, which waits for the GPU.
-        """
-        self._loop._report(self, {**self.metrics, **metrics})
 
 
 def check_gradients(parameters: Sequence[torch.Tensor], before: Sequence[Gradient]) -> None:

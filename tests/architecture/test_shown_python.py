@@ -131,7 +131,7 @@ def unknown_in(node: ast.AST) -> Iterator[str]:
 def is_in(module: str, name: str) -> bool:
     if module.startswith(OF_LIBRARIES):
         text = texts()[f"{module.replace('.', '/')}/__init__.py"]
-        return f'__all__ = ["{name}"]' in text
+        return f'"{name}"' in text.partition("__all__ = ")[2]
     if hasattr(importlib.import_module(module), name):
         return True
     try:

@@ -29,6 +29,7 @@ FRAMEWORKS = Table(
         "transformers",
         "TRL",
         "PyTorch with Loop",
+        "PyTorch with Steps",
         "FSDP2 with ShardedLoop",
         "DDP",
         "DeepSpeed",
@@ -59,8 +60,8 @@ FRAMEWORKS = Table(
         ("MPI", "exact samples"): _ORDER,
         ("accelerate", "in place"): _RESTARTS,
         ("accelerate", "exact samples"): _ORDER,
-        "Lightning": "there is no integration yet; `Trainer` runs as a script for torchrun does",
-        "torchtitan": "there is no integration yet",
+        "torchtitan": "its trainer shards the model by itself; trainer classes of its kind whose model fits on a worker"
+        " train with `Steps`",
         ("Ray Train", "in place"): _RESTARTS,
         ("Ray Train", "exact samples"): "`prepare_data_loader` divides the samples by the number of workers",
         ("JAX", "in place"): "a process of JAX cannot lose or gain others while it runs",

@@ -44,14 +44,14 @@ class TrainerDriver(Driver):
             **first,
             "same_on_all": all(_without_times(one) == _without_times(first) for one in others),
             "weights": {name: one.double().sum().item() for name, one in weights.items()},
-            "digest": _digest(weights),
+            "digest": digest_of(weights),
             "losses": {str(step): loss for step, loss in sorted(self.losses.items())},
             "record": {str(step): samples for step, samples in self.record().items()},
             "world_sizes": self.world_sizes,
         }
 
 
-def _digest(weights: dict[str, Any]) -> str:
+def digest_of(weights: dict[str, Any]) -> str:
     return hashlib.sha256(b"".join(one.numpy().tobytes() for one in weights.values())).hexdigest()
 
 
@@ -231,16 +231,15 @@ SCENARIOS = {
 }
 
 
-def main() -> None:
+def serve(scenarios: dict[str, Callable[[Path], dict[str, Any]]], preloaded: list[str]) -> None:
+    """Run those that are asked for, in processes that have these modules."""
     folder, done = Path(sys.argv[1]), int(sys.argv[2])
-    multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["tests.frameworks.trainer_worker", "remora.integrations.transformers"]
-    )
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     for line in sys.stdin:
         name = line.strip()
         (folder / name).mkdir()
         try:
-            facts = SCENARIOS[name](folder / name)
+            facts = scenarios[name](folder / name)
         except Exception:
             facts = {"error": traceback.format_exc()}
         (folder / f"{name}.json").write_text(json.dumps(facts))
@@ -248,4 +247,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(SCENARIOS, ["tests.frameworks.trainer_worker", "remora.integrations.transformers"])

@@ -1,4 +1,4 @@
-"""An environment with transformers and TRL, layered on ours."""
+"""An environment with transformers, TRL and Lightning, layered on ours."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def transformers_python() -> str:
 
 
 class Scenarios:
-    """Runs those of `trainer_scenarios.py`, in one process that has imported transformers once."""
+    """Runs those of a module, in one process that has imported its library once."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str = "trainer_scenarios") -> None:
         self._folder = folder
         read, write = os.pipe()
         self._done = os.fdopen(read)
         environment = {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         with (folder / "log").open("w") as log:
             self._process = subprocess.Popen(
-                [transformers_python(), "-m", "tests.frameworks.trainer_scenarios", str(folder), str(write)],
+                [transformers_python(), "-m", f"tests.frameworks.{module}", str(folder), str(write)],
                 cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=[write],
                 env={"PATH": "/usr/bin:/bin", **environment},
             )  # fmt: skip

@@ -29,7 +29,9 @@ PATIENCE_S = 180.0
 LEAD = 4
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.golden.worker", "tests.golden.sharded_worker"])
+_processes.set_forkserver_preload(
+    ["tests.golden.worker", "tests.golden.sharded_worker", "tests.golden.steps_worker"]
+)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from remora.torch.agreement import (
     parameters_beside,
 )
 from remora.torch.buffers import Buffers
-from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
+from remora.torch.elastic import REPORTS_KEPT, FunctionLoop
 from remora.torch.group import PeerLost
 from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
@@ -62,7 +62,7 @@ from remora.torch.sharded.step_runner import (
     local_gradients,
 )
 from remora.torch.state import LoopState, Progress
-from remora.torch.step import Compute, Step
+from remora.torch.step import AnyStep, Compute, Step
 
 log = logging.getLogger("remora.torch")
 
@@ -78,7 +78,7 @@ class _Announcement:
     held: list[HeldShards]
 
 
-class ShardedLoop(ElasticLoop):
+class ShardedLoop(FunctionLoop):
     """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism shard it, and its optimizer.
 
         def build(mesh):
@@ -240,7 +240,7 @@ class ShardedLoop(ElasticLoop):
                 step.was_skipped = True
                 break
             step.number = self._progress.step + 1
-            step.epoch, step.place = micro_batch.position.epoch, micro_batch.position.place
+            step.stand_at(micro_batch)
         seed_everything(derive(self._settings.seed, "body", step.number))
         step.metrics = dict(zip(self._step_runner.metric_names, result.means[1:], strict=False))
         # The script may change the weights from now on.
@@ -340,7 +340,7 @@ class ShardedLoop(ElasticLoop):
             log.warning("%s", text)
         self._open_feed()
 
-    def _end_step(self, step: Step) -> None:
+    def _end_step(self, step: AnyStep) -> None:
         self._set_lenient(False)
         self._step = None
         try:

@@ -122,7 +122,7 @@ def test_skips_without_end_end() -> None:
 def test_a_rollback_ends_where_a_training_without_the_batch_does(
     kind: Any, every: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("remora.torch.loop.SNAPSHOT_EVERY", every)
+    monkeypatch.setattr("remora.torch.replicated.SNAPSHOT_EVERY", every)
     run = Run(kind(Data(BAD)), nonfinite="rollback")
     # Batch 3 of either epoch is left out; the others are trained in order, under the numbers of the steps before.
     counted = dict(run.steps)
