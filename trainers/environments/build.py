@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainers.confined_folders import remove_tree
-from trainers.environments.commands import EnvironmentFailed, TimeLimit, run_program
+from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
 from trainers.environments.public_package import public_folder
 from trainers.environments.request import (
     INHERITED,
@@ -300,7 +300,7 @@ def _build(
         work.say("environment.setup begins")
         write_pip(folder / "bin")
         variables = {
-            **_variables(os.environ),
+            **program_variables(os.environ),
             "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
             "VIRTUAL_ENV": str(folder),
         }
@@ -337,7 +337,7 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
 def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
     command = [uv_program(), "--no-progress", "--color", "never", *arguments]
-    return _run("uv could not build it", command, code, _variables(os.environ), work)
+    return _run("uv could not build it", command, code, program_variables(os.environ), work)
 
 
 def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) -> Path:
@@ -374,12 +374,6 @@ def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, s
 
     run_program(failure, command, code, variables, work.limit, take)
     return installed
-
-
-def _variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What uv sees: the node's variables without those of the interpreter that runs us."""
-    hidden = ("RAY_", "REMORA_", "PYTHON", "VIRTUAL_ENV", "CONDA")
-    return {name: value for name, value in inherited.items() if not name.startswith(hidden)}
 
 
 def uv_program() -> str:

@@ -67,10 +67,11 @@ def run_program(
     take: Callable[[str], None] = lambda _: None,
     *,
     with_errors: bool = True,
-) -> None:
-    """Run a program to its end; `take` is called with every line that it prints.
+) -> list[str]:
+    """Run a program to its end; returns the last lines of its standard output.
 
-    Without `with_errors` only its standard output goes there; an error shows both.
+    `take` is called with every line that it prints; without `with_errors` only its standard output counts, and an error
+    shows both.
     Raises EnvironmentFailed, which begins with `failure` and has the last lines.
     """
     lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -98,10 +99,11 @@ def run_program(
                 os.killpg(process.pid, signal.SIGKILL)
         if errors is not None:
             errors.seek(0)
-            said = errors.read(1 << 16).decode(errors="replace").splitlines()
+            said = errors.read(1 << 16).decode(errors="replace").splitlines() if code_of_end else []
             lines.extend(line.rstrip()[:LONGEST_LINE] for line in said)
     if code_of_end:
         raise EnvironmentFailed(f"{failure}: " + "\n".join(lines))
+    return list(lines)
 
 
 def _lines_of(process: subprocess.Popen[bytes], limit: TimeLimit) -> Iterator[str]:
@@ -124,3 +126,9 @@ def _lines_of(process: subprocess.Popen[bytes], limit: TimeLimit) -> Iterator[st
 def _end_with_parent() -> None:
     """In the new process: have the kernel end it with the supervisor, which may be killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def program_variables(inherited: Mapping[str, str]) -> dict[str, str]:
+    """What such a program sees: the node's variables without those of the interpreter that runs us."""
+    hidden = ("RAY_", "REMORA_", "PYTHON", "VIRTUAL_ENV", "CONDA")
+    return {name: value for name, value in inherited.items() if not name.startswith(hidden)}

@@ -88,6 +88,8 @@ class ShimRequest:
     cgroups: tuple[str, ...] = ()
     #: The worker's own interpreter; None: the command has the same as the fork server.
     python: WorkerPython | None = None
+    #: A process in the container that the command enters; 0: it enters none.
+    container: int = 0
 
     def program(self) -> Path | None:
         """The file that the command starts."""
@@ -107,6 +109,7 @@ class ShimRequest:
             "supervisor": os.getpid(),
             "own_cgroup": self.own_cgroup,
             "cgroups": list(self.cgroups),
+            "container": self.container,
         }
 
 

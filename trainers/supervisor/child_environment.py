@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from trainers.containers.arguments import visible_in_container
 from trainers.worker_identity import WorkerIdentity
 
 #: Variables of ours and of Ray that a user's process must not see.
 _HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH")
 #: What marks every process of a machine, so that the local provider ends all of them with it.
 _MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
+
+
+def variables_in_container(inherited: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:
+    """What stands for the machine's own variables in a container: those of the image, and the worker's GPUs.
+
+    Paths that variables of the machine name are not there.
+    """
+    # An image without users names no home.
+    found = {"HOME": "/root", **image, **{name: inherited[name] for name in _MARKS if name in inherited}}
+    if (visible := inherited.get("CUDA_VISIBLE_DEVICES")) is not None:
+        found["CUDA_VISIBLE_DEVICES"] = visible_in_container(visible)
+    return found
 
 
 def child_environment(

@@ -19,11 +19,13 @@ from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.containers.container import Container
+from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
-from trainers.supervisor.child_environment import child_environment
+from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.worker_identity import WorkerIdentity
@@ -46,7 +48,8 @@ def prepare_launch(
     folder: Path,
     *,
     code: Path,
-    python: WorkerPython,
+    python: WorkerPython | None,
+    container: Container | None = None,
     inputs: Mapping[str, Path],
     resume: Manifest | None,
     outputs: Path,
@@ -56,9 +59,9 @@ def prepare_launch(
 ) -> LaunchContext:
     """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
 
-    `code` is the folder of the job's code, `python` the interpreter for its command, `inputs`
-    the paths of its inputs by name.  The command's
-    temporary files lie in `temporary`, unless the job says where.
+    `code` is the folder of the job's code, `python` the interpreter for its command, None in a `container`, which has
+    its own, `inputs` the paths of its inputs by name.  The command's temporary files lie in `temporary`,
+    unless the job says where.
     Raises StorageError, OSError, and BackendUnusable.
     """
     scratch = folder / f"scratch-{identity.rank}"
@@ -69,18 +72,25 @@ def prepare_launch(
     written = {**unwrapped.variables, **plan.variables}
     asked = {name: fill(value, values, str(outputs)) for name, value in written.items()}
     environment = child_environment(
-        os.environ,
+        os.environ if container is None else variables_in_container(os.environ, container.variables),
         asked,
         identity,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
-        path_folders=python.path_folders,
+        path_folders=() if python is None else python.path_folders,
     )
-    environment["VIRTUAL_ENV"] = str(python.python.parent.parent)
+    if python is not None:
+        environment["VIRTUAL_ENV"] = str(python.python.parent.parent)
+    public = None
+    if container is not None:
+        public = public_folder(folder)
+        before = environment.get("PYTHONPATH") or container.variables.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{before}:{public}" if before else str(public)
     if may_start_a_launcher(unwrapped.command):
         programs = folder / f"launchers-{identity.rank}"
         sizes = plan.sizes
-        environment |= put_on_path(programs, sys.executable, sizes.min, sizes.max, environment["PATH"])
+        interpreter = sys.executable if public is None else "python3"
+        environment |= put_on_path(programs, interpreter, sizes.min, sizes.max, environment["PATH"], public)
     gpus = plan.resources.get("GPU", 0.0)
     device_settings = device_variables(
         plan.device, plan.precision, gpus, devices_of_node(), identity, interface
@@ -92,8 +102,9 @@ def prepare_launch(
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
     if "TMPDIR" not in asked:
         environment["TMPDIR"] = str(temporary)
-    # Later workers of the node reuse what torch has compiled.
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
+    if container is None:
+        # Later workers of the node reuse what torch has compiled.
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
     if "MLFLOW_TRACKING_URI" not in environment:
         # One for each worker group: MLflow writes absolute paths into it.
         group = f"{identity.attempt}-{identity.generation}"
