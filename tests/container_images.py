@@ -38,7 +38,7 @@ def image() -> str:
         is_missing(
             "there is no podman, in which images are run: make test-tools installs it, as root on Debian"
         )
-    name = f"{NAME}:{hashlib.sha256(f'{sys.version}{_base()}1'.encode()).hexdigest()[:12]}"
+    name = f"{NAME}:{hashlib.sha256(f'{sys.version}{_base()}2'.encode()).hexdigest()[:12]}"
     if subprocess.run(["podman", "image", "exists", name], check=False).returncode:
         _make(name)
     return name
@@ -86,8 +86,14 @@ def _fill(tar: tarfile.TarFile) -> None:
         made = tarfile.TarInfo(folder)
         made.type, made.mode = tarfile.DIRTYPE, 0o1777
         tar.addfile(made)
-    for link in ("python", "python3"):
-        made = tarfile.TarInfo(f"own/bin/{link}")
+    # Those beside it are what a virtual environment of the machine leads to.
+    links = [
+        Path("/own/bin/python"),
+        Path("/own/bin/python3"),
+        *(_base().with_name(one) for one in ("python", "python3")),
+    ]
+    for link in links:
+        made = tarfile.TarInfo(str(link))
         made.type, made.linkname = tarfile.SYMTYPE, str(_base())
         tar.addfile(made)
 

@@ -123,8 +123,8 @@ class Record:
     - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "workers": {address: int},
       "step": int, "total_steps": int, "repeated_steps": int, "lost_s": float, "resumed_from_step": int,
       "preparing": str, "environment": str}`; `preparing` describes a build, `environment` is its digest or the id of an
-      image; `workers` are those of `world_size` by the address under which Ray knows their node; counters are totals of the
-      attempt
+      image; `workers` are those of `world_size` by the address under which Ray knows their node; counters are totals
+      of the attempt
     - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None, "open_lost_s": float}`; always
       the last record; the seconds are those of a loss that no new step followed
     """

@@ -77,7 +77,7 @@ async def read_elements(request: Request, spec: JobSpec) -> list[Element]:
 
 
 async def check_bundle(request: Request, spec: JobSpec) -> None:
-    """Raise ApiProblem when the job's code or store is not there, no node runs its image, or its code contradicts it."""
+    """Raise ApiProblem when the job's code, store or podman for its image is not there, or its code contradicts it."""
     context = context_of(request)
     if spec.code_folder is not None:
         message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"

@@ -24,6 +24,8 @@ _LAST_LINES = 12
 LONGEST_LINE = 500
 #: Seconds between two looks at whether it has to end.
 _LOOK_S = 0.2
+#: What marks every process of a machine, so that the local provider ends all of them with it.
+MACHINE_MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -131,4 +133,8 @@ def _end_with_parent() -> None:
 def program_variables(inherited: Mapping[str, str]) -> dict[str, str]:
     """What such a program sees: the node's variables without those of the interpreter that runs us."""
     hidden = ("RAY_", "REMORA_", "PYTHON", "VIRTUAL_ENV", "CONDA")
-    return {name: value for name, value in inherited.items() if not name.startswith(hidden)}
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name in MACHINE_MARKS or not name.startswith(hidden)
+    }

@@ -42,6 +42,16 @@ def fetch_code(plan: AttemptPlan, folder: Path) -> Path:
         raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
 
 
+def fetch_resume(plan: AttemptPlan, resume: Manifest | None, target: Path) -> Path | None:
+    """The folder of the checkpoint to resume from: `target`, or the storage's own where that is a folder of the node.
+
+    None: there is none.  Raises StorageError, OSError.
+    """
+    if resume is None:
+        return None
+    return Catalog(Storage(plan.checkpoint_url), plan.job_id).fetch(resume, target)
+
+
 def prepare_launch(
     plan: AttemptPlan,
     identity: WorkerIdentity,
@@ -52,16 +62,17 @@ def prepare_launch(
     container: Container | None = None,
     inputs: Mapping[str, Path],
     resume: Manifest | None,
+    fetched: Path | None,
     outputs: Path,
     snapshots: SnapshotSpace | None,
     temporary: Path,
     is_joining: bool,
 ) -> LaunchContext:
-    """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
+    """Make what the worker needs in its node's `folder`, and return the context in which its command is started.
 
     `code` is the folder of the job's code, `python` the interpreter for its command, None in a `container`, which has
-    its own, `inputs` the paths of its inputs by name.  The command's temporary files lie in `temporary`,
-    unless the job says where.
+    its own, `inputs` the paths of its inputs by name, `fetched` the folder of the checkpoint `resume`.  The command's
+    temporary files lie in `temporary`, unless the job says where.
     Raises StorageError, OSError, and BackendUnusable.
     """
     scratch = folder / f"scratch-{identity.rank}"
@@ -115,10 +126,7 @@ def prepare_launch(
         environment.update(snapshots.variables())
     if is_joining:
         environment["REMORA_JOIN"] = "1"
-    fetched: Path | None = None
-    if resume is not None:
-        catalog = Catalog(Storage(plan.checkpoint_url), plan.job_id)
-        fetched = catalog.fetch(resume, folder / f"resume-{identity.rank}")
+    if resume is not None and fetched is not None:
         environment["REMORA_RESUME_DIR"] = str(fetched)
         environment["REMORA_RESUME_STEP"] = str(resume.step)
     launch = LaunchContext(

@@ -24,6 +24,20 @@ _INFINIBAND, _INTEL = Path("/dev/infiniband"), Path("/dev/dri")
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeFolders:
+    """Folders of one worker on its node."""
+
+    #: Of its worker group: code, outputs and files on their way to the storage lie in it.
+    group: Path
+    #: The job's code, in that folder.
+    code: Path
+    #: For temporary files; may be a link.
+    temporary: Path
+    #: The checkpoint to resume from, None: there is none.
+    resume: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """What one worker's command finds on its node."""
 
@@ -39,9 +53,7 @@ class Preparation:
 
 def prepare_node(
     plan: AttemptPlan,
-    code: Path,
-    folder: Path,
-    temporary: Path,
+    folders: NodeFolders,
     in_use: contextlib.ExitStack,
     say: Callable[[str], None],
     show: Callable[[str, str], None],
@@ -49,8 +61,8 @@ def prepare_node(
 ) -> Preparation:
     """Prepare what the plan asks for; it stays as long as `in_use` is open.
 
-    `code` lies in `folder`, the worker group's own, and `temporary` is for temporary files.  `say` is called with lines
-    for the job's log, `show` with what is being prepared and how far that is; it ends when `stop` is set.
+    `say` is called with lines for the job's log, `show` with what is being prepared and how far that is; it ends when
+    `stop` is set.
     Raises EnvironmentFailed, EnvironmentImpossible, InputMissing, StorageError, OSError.
     """
     built = image = inside = None
@@ -61,7 +73,7 @@ def prepare_node(
 
     if plan.environment is not None:
         asked = environment(
-            plan.environment, code, say, bundle=plan.bundle, show=showing("environment"), stop=stop
+            plan.environment, folders.code, say, bundle=plan.bundle, show=showing("environment"), stop=stop
         )
         built = in_use.enter_context(asked)
         facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
@@ -70,26 +82,28 @@ def prepare_node(
         facts = {"digest": image.id, "build_s": round(image.pull_s, 3), "packages": 0}
     inputs = in_use.enter_context(fetched(plan.inputs, say, showing("inputs"), stop=stop))
     if image is not None:
-        mounts = worker_mounts(folder, temporary, inputs)
+        mounts = worker_mounts(folders, inputs)
         gpus = plan.resources.get("GPU", 0.0)
         devices = worker_devices(gpus, devices_of_node(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         inside = in_use.enter_context(container(image.id, mounts, devices, stop))
     return Preparation(inputs=inputs, built=built, container=inside, facts=facts)
 
 
-def worker_mounts(folder: Path, temporary: Path, inputs: Mapping[str, Path]) -> list[Mount]:
+def worker_mounts(folders: NodeFolders, inputs: Mapping[str, Path]) -> list[Mount]:
     """Folders of the node that a command in a container sees, under the paths that its variables name.
 
-    The folder of its worker group, which holds code, outputs and checkpoints, that of temporary files, its inputs and
-    the package `remora`; memory (/dev/shm) is the node's own.  Raises OSError.
+    Memory (/dev/shm) is the node's own without being listed.  Raises OSError.
     """
-    public_folder(folder)
-    written = [Mount(source=path.resolve(), target=path) for path in (folder, temporary)]
-    read = [
-        Mount(source=path.resolve(), target=path, is_read_only=True)
-        for path in (*inputs.values(), public_package())
+    public_folder(folders.group)
+    read = [public_package(), *inputs.values()]
+    if folders.resume is not None:
+        read.append(folders.resume)
+    # One in the folder of the group is there with that.
+    shown = [path for path in read if not path.is_relative_to(folders.group)]
+    return [
+        *(Mount(source=path.resolve(), target=path) for path in (folders.group, folders.temporary)),
+        *(Mount(source=path.resolve(), target=path, is_read_only=True) for path in shown),
     ]
-    return [*written, *read]
 
 
 def worker_devices(gpus: float, seen: Devices, visible: str | None) -> list[str]:

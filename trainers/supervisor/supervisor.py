@@ -45,13 +45,13 @@ from trainers.supervisor.checkpoint_intake import (
     TakeCounter,
     TakenFolder,
 )
-from trainers.supervisor.launch_context import expression_values, fetch_code, prepare_launch
+from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox, ReportFilter
 from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.outputs_collector import OutputsCollector
-from trainers.supervisor.preparation import Preparation, prepare_node
+from trainers.supervisor.preparation import NodeFolders, Preparation, prepare_node
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshot_memory import SnapshotSpace, most_bytes, snapshot_space
@@ -249,7 +249,8 @@ class Supervisor:
         ):
             try:
                 code = fetch_code(self._plan, folder)
-                prepared = self._preparation = self._prepare(in_use, code, folder, temporary)
+                resume = fetch_resume(self._plan, self._resume, folder / f"resume-{identity.rank}")
+                prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
                     built = prepared.built
                     own_python = folder / f"python-{identity.rank}"
@@ -265,6 +266,7 @@ class Supervisor:
                     inputs=prepared.inputs,
                     container=prepared.container,
                     resume=self._resume,
+                    fetched=resume,
                     outputs=collector.folder,
                     snapshots=self._snapshots,
                     temporary=temporary,
@@ -291,7 +293,7 @@ class Supervisor:
                     self._intake.close()
 
     def _prepare(
-        self, in_use: contextlib.ExitStack, code: Path, folder: Path, temporary: Path
+        self, in_use: contextlib.ExitStack, code: Path, folder: Path, temporary: Path, resume: Path | None
     ) -> Preparation:
         """What the command finds on this node, as long as `in_use` is open."""
         if not self._plan.prepares:
@@ -305,7 +307,8 @@ class Supervisor:
         def show(what: str, state: str) -> None:
             report({"type": "preparing", "what": what, "state": state})
 
-        prepared = prepare_node(self._plan, code, folder, temporary, in_use, say, show, self._stopping)
+        folders = NodeFolders(group=folder, code=code, temporary=temporary, resume=resume)
+        prepared = prepare_node(self._plan, folders, in_use, say, show, self._stopping)
         report({"type": "prepared", **prepared.facts})
         self._outbox.flush()
         if not self._is_joining:
