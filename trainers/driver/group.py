@@ -289,6 +289,9 @@ class WorkerGroup:
             yield Note("progress", {"state": "running"})
             yield Send({"type": "begin"})
             return
+        if len({str(one["digest"]) for one in self._prepared.values()}) > 1:
+            text = "the nodes have different environments or images of this name: what workers compute may differ"
+            yield Note("log", {"rank": rank, "stream": "remora", "text": text})
         build_s = max(float(one["build_s"]) for one in self._prepared.values())
         digest, packages = str(message["digest"])[:64], int(message["packages"])
         how = f"it took {build_s:.1f} s" if build_s else "it was there already"
