@@ -63,10 +63,10 @@ demo-huggingface: setup
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
 
-# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git.  Where they cannot be installed, it reports what is left
+# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git, podman.  Where they cannot be installed, it reports what is left
 # out; with CI set that fails.
 test-tools:
-	deploy/install-tools --or-warn initdb mpirun ip cc git
+	deploy/install-tools --or-warn initdb mpirun ip cc git podman
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
 test: test-tools setup deepspeed transformers

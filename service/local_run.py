@@ -30,6 +30,7 @@ from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.storage_locations import UnknownStore
 from service.store.ids import new_id
+from trainers.containers.images import node_image
 from trainers.environments.build import (
     MOST_KEPT,
     BuiltEnvironment,
@@ -66,7 +67,7 @@ class Printed:
         if kind == "prepared":
             self.instruct({"type": "begin"})
         elif kind == "preparing":
-            self._say(f"environment: {message['state']}")
+            self._say(f"{message['what']}: {message['state']}")
         elif kind == "report":
             self._report(message)
         elif kind in ("exit", "trouble"):
@@ -176,6 +177,10 @@ def _plan(spec: JobSpec, settings: Settings) -> AttemptPlan:
 
 
 def _build(plan: AttemptPlan, home: Path) -> int:
+    if plan.image is not None:
+        image = node_image(plan.image, lambda text: print(f"remora: {text}", flush=True))
+        print(f"image {image.id[:12]}: {format_size(image.size_bytes)}")
+        return 0
     if plan.environment is None:
         print("the job has no environment of its own: it runs in that of the nodes")
         return 0

@@ -53,6 +53,8 @@ class AttemptPlan:
     precision: Precision = "full"
     #: The job's Python environment; None: that of the nodes.
     environment: EnvironmentRequest | None = None
+    #: The image of a container in which the command runs, as podman names it; None: it runs on the node itself.
+    image: str | None = None
     #: What the job reads, by name: `${{inputs.NAME}}` is its path on the node.
     inputs: dict[str, InputSource] = field(default_factory=dict)
     #: The user's environment variables.
@@ -100,6 +102,11 @@ class AttemptPlan:
     #: `hang`.
     step_time_s: float = 600.0
 
+    @property
+    def prepares(self) -> bool:
+        """True when workers fetch something before they begin together: an environment, an image, inputs."""
+        return self.environment is not None or self.image is not None or bool(self.inputs)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -117,8 +124,9 @@ class Record:
     - `output`: `{"location", "committed_at", "files": {name: {"size_bytes", "sha256", "stored"}}}`: all outputs now
     - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "workers": {address: int},
       "step": int, "total_steps": int, "repeated_steps": int, "lost_s": float, "resumed_from_step": int,
-      "preparing": str, "environment": str}`; `preparing` describes a build, `environment` is a digest; `workers` are
-      those of `world_size` by the address under which Ray knows their node; counters are totals of the attempt
+      "preparing": str, "environment": str}`; `preparing` describes a build, `environment` is its digest or the id of an
+      image; `workers` are those of `world_size` by the address under which Ray knows their node; counters are totals
+      of the attempt
     - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None, "open_lost_s": float}`; always
       the last record; the seconds are those of a loss that no new step followed
     """

@@ -19,20 +19,27 @@ from remora.commands.launchers import STOOD_IN_FOR, check_count, describe, is_la
 
 #: This module, by the name that it also has when it is the main one.
 _MODULE = "remora.commands.nested_launchers"
+#: The same for an interpreter that does not have it.
+_FROM_FOLDER = (
+    f"import sys; sys.path.insert(0, {{!r}}); from {_MODULE} import main; sys.exit(main(sys.argv[1:]))"
+)
 #: Exit codes: as for wrong options, and as a shell gives for a program that is not there.
 _REFUSED, _NOT_FOUND = 2, 127
 
 
-def put_on_path(folder: Path, python: str, fewest: int, most: int, path: str) -> dict[str, str]:
+def put_on_path(
+    folder: Path, python: str, fewest: int, most: int, path: str, public: Path | None = None
+) -> dict[str, str]:
     """Make programs of these names in `folder`; returns the variables with which a command finds them first.
 
-    `python` is an interpreter that has Remora, `path` the PATH without them.  A function of bash stands before every
-    PATH, also before that of an environment which the command activates.
+    `python` is an interpreter that has Remora, or finds it in the folder `public`; `path` is the PATH without them.
+    A function of bash stands before every PATH, also before that of an environment which the command activates.
     """
     folder.mkdir()
+    run = f"-m {_MODULE}" if public is None else f"-c {shlex.quote(_FROM_FOLDER.format(str(public)))}"
     variables = {"PATH": f"{folder}:{path}"}
     for name in STOOD_IN_FOR:
-        line = f'{shlex.quote(python)} -I -m {_MODULE} {fewest} {most} {name} "$@"'
+        line = f'{shlex.quote(python)} -I {run} {fewest} {most} {name} "$@"'
         program = folder / name
         program.write_text(f"#!/bin/sh\nexec {line}\n")
         program.chmod(0o755)

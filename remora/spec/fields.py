@@ -16,6 +16,21 @@ MAX_EXIT_CODES, MAX_PATTERNS, LONGEST_PATTERN, SEARCHED = 50, 10, 500, 4096
 #: Pools, or zones, that one job may name.
 MAX_PLACES = 16
 
+#: Characters of an image's name.
+LONGEST_IMAGE = 512
+IMAGE_FORM = (
+    "an image with its registry, e.g. docker.io/library/python:3.12 or localhost/own, or the id of one that is on the"
+    " nodes"
+)
+#: Of the name of a registry something says that it is one: others name what podman reads from files (`dir:`, `oci:`).
+_REGISTRY = re.compile(r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)(?::\d{1,5})?")
+_IMAGE_PATH = re.compile(
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+_IMAGE_ID = re.compile(r"(?:sha256:[0-9a-f]{64}|[0-9a-f]{12,64})")
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 NAME_FORM = "1 to 63 of a-z, 0-9, '-', '_' and '.', beginning with a letter or a digit"
 _ZONE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
@@ -64,6 +79,16 @@ def is_name(text: str) -> bool:
 
 def _name(value: str) -> str:
     if not is_name(value):
+        raise ValueError
+    return value
+
+
+def _image(value: str) -> str:
+    if len(value) > LONGEST_IMAGE:
+        raise ValueError
+    registry, slash, path = value.partition("/")
+    is_named = slash and _REGISTRY.fullmatch(registry) and _IMAGE_PATH.fullmatch(path)
+    if not is_named and not _IMAGE_ID.fullmatch(value):
         raise ValueError
     return value
 
@@ -149,6 +174,8 @@ def refuses_label(name: object, value: object) -> str | None:
 Whole = Annotated[int, BeforeValidator(whole)]
 Number = Annotated[float, BeforeValidator(_number)]
 Name = Annotated[StrictStr, AfterValidator(_name)]
+#: An image as podman names it.
+Image = Annotated[StrictStr, AfterValidator(_image)]
 JOB_ID_FORM = "the whole id of a job, job_ and 26 characters"
 JobId = Annotated[StrictStr, AfterValidator(_job_id)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]

@@ -23,6 +23,7 @@ from pydantic import (
 from remora.spec.cron import next_after, parse_cron, zone_of
 from remora.spec.fields import (
     EXIT_CODES_FORM,
+    IMAGE_FORM,
     JOB_ID_FORM,
     LONGEST_PATTERN,
     MAX_EXIT_CODES,
@@ -34,6 +35,7 @@ from remora.spec.fields import (
     Budget,
     Duration,
     ExitCodes,
+    Image,
     Interval,
     JobId,
     Moment,
@@ -140,8 +142,10 @@ _PYTHON = re.compile(r"3\.\d{1,2}")
 
 
 class Environment(Section):
-    """What surrounds the command: its Python packages and its variables."""
+    """What surrounds the command: an image or its Python packages, and its variables."""
 
+    #: The image of a container in which the command runs; None: it runs on the node itself.
+    image: Image | None = Field(None, description=IMAGE_FORM)
     #: Version of Python; None: that of the nodes.
     python: StrictStr | None = Field(None, description='a version of Python in quotes, e.g. "3.12"')
     #: Requirements as pip writes them.
@@ -201,9 +205,20 @@ class Environment(Section):
             )
         return value
 
+    @model_validator(mode="after")
+    def _image_is_alone(self) -> Self:
+        wanted = {"inherit: true": self.inherit, "python": self.python, "pip": self.pip}
+        wanted |= {"requirements": self.requirements, "setup": self.setup}
+        if self.image is not None and (named := [name for name, value in wanted.items() if value]):
+            raise ValueError(
+                f"{' and '.join(named)} cannot be combined with image, whose own Python and packages the command has;"
+                " put what it needs into the image, or leave image out"
+            )
+        return self
+
     @property
     def is_built(self) -> bool:
-        """The job has an environment of its own."""
+        """The job has a Python environment of its own, which is built on its nodes."""
         return bool(self.python or self.pip or self.requirements or self.setup)
 
     @field_validator("variables")

@@ -109,7 +109,7 @@ class JobSpec(Section):
     workers_per_node: WorkerCount | None = Field(None, description=f"a whole number from 1 to {MAX_WORKERS}")
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(
-        Environment(), description="keys python, pip, requirements, inherit, variables"
+        Environment(), description="keys image, python, pip, requirements, setup, inherit, variables"
     )
     #: What the job reads, by name.
     inputs: dict[Name, Input] = Field(
@@ -179,6 +179,15 @@ class JobSpec(Section):
         if self.environment.requirements is not None and self.code is None:
             raise ValueError(
                 "environment.requirements names a file of the code; write the folder of the code in `code`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _runs_in_an_image(self) -> Self:
+        if self.environment.image is not None and self.backend in ("mpi", "deepspeed"):
+            raise ValueError(
+                f"backend is {self.backend}, which needs programs of the nodes, and environment.image is given; use"
+                " another backend, or leave image out"
             )
         return self
 

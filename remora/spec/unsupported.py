@@ -10,7 +10,6 @@ from remora.spec.backends import LATER_BACKENDS
 
 #: Field -> what to do instead.
 REFUSED: dict[str, str] = {
-    "environment.image": "list what the script needs in `environment.pip`, or install it on the nodes beforehand",
     "environment.secrets": "read the secret from a file on the nodes; `variables` are visible to all users",
 }
 

@@ -23,6 +23,7 @@ from remora.views import FieldProblem, Job
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
+from service.images import IMAGE_FIELD, NoImages, check_image
 from service.storage_locations import FIELD, UnknownStore, check_name
 from service.store import answers, submissions
 from service.store.answers import SavedAnswer
@@ -76,7 +77,7 @@ async def read_elements(request: Request, spec: JobSpec) -> list[Element]:
 
 
 async def check_bundle(request: Request, spec: JobSpec) -> None:
-    """Raise ApiProblem when the job's code or store is not there, or its code contradicts it."""
+    """Raise ApiProblem when the job's code, store or podman for its image is not there, or its code contradicts it."""
     context = context_of(request)
     if spec.code_folder is not None:
         message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
@@ -91,6 +92,10 @@ async def check_bundle(request: Request, spec: JobSpec) -> None:
             check_name(context.settings, store)
         except UnknownStore as error:
             problems.append(SpecProblem(field, str(error)))
+    try:
+        check_image(context.settings, spec)
+    except NoImages as error:
+        problems.append(SpecProblem(IMAGE_FIELD, str(error)))
     if problems:
         raise invalid_spec(SpecError(problems))
     digest = spec.bundle

@@ -53,6 +53,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         device=spec.resources.device,
         precision=spec.resources.precision,
         environment=job.environment,
+        image=spec.environment.image,
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),

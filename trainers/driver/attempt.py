@@ -163,7 +163,7 @@ class Attempt:
             started_at=self.now(),
             progress=self.progress,
             checkpoint_interval_s=self.plan.checkpoint_interval_s,
-            is_preparing=self.plan.environment is not None or bool(self.plan.inputs),
+            is_preparing=self.plan.prepares,
         )
         step = resume.step if resume is not None else None
         count = "1 worker starts" if len(members) == 1 else f"{len(members)} workers start"

@@ -28,6 +28,8 @@ RETRY_S = 5.0
 MOST_WORDS = 300
 #: The same for its message about weights that differ, with their causes.
 _MOST_OF_A_CAUSE = 1000
+#: What a worker is doing that has not begun, by the `what` of its message; anything else is an input.
+_PREPARING = {"environment": "the environment is being built", "image": "the image is being pulled"}
 #: Steps that the store can hold.
 _MAX_STEP = 2**53
 #: Seconds before a deadline at which a planned stop no longer waits for its checkpoint.
@@ -270,10 +272,11 @@ class WorkerGroup:
                 yield from self.tick(now)
 
     def _report_preparing(self, message: dict[str, Any]) -> Iterator[Effect]:
-        if message["what"] == "environment" and not self._is_building:
+        doing = _PREPARING.get(message["what"], "downloading")
+        if message["what"] in _PREPARING and not self._is_building:
             self._is_building = True
-            yield Note("event", _event("environment.preparing", "The environment of the job is being built."))
-        doing = "the environment is being built" if message["what"] == "environment" else "downloading"
+            text = f"{doing[0].upper()}{doing[1:]}."
+            yield Note("event", _event("environment.preparing", text))
         ready = f"{len(self._prepared)} of {self.world_size} workers are ready"
         yield Note("progress", {"preparing": f"{doing}: {str(message['state'])[:200]}; {ready}"})
 
@@ -286,6 +289,9 @@ class WorkerGroup:
             yield Note("progress", {"state": "running"})
             yield Send({"type": "begin"})
             return
+        if len({str(one["digest"]) for one in self._prepared.values()}) > 1:
+            text = "the nodes have different environments or images of this name: what workers compute may differ"
+            yield Note("log", {"rank": rank, "stream": "remora", "text": text})
         build_s = max(float(one["build_s"]) for one in self._prepared.values())
         digest, packages = str(message["digest"])[:64], int(message["packages"])
         how = f"it took {build_s:.1f} s" if build_s else "it was there already"

@@ -129,8 +129,8 @@ def _judge_exit(first: ChildExit) -> Verdict:
     why = f": {first.last_words}" if first.last_words else "; its log says why."
     if _ABSENT_MODULE.match(first.last_words):
         why += (
-            ". List it in `environment.pip`, put it into `code`, or install it on the nodes in the environment whose"
-            " `python` the command names."
+            ". List it in `environment.pip`, put it into `code` or the job's image, or install it on the nodes in the"
+            " environment whose `python` the command names."
         )
     return Verdict(
         goes_on=False,

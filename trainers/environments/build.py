@@ -7,28 +7,24 @@ was interrupted is removed and built again, and what `uv` had downloaded by then
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainers.confined_folders import remove_tree
+from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
+from trainers.environments.public_package import public_folder
 from trainers.environments.request import (
     INHERITED,
     EnvironmentImpossible,
@@ -46,16 +42,8 @@ BUILD_LIMIT_S = 1800.0
 MOST_KEPT = 8
 #: Bytes of a file of requirements.
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
-#: Lines of `uv` that an error shows.
-_LAST_LINES = 12
-#: Characters of one of them.
-_LONGEST_LINE = 500
-#: Seconds between two looks at whether a build has to end.
-_LOOK_S = 0.2
 #: Packages that PyTorch requires for an accelerator.
 _LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 _COMPLETE = "remora.json"
 
 
@@ -67,9 +55,7 @@ class BuildWork:
     say: Callable[[str], None]
     #: Called with the state of the build, in a few words, when it changes.
     show: Callable[[str], None]
-    stop: threading.Event
-    #: By the monotonic clock.
-    deadline: float = 0.0
+    limit: TimeLimit
     #: Every line goes to the job's log, not only the summaries of uv.
     says_all: bool = False
     #: Packages that uv has found; 0: it has not yet.
@@ -77,11 +63,6 @@ class BuildWork:
     #: Files that are being downloaded, with their sizes.
     downloads: dict[str, str] = field(default_factory=dict)
     _shown: str = ""
-
-    def check(self) -> None:
-        """Raise EnvironmentFailed when the job is being stopped."""
-        if self.stop.is_set():
-            raise EnvironmentFailed("its job is being stopped")
 
     def take(self, line: str) -> None:
         """Take a line of uv."""
@@ -109,10 +90,6 @@ class BuildWork:
         if state != self._shown:
             self._shown = state
             self.show(state[:200])
-
-
-class EnvironmentFailed(Exception):
-    """The environment cannot be built; the message has the last lines of uv."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +126,7 @@ def environment(
     `show` with the state of a build whenever that changes.  A build ends when `stop` is set.
     Raises EnvironmentFailed, EnvironmentImpossible, OSError.
     """
-    work = BuildWork(say, show, stop or threading.Event())
+    work = BuildWork(say, show, TimeLimit(stop or threading.Event()))
     root = root or work_root() / "environments"
     root.mkdir(exist_ok=True, mode=0o700)
     node = node_packages()
@@ -166,7 +143,7 @@ def environment(
             built.append(_build(asked, folder, file, code, work, is_inherited=is_inherited))
 
         # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
-        make_once(lock, lambda: _known(folder) is not None, make, work.check)
+        make_once(lock, lambda: _known(folder) is not None, make, work.limit.check)
         os.utime(folder / _COMPLETE)
         prune(root)
         known = _known(folder)
@@ -302,7 +279,8 @@ def _build(
     is_inherited: bool,
 ) -> BuiltEnvironment:
     began = time.monotonic()
-    work.deadline = began + BUILD_LIMIT_S
+    work.limit.deadline = began + BUILD_LIMIT_S
+    work.limit.too_late = f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages"
     work.say(f"building the environment {folder.name[:12]} of the job")
     wanted = _interpreter(asked.python)
     _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, work)
@@ -322,7 +300,7 @@ def _build(
         work.say("environment.setup begins")
         write_pip(folder / "bin")
         variables = {
-            **_variables(os.environ),
+            **program_variables(os.environ),
             "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
             "VIRTUAL_ENV": str(folder),
         }
@@ -351,12 +329,7 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
     """Make `remora`, and all other packages of the node where it inherits, importable behind its own."""
     (own,) = folder.glob("lib/python3.*/site-packages")
     layers = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")] if is_inherited else []
-    public = folder / "remora-public"
-    public.mkdir()
-    spec = importlib.util.find_spec("remora")
-    assert spec is not None
-    assert spec.origin is not None
-    (public / "remora").symlink_to(Path(spec.origin).parent)
+    public = public_folder(folder)
     lines = dict.fromkeys([*layers, str(public)])
     (own / "remora-layers.pth").write_text("".join(f"{line}\n" for line in lines))
 
@@ -364,7 +337,7 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
 def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
     command = [uv_program(), "--no-progress", "--color", "never", *arguments]
-    return _run("uv could not build it", command, code, _variables(os.environ), work)
+    return _run("uv could not build it", command, code, program_variables(os.environ), work)
 
 
 def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) -> Path:
@@ -392,62 +365,15 @@ def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, s
 
     Raises EnvironmentFailed, which begins with `failure` and has its last lines.
     """
-    lines: deque[str] = deque(maxlen=_LAST_LINES)
     installed = 0
-    with subprocess.Popen(
-        command,
-        cwd=code,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=_end_with_parent,
-    ) as process:
-        try:
-            for line in _lines_of(process, work):
-                lines.append(line)
-                installed += line.startswith(" + ")
-                work.take(line)
-            code_of_end = process.wait()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    if code_of_end:
-        raise EnvironmentFailed(f"{failure}: " + "\n".join(lines))
+
+    def take(line: str) -> None:
+        nonlocal installed
+        installed += line.startswith(" + ")
+        work.take(line)
+
+    run_program(failure, command, code, variables, work.limit, take)
     return installed
-
-
-def _lines_of(process: subprocess.Popen[bytes], work: BuildWork) -> Iterator[str]:
-    """What it prints, as long as its time is not over and nothing stops it.  Raises EnvironmentFailed."""
-    assert process.stdout is not None
-    rest = b""
-    while True:
-        work.check()
-        left_s = work.deadline - time.monotonic()
-        if left_s <= 0:
-            raise EnvironmentFailed(f"it was not built within {BUILD_LIMIT_S:g} s; ask for fewer packages")
-        readable, _, _ = select.select([process.stdout], [], [], min(left_s, _LOOK_S))
-        if not readable:
-            continue
-        read = os.read(process.stdout.fileno(), 1 << 16)
-        *whole, rest = (rest + read).split(b"\n")
-        rest = rest[:_LONGEST_LINE]
-        for line in whole if read else [rest] * bool(rest):
-            yield line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
-        if not read:
-            return
-
-
-def _end_with_parent() -> None:
-    """In the new process: have the kernel end it with the supervisor, which may be killed."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What uv sees: the node's variables without those of the interpreter that runs us."""
-    hidden = ("RAY_", "REMORA_", "PYTHON", "VIRTUAL_ENV", "CONDA")
-    return {name: value for name, value in inherited.items() if not name.startswith(hidden)}
 
 
 def uv_program() -> str:

@@ -71,12 +71,14 @@ class Child:
         fork_server: ForkServer | None = None,
         python: WorkerPython | None = None,
         most_processes: int | None = None,
+        container: int = 0,
     ) -> None:
         """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
 
         `python` is the worker's interpreter, above the one that the fork server runs; None: they are the same.
 
         It may have `most_processes` processes and threads, where the machine can count them.
+        It enters the container in which the process `container` is, 0: none; then there is no fork server.
         Raises ValueError or OSError for a command that the operating system cannot take.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -91,7 +93,12 @@ class Child:
         theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
         self._cgroup = _make_cgroup(self._mark[:8], most_processes)
         request = ShimRequest(
-            command=command, folder=folder, environment=environment, grace_s=grace_s, python=python
+            command=command,
+            folder=folder,
+            environment=environment,
+            grace_s=grace_s,
+            python=python,
+            container=container,
         )
         if self._cgroup is not None:
             request = _inside(request, self._cgroup)

@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
 
     The request: `status`, `life_line` (descriptors), `grace_s`, `supervisor` (a pid), `environment` (of the command),
     `cgroups` (folders of those that the command enters: all that lives in the first one is the command's; [] for none),
-    `own_cgroup` (folder of the shim's).
+    `own_cgroup` (folder of the shim's), `container` (a pid in the container that the command enters; 0: none).
     """
     with open(int(arguments[0]), "rb") as file:
         request = marshal.load(file)  # noqa: S302 - the supervisor has written it
@@ -77,6 +77,8 @@ def main(arguments: list[str]) -> None:
         os.close(errors_read)
         try:
             leave_shim(request["supervisor"], cgroups)
+            if request["container"]:
+                enter_container(request["container"])
             _become(command, request["environment"])
         except OSError as error:
             os.write(errors_write, f"{command[0]}: {_why(error)}".encode())
@@ -205,6 +207,30 @@ def leave_shim(supervisor: int, cgroups: list[str]) -> None:
     for cgroup in cgroups:
         _enter(cgroup)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
+
+def enter_container(pid: int) -> None:
+    """In the forked process: see the files of the container in which the process `pid` is, in the same folder.
+
+    A user namespace of its own is entered too.  Raises OSError.
+    """
+    # os.execvpe imports it, and finds no modules of this interpreter any more.
+    import warnings  # noqa: F401
+
+    folder = os.getcwd()
+    entered = []
+    for kind in ("user", "mnt"):
+        namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+        if not os.path.samestat(os.fstat(namespace), os.stat(f"/proc/self/ns/{kind}")):
+            entered.append(namespace)
+    for namespace in entered:
+        if _LIBC.setns(namespace, 0) != 0:
+            raise OSError(
+                ctypes.get_errno(), f"its container cannot be entered: {os.strerror(ctypes.get_errno())}"
+            )
+    os.chdir(folder)
+    # Forgotten by the kernel with the change of the user namespace.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _enter(cgroup: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from remora.script import channel
 from trainers.environments.build import BuiltEnvironment
+from trainers.environments.commands import MACHINE_MARKS
 from trainers.environments.worker_python import WorkerPython
 from trainers.node_folders import work_root
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
@@ -42,7 +43,6 @@ _OLDEST = (3, 11)
 _FORK_S = 5.0
 #: What is of no use to the fork server, or would be wrong for the commands it forks.
 _HIDDEN = ("RAY_", "REMORA_", "PYTHONPATH", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES")
-_MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class ShimRequest:
     cgroups: tuple[str, ...] = ()
     #: The worker's own interpreter; None: the command has the same as the fork server.
     python: WorkerPython | None = None
+    #: A process in the container that the command enters; 0: it enters none.
+    container: int = 0
 
     def program(self) -> Path | None:
         """The file that the command starts."""
@@ -107,6 +109,7 @@ class ShimRequest:
             "supervisor": os.getpid(),
             "own_cgroup": self.own_cgroup,
             "cgroups": list(self.cgroups),
+            "container": self.container,
         }
 
 
@@ -261,7 +264,9 @@ def server_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def _own(inherited: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: value for name, value in inherited.items() if name in _MARKS or not name.startswith(_HIDDEN)
+        name: value
+        for name, value in inherited.items()
+        if name in MACHINE_MARKS or not name.startswith(_HIDDEN)
     }
 
 

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from trainers.containers.arguments import visible_in_container
+from trainers.environments.commands import MACHINE_MARKS
 from trainers.worker_identity import WorkerIdentity
 
 #: Variables of ours and of Ray that a user's process must not see.
 _HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH")
-#: What marks every process of a machine, so that the local provider ends all of them with it.
-_MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
+
+
+def variables_in_container(inherited: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:
+    """What stands for the machine's own variables in a container: those of the image, and the worker's GPUs.
+
+    Paths that variables of the machine name are not there.
+    """
+    # An image without users names no home.
+    found = {
+        "HOME": "/root",
+        **image,
+        **{name: inherited[name] for name in MACHINE_MARKS if name in inherited},
+    }
+    if (visible := inherited.get("CUDA_VISIBLE_DEVICES")) is not None:
+        found["CUDA_VISIBLE_DEVICES"] = visible_in_container(visible)
+    return found
 
 
 def child_environment(
@@ -30,7 +46,7 @@ def child_environment(
     base = {
         name: value
         for name, value in inherited.items()
-        if name in _MARKS or not name.startswith(_HIDDEN_PREFIXES)
+        if name in MACHINE_MARKS or not name.startswith(_HIDDEN_PREFIXES)
     }
     base["PATH"] = ":".join([*path_folders, base.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
     base.setdefault("PYTHONUNBUFFERED", "1")

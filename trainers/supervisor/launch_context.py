@@ -19,11 +19,13 @@ from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.containers.container import Container
+from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
-from trainers.supervisor.child_environment import child_environment
+from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.supervisor.tracker_variables import tracker_variables
@@ -41,24 +43,36 @@ def fetch_code(plan: AttemptPlan, folder: Path) -> Path:
         raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
 
 
+def fetch_resume(plan: AttemptPlan, resume: Manifest | None, target: Path) -> Path | None:
+    """The folder of the checkpoint to resume from: `target`, or the storage's own where that is a folder of the node.
+
+    None: there is none.  Raises StorageError, OSError.
+    """
+    if resume is None:
+        return None
+    return Catalog(Storage(plan.checkpoint_url), plan.job_id).fetch(resume, target)
+
+
 def prepare_launch(
     plan: AttemptPlan,
     identity: WorkerIdentity,
     folder: Path,
     *,
     code: Path,
-    python: WorkerPython,
+    python: WorkerPython | None,
+    container: Container | None = None,
     inputs: Mapping[str, Path],
     resume: Manifest | None,
+    fetched: Path | None,
     outputs: Path,
     snapshots: SnapshotSpace | None,
     temporary: Path,
     is_joining: bool,
 ) -> LaunchContext:
-    """Fetch what the worker needs into its node's `folder`, and return the context in which its command is started.
+    """Make what the worker needs in its node's `folder`, and return the context in which its command is started.
 
-    `code` is the folder of the job's code, `python` the interpreter for its command, `inputs`
-    the paths of its inputs by name.  The command's
+    `code` is the folder of the job's code, `python` the interpreter for its command, None in a `container`, which has
+    its own, `inputs` the paths of its inputs by name, `fetched` the folder of the checkpoint `resume`.  The command's
     temporary files lie in `temporary`, unless the job says where.
     Raises StorageError, OSError, and BackendUnusable.
     """
@@ -70,18 +84,25 @@ def prepare_launch(
     written = {**unwrapped.variables, **plan.variables}
     asked = {name: fill(value, values, str(outputs)) for name, value in written.items()}
     environment = child_environment(
-        os.environ,
+        os.environ if container is None else variables_in_container(os.environ, container.variables),
         asked,
         identity,
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
-        path_folders=python.path_folders,
+        path_folders=() if python is None else python.path_folders,
     )
-    environment["VIRTUAL_ENV"] = str(python.python.parent.parent)
+    if python is not None:
+        environment["VIRTUAL_ENV"] = str(python.python.parent.parent)
+    public = None
+    if container is not None:
+        public = public_folder(folder)
+        before = environment.get("PYTHONPATH") or container.variables.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{before}:{public}" if before else str(public)
     if may_start_a_launcher(unwrapped.command):
         programs = folder / f"launchers-{identity.rank}"
         sizes = plan.sizes
-        environment |= put_on_path(programs, sys.executable, sizes.min, sizes.max, environment["PATH"])
+        interpreter = sys.executable if public is None else "python3"
+        environment |= put_on_path(programs, interpreter, sizes.min, sizes.max, environment["PATH"], public)
     gpus = plan.resources.get("GPU", 0.0)
     device_settings = device_variables(
         plan.device, plan.precision, gpus, devices_of_node(), identity, interface
@@ -93,17 +114,15 @@ def prepare_launch(
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
     if "TMPDIR" not in asked:
         environment["TMPDIR"] = str(temporary)
-    # Later workers of the node reuse what torch has compiled.
-    environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
+    if container is None:
+        # Later workers of the node reuse what torch has compiled.
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
     environment |= tracker_variables(environment, identity, outputs, is_joining=is_joining)
     if snapshots is not None:
         environment.update(snapshots.variables())
     if is_joining:
         environment["REMORA_JOIN"] = "1"
-    fetched: Path | None = None
-    if resume is not None:
-        catalog = Catalog(Storage(plan.checkpoint_url), plan.job_id)
-        fetched = catalog.fetch(resume, folder / f"resume-{identity.rank}")
+    if resume is not None and fetched is not None:
         environment["REMORA_RESUME_DIR"] = str(fetched)
         environment["REMORA_RESUME_STEP"] = str(resume.step)
     launch = LaunchContext(

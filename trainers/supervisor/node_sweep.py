@@ -1,10 +1,11 @@
-"""Removes what killed supervisors left on their node: processes, folders, files in memory."""
+"""Removes what killed supervisors left on their node: processes, containers, folders, files in memory."""
 
 from __future__ import annotations
 
 import logging
 
 from remora import cgroups
+from trainers.containers.container import sweep_containers
 from trainers.node_folders import sweep_folders
 from trainers.supervisor.snapshot_memory import sweep_memory
 from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
@@ -24,6 +25,7 @@ def sweep_node() -> None:
 
 
 def sweep_machine() -> None:
-    """Remove what such supervisors left outside of their node's own folder: temporary files, and files in memory."""
+    """Remove what such supervisors left outside of their node's own folder: containers, temporary files, memory."""
+    sweep_containers()
     sweep_temporary()
     sweep_memory()

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,14 +27,9 @@ from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
-from trainers.environments.build import (
-    BuiltEnvironment,
-    EnvironmentFailed,
-    EnvironmentImpossible,
-    environment,
-)
+from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible
 from trainers.environments.worker_python import WorkerPython, make_worker_python
-from trainers.inputs.download import InputMissing, fetched
+from trainers.inputs.download import InputMissing
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
@@ -50,12 +45,13 @@ from trainers.supervisor.checkpoint_intake import (
     TakeCounter,
     TakenFolder,
 )
-from trainers.supervisor.launch_context import expression_values, fetch_code, prepare_launch
+from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox, ReportFilter
 from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.outputs_collector import OutputsCollector
+from trainers.supervisor.preparation import NodeFolders, Preparation, prepare_node
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshot_memory import SnapshotSpace, most_bytes, snapshot_space
@@ -194,6 +190,7 @@ class Supervisor:
         #: The interpreter for the command, and what forks it; None until they are there.
         self._python: WorkerPython | None = None
         self._fork_server: ForkServer | None = None
+        self._preparation = Preparation()
         self._sidecar_failure: str | None = None
         #: True once the command is over, or will not be started.
         self._is_over = False
@@ -252,11 +249,13 @@ class Supervisor:
         ):
             try:
                 code = fetch_code(self._plan, folder)
-                built, inputs = self._prepare(in_use, code)
-                self._python = make_worker_python(
-                    folder / f"python-{identity.rank}", None if built is None else built.python
-                )
-                self._fork_server = job_fork_server(self._plan.warm_modules, built)
+                resume = fetch_resume(self._plan, self._resume, folder / f"resume-{identity.rank}")
+                prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
+                if prepared.container is None:
+                    built = prepared.built
+                    own_python = folder / f"python-{identity.rank}"
+                    self._python = make_worker_python(own_python, None if built is None else built.python)
+                    self._fork_server = job_fork_server(self._plan.warm_modules, built)
                 collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,
@@ -264,8 +263,10 @@ class Supervisor:
                     folder,
                     code=code,
                     python=self._python,
-                    inputs=inputs,
+                    inputs=prepared.inputs,
+                    container=prepared.container,
                     resume=self._resume,
+                    fetched=resume,
                     outputs=collector.folder,
                     snapshots=self._snapshots,
                     temporary=temporary,
@@ -292,42 +293,28 @@ class Supervisor:
                     self._intake.close()
 
     def _prepare(
-        self, in_use: contextlib.ExitStack, code: Path
-    ) -> tuple[BuiltEnvironment | None, dict[str, Path]]:
-        """The job's environment (None: it has none) and its inputs by name, which stay as long as `in_use` is open."""
-        plan = self._plan
-        if plan.environment is None and not plan.inputs:
-            return None, {}
+        self, in_use: contextlib.ExitStack, code: Path, folder: Path, temporary: Path, resume: Path | None
+    ) -> Preparation:
+        """What the command finds on this node, as long as `in_use` is open."""
+        if not self._plan.prepares:
+            return Preparation()
         # A joiner prepares while the others train; they are the group that the driver reports.
         report = (lambda _: None) if self._is_joining else self._outbox.put
 
         def say(text: str) -> None:
             self._outbox.put_lines("remora", text)
 
-        def show(what: str) -> Callable[[str], None]:
-            return lambda state: report({"type": "preparing", "what": what, "state": state})
+        def show(what: str, state: str) -> None:
+            report({"type": "preparing", "what": what, "state": state})
 
-        built = None
-        facts: dict[str, object] = {"digest": None, "build_s": 0.0, "packages": 0}
-        if plan.environment is not None:
-            built = in_use.enter_context(
-                environment(
-                    plan.environment,
-                    code,
-                    say,
-                    bundle=plan.bundle,
-                    show=show("environment"),
-                    stop=self._stopping,
-                )
-            )
-            facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}
-        inputs = in_use.enter_context(fetched(plan.inputs, say, show("inputs"), stop=self._stopping))
-        report({"type": "prepared", **facts})
+        folders = NodeFolders(group=folder, code=code, temporary=temporary, resume=resume)
+        prepared = prepare_node(self._plan, folders, in_use, say, show, self._stopping)
+        report({"type": "prepared", **prepared.facts})
         self._outbox.flush()
         if not self._is_joining:
             # A rank that waited in the rendezvous for one whose node still prepares could give up.
             self._may_begin.wait()
-        return built, inputs
+        return prepared
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -499,6 +486,7 @@ class Supervisor:
                     fork_server=self._fork_server,
                     python=self._python,
                     most_processes=plan.max_processes,
+                    container=0 if (inside := self._preparation.container) is None else inside.pid,
                 )
             except ValueError as error:
                 raise CommandUnusable(str(error)) from error

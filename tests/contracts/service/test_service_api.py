@@ -188,6 +188,19 @@ class TestSubmitting:
         assert {one.field for one in found.errors} == {"workers", "priorty", "placement.fabric"}
         assert "priority" in next(one.message for one in found.errors if one.field == "priorty")
 
+    @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/arrays"])
+    def test_an_image_is_refused_where_no_node_can_run_it(
+        self, client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        spec: dict[str, Any] = {**SPEC, "environment": {"image": "localhost/x"}}
+        if path == "/v1/arrays":
+            spec["array"] = {"grid": {"a": [1]}}
+        found = problem(client.post(path, json=spec), 422, "invalid_spec")
+        assert found.detail.startswith(
+            "environment.image: the nodes of this cluster have no podman, which runs"
+        )
+
     def test_code_must_be_an_uploaded_bundle(self, client: TestClient) -> None:
         found = problem(client.post("/v1/jobs", json={**SPEC, "code": "."}), 422, "invalid_spec")
         assert "upload it" in found.detail

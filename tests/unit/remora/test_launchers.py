@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from remora.commands.launchers import describe, unwrap
 from remora.commands.nested_launchers import put_on_path
 from remora.commands.started_commands import started_by
 from remora.errors import SpecError
+from trainers.environments.public_package import public_folder
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,24 @@ def test_a_launcher_in_a_script_becomes_the_process_of_this_rank(
     else:
         assert ran.returncode in (2, 127)
         assert said in ran.stderr
+
+
+def test_an_interpreter_without_remora_finds_it_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv[1:], 'remora' in sys.modules)")
+    public = public_folder(tmp_path)
+    base = os.path.realpath(sys.executable)
+    ours = put_on_path(tmp_path / "launchers", "python3", 2, 2, str(tmp_path / "bin"), public)
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "python3"):
+        (tmp_path / "bin" / name).symlink_to(base)
+    ran = subprocess.run(
+        ["/bin/bash", "-c", "torchrun --nproc_per_node=2 train.py a"],
+        cwd=tmp_path,
+        env={"RANK": "0", "WORLD_SIZE": "2", **ours},
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "['a'] False\n"), ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
         "workers_per_node": None,
         "resources": {"gpus": 0.5, "cpus": 2.0, "memory": 2**30, "device": "auto", "precision": "full"},
         "environment": {
+            "image": None,
             "python": "3.12",
             "pip": ["numpy", "transformers==5.*"],
             "requirements": "needs.txt",

@@ -48,6 +48,7 @@ def test_a_command_is_enough() -> None:
             "precision": "full",
         },
         "environment": {
+            "image": None,
             "python": None,
             "pip": [],
             "requirements": None,
@@ -224,6 +225,32 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
         ({"environment": {"variables": {"A-B": "0"}}}, "'A-B' is not a variable's name"),
         ({"environment": {"variables": {"A": 1}}}, "put quotes around numbers"),
         ({"environment": {"variables": {1: "1"}}}, "environment.variables.1: 1 given"),
+        (
+            {"environment": {"image": "python:3.12"}},
+            "environment.image: 'python:3.12' given, expected an image with its",
+        ),
+        (
+            {"environment": {"image": "-v"}},
+            "environment.image: '-v' given, expected an image with its registry",
+        ),
+        ({"environment": {"image": "localhost/x\n-v"}}, r"environment.image: 'localhost/x\n-v' given"),
+        ({"environment": {"image": "localhost/" + "a" * 600}}, "environment.image: 'localhost/aaaaa"),
+        ({"environment": {"image": "dir:/etc"}}, "environment.image: 'dir:/etc' given"),
+        ({"environment": {"image": "dir:80/etc"}}, "environment.image: 'dir:80/etc' given"),
+        ({"environment": {"image": "localhost/../x"}}, "environment.image: 'localhost/../x' given"),
+        ({"environment": {"image": ["localhost/x"]}}, "environment.image: ['localhost/x'] given"),
+        (
+            {"environment": {"image": "localhost/x", "pip": ["a"], "inherit": True}},
+            "environment: inherit: true and pip cannot be combined with image, whose own Python and packages",
+        ),
+        (
+            {"environment": {"image": "localhost/x", "setup": "a"}},
+            "environment: setup cannot be combined with image",
+        ),
+        (
+            {"environment": {"image": "localhost/x"}, "backend": "mpi"},
+            "backend is mpi, which needs programs of the nodes, and environment.image is given",
+        ),
         ({"checkpoint": {"interval": 0}}, "checkpoint.interval: 0 given, expected more than 0 seconds"),
         (
             {"checkpoint": {"interval": "often"}},
@@ -295,6 +322,22 @@ def test_one_bad_field_is_one_clear_line(fields: dict[Any, Any], said: str) -> N
     assert len(caught.value.problems) == 1
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "docker.io/library/python:3.12",
+        "localhost/own",
+        f"registry.example:5000/team/train-gpu_2:v1@sha256:{'0' * 64}",
+        "41ecc6ea0853",
+        f"sha256:{'0' * 64}",
+    ],
+)
+def test_an_image_is_named_as_podman_names_it(name: str) -> None:
+    environment = {"image": name, "inherit": False, "variables": {"A": "1"}}
+    spec = JobSpec.from_mapping({"command": "python a.py", "environment": environment})
+    assert (spec.environment.image, spec.environment.is_built) == (name, False)
 
 
 def test_what_follows_a_loss_that_is_not_finite_may_be_said_of_sharded_models_too() -> None:

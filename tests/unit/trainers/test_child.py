@@ -16,6 +16,10 @@ import psutil
 import pytest
 
 from remora.script import channel
+from tests.container_images import image
+from trainers.containers.arguments import Mount
+from trainers.containers.container import container
+from trainers.containers.images import node_image
 from trainers.processes.child import Child
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.processes.fork_server_client import ForkServer, server_environment
@@ -77,9 +81,10 @@ class Heard:
 class ChildHarness:
     """Starts children in one folder."""
 
-    def __init__(self, folder: Path, fork_server: ForkServer | None = None) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer | None = None, container: int = 0) -> None:
         self.folder = folder
         self.fork_server = fork_server
+        self.container = container
         self.heard = Heard()
         self._children: list[Child] = []
 
@@ -101,6 +106,7 @@ class ChildHarness:
             on_message=self.heard.message,
             fork_server=self.fork_server,
             most_processes=most_processes,
+            container=self.container,
         )
         self._children.append(child)
         return child
@@ -124,12 +130,22 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     return ForkServer(tmp_path_factory.mktemp("fork-server"), os.getpid(), [])
 
 
-@pytest.fixture(params=["started", "forked"])
+@pytest.fixture(scope="module")
+def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A process in a container that has the folders of the tests, and this interpreter."""
+    found = node_image(image(), print, root=tmp_path_factory.mktemp("images"))
+    folders = (tmp_path_factory.getbasetemp(), ROOT, Path(sys.prefix))
+    with container(found.id, [Mount(source=path, target=path) for path in folders], []) as made:
+        yield made.pid
+
+
+@pytest.fixture(params=["started", "forked", "in a container"])
 def harness(
     request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[ChildHarness]:
     """All that is promised holds however the command comes to life."""
-    with_folder = ChildHarness(tmp_path, fork_server if request.param == "forked" else None)
+    inside = request.getfixturevalue("entered") if request.param == "in a container" else 0
+    with_folder = ChildHarness(tmp_path, fork_server if request.param == "forked" else None, inside)
     yield with_folder
     with_folder.close()
 

@@ -32,7 +32,7 @@ ABSENT = left(1, 1.0, start_failed="trane: No such file or directory")
             ),
             "exit_code",
             False,
-            "No module named 'torch'. List it in `environment.pip`, put it into `code`, or install it on the nodes",
+            "No module named 'torch'. List it in `environment.pip`, put it into `code` or the job's image",
         ),
         (GroupFailure(exits=(ERROR, CRASH)), "signal", False, "rank 2 was ended by SIGKILL"),
         (GroupFailure(exits=(left(0, 1.0, signal=40),)), "signal", False, "signal 40"),

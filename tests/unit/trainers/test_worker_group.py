@@ -543,6 +543,20 @@ class TestEnvironments:
             "the environment is being built: 31 packages, downloading numpy (16.1MiB); 1 of 2 workers are ready"
         )
 
+    def test_a_pull_is_shown_as_one_and_images_that_differ_are_named(self) -> None:
+        scene = self.scene()
+        scene.hear(0, type="preparing", what="image", state="localhost/x: 3 layers")
+        assert scene.events() == ["environment.preparing"]
+        (shown,) = self.progress(scene)
+        assert (
+            shown["preparing"] == "the image is being pulled: localhost/x: 3 layers; 0 of 2 workers are ready"
+        )
+        scene.hear(0, type="prepared", **self.HAVE)
+        scene.hear(1, type="prepared", **(self.HAVE | {"digest": "cd34"}))
+        (line,) = [one.body["text"] for one in scene.said if isinstance(one, Note) and one.kind == "log"]
+        assert line.startswith("the nodes have different environments or images of this name")
+        assert scene.sent("begin") == {"type": "begin"}
+
     def test_ranks_that_download_inputs_begin_together_too(self) -> None:
         scene = self.scene()
         nothing = {"digest": None, "build_s": 0.0, "packages": 0}
