@@ -176,7 +176,7 @@ def _workers(draft: Draft, fields: Fields) -> None:
         each = distribution.whole("process_count_per_instance") or 1
         source = "resources.instance_count, distribution.process_count_per_instance"
     if kind == "ray":
-        draft.refuse("distribution.type", "Remora runs on Ray, and hands no cluster to a script; use pytorch")
+        draft.refuse("distribution.type", "Remora runs on Ray, and gives no cluster to a script; use pytorch")
     elif kind and kind not in _BACKENDS:
         draft.refuse("distribution.type", f"{kind[:40]!r} given, expected pytorch, mpi or tensorflow")
     if kind != "ray":
