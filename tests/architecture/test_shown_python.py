@@ -130,7 +130,8 @@ def unknown_in(node: ast.AST) -> Iterator[str]:
 
 def is_in(module: str, name: str) -> bool:
     if module.startswith(OF_LIBRARIES):
-        text = texts()[f"{module.replace('.', '/')}/__init__.py"]
+        path, found = module.replace(".", "/"), texts()
+        text = found.get(f"{path}.py") or found[f"{path}/__init__.py"]
         return f'"{name}"' in text.partition("__all__ = ")[2]
     if hasattr(importlib.import_module(module), name):
         return True
