@@ -49,13 +49,18 @@ class LightningDriver(Driver):
         weights = self.weights()
         return {
             **first,
-            "same_on_all": all({**one, **own} == first for one in found),
+            "same_on_all": all({**one, **own} == first for one in found)
+            and all(_ends_with(first["epoch_metrics"], one["epoch_metrics"]) for one in found),
             "weights": {name: one.double().sum().item() for name, one in weights.items()},
             "digest": digest_of(weights),
             "reported": {str(step): metrics for step, metrics in sorted(self.reported.items())},
             "record": {str(step): samples for step, samples in self.record().items()},
             "world_sizes": self.world_sizes,
         }
+
+
+def _ends_with(whole: list[float], end: list[float]) -> bool:
+    return whole[len(whole) - len(end) :] == end
 
 
 def alone(job: LightningJob, out: Path) -> dict[str, Any]:

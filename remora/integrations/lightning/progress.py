@@ -76,6 +76,7 @@ class LightningProgress:
             if saved is None:
                 continue
             value = saved[0].to(metric.value.device)
+            metric._computed = None
             if metric.meta.is_mean_reduction:
                 metric.cumulated_batch_size = metric.cumulated_batch_size + saved[1].to(metric.value.device)
             if metric.meta.is_mean_reduction or metric.meta.is_sum_reduction:

@@ -272,6 +272,7 @@ class RemoraStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # lightning i
         if not isinstance(step, OpenStep):
             return super().training_step(*given, **named)
         assert self._logs is not None
+        assert self._progress is not None
         while True:
             for batch in step.batches():
                 with self._logs.apart() as logged:
@@ -286,6 +287,8 @@ class RemoraStrategy(SingleDeviceStrategy):  # type: ignore[misc]  # lightning i
         for one in parameters:
             one.grad = None
         self._logs.relay(step)
+        # Before this step may end an epoch.
+        self._progress.add_sums()
         return {"loss": step.loss}
 
     def _transferred(self, batch: Any) -> Any:
