@@ -180,6 +180,15 @@ def test_ends_are_reported_as_they_were(harness: ChildHarness, code: str, status
     assert harness.python(code).wait() == status
 
 
+def test_a_command_sees_the_files_of_its_container_alone(harness: ChildHarness) -> None:
+    is_inside = harness.container != 0
+    code = f"import os; sys.exit(os.path.isdir('/own/bin') != {is_inside} or os.path.isdir('/home') == {is_inside})"
+    assert harness.python(code).wait() == {"exit_code": 0}
+    assert harness.start("sh", "-c", "test $PWD = $WANTED", WANTED=str(harness.folder)).wait() == {
+        "exit_code": 0
+    }
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [
