@@ -21,7 +21,8 @@ _PYTHON = re.compile(r"python\s*=+\s*(3\.\d{1,2})(?:\.[\d*]+)?")
 #: Packages of conda that are there without being asked for.
 _THERE = re.compile(r"(pip|setuptools|wheel|ca-certificates)\b")
 _IMAGE = (
-    "images are not run; list what the script needs: --pip, --requirements, or environment in a specification"
+    "the image is not taken over; write environment.image into what `remora convert` prints, or list packages:"
+    " --pip, --requirements"
 )
 
 

@@ -16,7 +16,11 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "": 1.0, "m": 1e-3} | {
     f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)
 }
-_IMAGE = "workers run without an image; install what it holds on the nodes, give its code by --code"
+#: What is said of an image.
+IMAGE_LEFT = (
+    "the image is not taken over; write environment.image into what `remora convert` prints, or give its code by"
+    " --code"
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def read_container(draft: Draft, pod: Fields, name: str) -> Container | None:
         draft.leave(path, f"only the container {name!r} is taken" if named else "only the first one is taken")
     fields = Fields(draft, (named or containers)[0], path)
     fields.drop("name", "imagePullPolicy")
-    fields.leave("image", _IMAGE)
+    fields.leave("image", IMAGE_LEFT)
     fields.leave("volumeMounts", "nothing is mounted; name paths that the nodes can read")
     fields.leave("securityContext", "workers run as the user of their node")
     variables = read_environment(draft, fields)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.foreign.containers import read_environment, read_resources, words_of
+from remora.foreign.containers import IMAGE_LEFT, read_environment, read_resources, words_of
 from remora.foreign.field_outcomes import Draft, Fields, text_of
 from remora.foreign.kubeflow_policies import read_deadline
 
@@ -30,9 +30,7 @@ def read_train_job(draft: Draft, spec: Fields) -> None:
     trainer = spec.section("trainer")
     nodes = trainer.whole("numNodes") or 1
     each = trainer.whole("numProcPerNode")
-    trainer.leave(
-        "image", "workers run without an image; install what it holds on the nodes, give its code by --code"
-    )
+    trainer.leave("image", IMAGE_LEFT)
     environment = read_environment(draft, trainer)
     command = words_of(draft, trainer, environment)
     if command is None:

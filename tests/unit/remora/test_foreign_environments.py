@@ -40,7 +40,7 @@ def test_a_conda_file_gives_the_packages_of_pip_and_the_version_of_python(tmp_pa
     assert own(found) == {"python": "3.10", "pip": ["transformers==5.*", "mlflow"]}
     assert JobSpec.from_mapping(found.spec).environment.is_built
     left = [f"{one.field}: {one.text}" for one in found.unhonoured]
-    assert any(line.startswith("environment.image: images are not run") for line in left)
+    assert any(line.startswith("environment.image: the image is not taken over") for line in left)
     assert any("'scipy=1.7.1' comes from conda" in line for line in left)
     assert any("'-r more.txt' is no package" in line for line in left)
     assert not any("pip=21" in line for line in left)
@@ -75,7 +75,7 @@ def test_what_needs_an_image_is_left_out_with_a_sentence(environment: Any, tmp_p
     found = translated(environment, tmp_path)
     assert own(found) == {}
     (left,) = [one for one in found.unhonoured if one.field.startswith("environment")]
-    assert "images are not run; list what the script needs" in left.text
+    assert "the image is not taken over; write environment.image" in left.text
 
 
 def test_a_url_is_not_opened(tmp_path: Path) -> None:

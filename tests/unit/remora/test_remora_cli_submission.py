@@ -230,7 +230,7 @@ def test_an_azure_ml_job_is_submitted_as_it_is_with_notes(
     notes = [" ".join(line.split()) for line in cli.err.splitlines()]
     assert notes[0] == "This is an Azure ML command job. What was mapped to what:"
     assert "display_name -> name: digits" in notes
-    assert notes[notes.index("Not honoured:") + 1].startswith("environment images are not run")
+    assert notes[notes.index("Not honoured:") + 1].startswith("environment the image is not taken over")
 
 
 def test_convert_prints_a_specification_that_submits_the_same(
