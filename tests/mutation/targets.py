@@ -32,7 +32,7 @@ TARGETS = (
             *_all(
                 "tests/unit/cluster/test_",
                 "planner planner_combinations planner_quotas pools_that_fail nodes_that_go keeping fitting refusals"
-                " eviction_rates",
+                " eviction_rates preparing workers_per_node",
             ),
             *_all("tests/unit/service/test_", "service_queue urgency fabric_domains quotas shares one_answer"),
             "tests/unit/cluster/test_planner_properties.py",
@@ -101,12 +101,12 @@ TARGETS = (
             "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes client/retries"
             " spec/expressions spec/bounds commands/started_commands commands/command_texts commands/launchers"
             " commands/launcher_options client/shell commands/shell_quotes spec/arrays spec/cron spec/entrypoint"
-            " spec/overrides",
+            " spec/overrides spec/pipeline_steps",
         ),
         _all(
             "tests/unit/remora/test_",
             "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers terminal_text foreign"
-            " array_specs cron_times entrypoints",
+            " array_specs cron_times entrypoints pipeline_steps",
         ),
     ),
 )  # fmt: skip
