@@ -52,10 +52,6 @@ FRAMEWORKS = Table(
         ("DeepSpeed", "exact samples"): _ORDER,
         ("Keras", "in place"): "TensorFlow's strategies cannot lose a worker while they run",
         ("Keras", "exact samples"): _ORDER,
-        (
-            "Keras",
-            "metrics",
-        ): "`model.fit` reports nothing, and no test calls `training.report` in a callback",
         ("MPI", "in place"): "MPI ends all ranks with one of them",
         ("MPI", "exact samples"): _ORDER,
         ("accelerate", "in place"): _RESTARTS,

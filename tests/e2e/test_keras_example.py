@@ -40,3 +40,28 @@ def test_a_job_trains_it_and_keeps_the_model(service: Embedded, client: Client, 
     kept = service.remora("outputs", "last")
     assert "training/model.keras" in kept.out
     assert "training/backup" not in kept.out
+
+
+REPORTING = """
+import keras, numpy as np
+from remora.integrations.keras import ReportSteps
+
+x = np.random.default_rng(1).random((96, 1), dtype=np.float32)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile(optimizer="adam", loss="mse")
+model.fit(x, x, batch_size=16, epochs=2, validation_data=(x, x), verbose=0, callbacks=[ReportSteps()])
+"""
+
+
+@pytest.mark.framework("Keras", "metrics")
+def test_a_callback_reports_every_batch_and_what_a_validation_finds(
+    service: Embedded, client: Client, folder: Path
+) -> None:
+    (folder / "train.py").write_text(REPORTING)
+    command = ["--", tensorflow_python(), "train.py"]
+    submitted = service.remora("submit", "-f", "--backend", "tensorflow", "--code", str(folder), *command)
+    job = client.find("last")
+    assert (submitted.code, job.state, job.step, job.total_steps) == (0, JobState.SUCCEEDED, 12, 12)
+    points = {(one.step, name) for one in client.metrics(job.id) for name in one.values}
+    assert {step for step, name in points if name == "loss"} == set(range(1, 13))
+    assert {step for step, name in points if name == "val_loss"} == {6, 12}
