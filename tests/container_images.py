@@ -54,6 +54,13 @@ def containers() -> list[str]:
     return podman("ps", "--all", "--filter", "label=remora.worker", "--format", "{{.Names}}").split()
 
 
+def container_of(pid: int) -> str:
+    """The name of the container with this first process, as other tests may have some at the same time."""
+    lines = podman("ps", "--all", "--format", "{{.Pid}} {{.Names}}").splitlines()
+    (name,) = [line.partition(" ")[2] for line in lines if line.startswith(f"{pid} ")]
+    return name
+
+
 def _base() -> Path:
     return Path(os.path.realpath(sys.executable))
 

@@ -141,6 +141,7 @@ def refused(scenarios: Scenarios) -> dict[str, str]:
     return scenarios.facts("refused")
 
 
+@pytest.mark.soak
 @pytest.mark.framework("TRL", "runs")
 @pytest.mark.framework("TRL", "resumes")
 @pytest.mark.framework("TRL", "in place")
@@ -150,11 +151,7 @@ def refused(scenarios: Scenarios) -> dict[str, str]:
     ("trainer", "logs"),
     [
         ("sft", {"mean_token_accuracy", "entropy", "num_tokens"}),
-        pytest.param(
-            "dpo",
-            {"rewards/chosen", "rewards/margins", "logps/rejected", "num_tokens"},
-            marks=pytest.mark.soak,
-        ),
+        ("dpo", {"rewards/chosen", "rewards/margins", "logps/rejected", "num_tokens"}),
     ],
 )
 def test_a_trainer_of_trl_logs_its_own_metrics_as_means_over_all_workers(

@@ -12,15 +12,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.container_images import containers, image, podman
+from tests.container_images import container_of, containers, image, podman
 from trainers.containers import container as module
 from trainers.containers import images
 from trainers.containers.arguments import Mount
 from trainers.containers.container import container, sweep_containers
 from trainers.containers.images import node_image
+from trainers.containers.podman import run_podman
 from trainers.environments.commands import EnvironmentFailed
 from trainers.supervisor.node_sweep import sweep_node
 
@@ -183,7 +185,6 @@ with container(node_image(sys.argv[1], lambda _: None).id, [], []) as made:
 
 @pytest.mark.parametrize("sweep", [sweep_containers, sweep_node])
 def test_a_container_of_a_killed_process_goes_with_the_next_sweep(sweep: Callable[[], object]) -> None:
-    before = set(containers()) if image() else set()
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, image()],
         stdout=subprocess.PIPE,
@@ -193,7 +194,7 @@ def test_a_container_of_a_killed_process_goes_with_the_next_sweep(sweep: Callabl
     assert holder.stdout is not None
     pid = int(holder.stdout.readline())
     sweep()
-    (left,) = set(containers()) - before
+    left = container_of(pid)
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     assert left in containers(), "nothing removes it by itself"
@@ -212,9 +213,17 @@ def test_a_container_that_nothing_remembers_goes_when_the_next_one_is_made(
         assert forgotten not in containers()
 
 
-def test_a_container_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_container_that_cannot_be_made_says_why_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     found = node_image(image(), print)
-    before = set(containers())
+    made: list[str] = []
+
+    def recorded(failure: str, words: list[str], *rest: Any) -> list[str]:
+        made.extend(words[words.index("--name") + 1 :][:1] if words[0] == "create" else [])
+        return run_podman(failure, words, *rest)
+
+    monkeypatch.setattr(module, "run_podman", recorded)
     missing = Mount(source=tmp_path / "absent", target=tmp_path / "absent")
     for mounts, devices, why in (
         ([missing], [], r"^podman could not (make|prepare) the container: [\s\S]*absent"),
@@ -222,7 +231,8 @@ def test_a_container_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path: P
     ):
         with pytest.raises(EnvironmentFailed, match=why), container(found.id, mounts, devices):
             pytest.fail("it was made")
-    assert set(containers()) == before
+    assert len(made) == 2
+    assert not {*made} & {*containers()}
 
 
 def test_locks_in_a_folder_of_another_user_are_not_used(
