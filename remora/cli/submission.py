@@ -78,6 +78,10 @@ def submit(
             help="Package for the job's environment, as pip writes it; repeat it.",
         ),
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", metavar="NAME", help="Image of the container in which the command runs."),
+    ] = None,
     requirements: Annotated[
         str | None,
         typer.Option("--requirements", metavar="FILE", help="File of the code that lists such packages."),
@@ -164,7 +168,7 @@ def submit(
         ),
         ({"limit": retries}, "retry"),
         ({"run_time": _duration(run_time, "--run-time")}, "limits"),
-        ({"pip": pip or None, "requirements": requirements, "python": python}, "environment"),
+        ({"image": image, "pip": pip or None, "requirements": requirements, "python": python}, "environment"),
         (labels_of(label or [], "--label"), "labels"),
         ({"after": _after(after, server) if after else None}, None),
     ]

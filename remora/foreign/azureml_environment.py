@@ -20,10 +20,7 @@ _MOST_BYTES = 256 * 1024
 _PYTHON = re.compile(r"python\s*=+\s*(3\.\d{1,2})(?:\.[\d*]+)?")
 #: Packages of conda that are there without being asked for.
 _THERE = re.compile(r"(pip|setuptools|wheel|ca-certificates)\b")
-_IMAGE = (
-    "the image is not taken over; write environment.image into what `remora convert` prints, or list packages:"
-    " --pip, --requirements"
-)
+_IMAGE = "the image is not taken over; name it with --image, or list packages: --pip, --requirements"
 
 
 def read_environment(draft: Draft, value: Any, folder: Path) -> None:

@@ -17,10 +17,7 @@ _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "": 1.0, "m": 1e-3
     f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTP", start=1)
 }
 #: What is said of an image.
-IMAGE_LEFT = (
-    "the image is not taken over; write environment.image into what `remora convert` prints, or give its code by"
-    " --code"
-)
+IMAGE_LEFT = "the image is not taken over; name it with --image, and give its code by --code"
 
 
 @dataclass(frozen=True)

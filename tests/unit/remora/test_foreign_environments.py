@@ -75,7 +75,7 @@ def test_what_needs_an_image_is_left_out_with_a_sentence(environment: Any, tmp_p
     found = translated(environment, tmp_path)
     assert own(found) == {}
     (left,) = [one for one in found.unhonoured if one.field.startswith("environment")]
-    assert "the image is not taken over; write environment.image" in left.text
+    assert "the image is not taken over; name it with --image" in left.text
 
 
 def test_a_url_is_not_opened(tmp_path: Path) -> None:

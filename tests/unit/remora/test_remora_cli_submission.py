@@ -304,3 +304,13 @@ def test_a_script_that_is_not_in_the_code_is_named_before_anything_is_sent(
     assert code == ExitCode.USAGE
     assert f"command: there is no file '{missing}' in the code" in cli.err
     assert service.jobs == {}
+
+
+def test_an_image_is_named_and_takes_the_place_of_packages(cli: Cli, service: FakeService) -> None:
+    assert (
+        cli("submit", "-q", "--image", "docker.io/library/python:3.12", "--no-code", "--", "python", "-V")
+        == ExitCode.OK
+    )
+    (job,) = service.jobs.values()
+    assert job.spec["environment"]["image"] == "docker.io/library/python:3.12"
+    assert cli("submit", "--image", "localhost/own", "--pip", "numpy", "--", "python", "-V") == ExitCode.USAGE
