@@ -24,7 +24,7 @@ from service.settings import Settings
 from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
-from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
 
 
 def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
@@ -101,7 +101,7 @@ class FakeLauncher:
         self.history: list[FakeDriver] = []
         self.killed: list[str] = []
         #: The environments that nodes were asked to build last.
-        self.preparations: tuple[Preparation, ...] = ()
+        self.preparations: tuple[BuildAhead, ...] = ()
         #: Attempts that have had a driver, or shall have none.
         self.claimed: set[str] = set()
         #: Raised by the next calls of that name, until removed.
@@ -138,7 +138,7 @@ class FakeLauncher:
     def prepare(self, token: int) -> None:
         pass
 
-    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+    def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         self.preparations = tuple(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:

@@ -15,7 +15,7 @@ from remora.errors import BundleError
 from trainers.environments.build import EnvironmentFailed, environment
 from trainers.environments.request import EnvironmentImpossible
 from trainers.node_folders import shared_folder, unpack_once
-from trainers.plan import Preparation
+from trainers.plan import BuildAhead
 from trainers.ray_train import ray_nodes_of
 from trainers.storage import Storage, StorageError
 
@@ -41,7 +41,7 @@ class BuildsAhead:
         #: why.
         self._ended: dict[tuple[str, object], None] = {}
 
-    def look(self, wanted: Sequence[Preparation]) -> None:
+    def look(self, wanted: Sequence[BuildAhead]) -> None:
         """Start builds that are wanted and were not tried yet, and end those that no job waits for; does not wait."""
         keys = {one.key for one in wanted}
         self._take_ended()
@@ -83,9 +83,9 @@ class BuildsAhead:
         while len(self._ended) > _MOST_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def _missing(self, wanted: Sequence[Preparation]) -> Mapping[str, Preparation]:
+    def _missing(self, wanted: Sequence[BuildAhead]) -> Mapping[str, BuildAhead]:
         """What each node without a build shall build next, by our node id."""
-        asked: dict[str, Preparation] = {}
+        asked: dict[str, BuildAhead] = {}
         for one in wanted:
             for node in one.nodes:
                 if len(asked) + len(self._running) >= _MOST_AT_ONCE:
@@ -95,13 +95,13 @@ class BuildsAhead:
         return asked
 
 
-def _start(ray_node_id: str, one: Preparation) -> Any:
+def _start(ray_node_id: str, one: BuildAhead) -> Any:
     task = ray.remote(num_cpus=0, max_retries=0, runtime_env=_RUNTIME_ENV)(build_ahead)
     here = NodeAffinitySchedulingStrategy(ray_node_id, soft=False)
     return task.options(scheduling_strategy=here).remote(one)
 
 
-def build_ahead(one: Preparation) -> str | None:
+def build_ahead(one: BuildAhead) -> str | None:
     """Build the environment on this node unless it is there; returns why it could not, or None."""
     os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     name = f"ahead-{(one.bundle or 'none').removeprefix('sha256:')[:32]}-{os.getpid()}"

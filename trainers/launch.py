@@ -21,7 +21,7 @@ from trainers.builds_ahead import BuildsAhead
 from trainers.claims import Claims
 from trainers.driver.driver import DriverTaken
 from trainers.driver.nominations import RENEWED_S
-from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
 from trainers.ray_train import forget_reservations, free_resources, names_reserved
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
@@ -164,7 +164,7 @@ class RayLauncher:
         _free_what_is_left()
         self._ready_drivers.look(token, slots, may_start=is_quiet)
 
-    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+    def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         """Have nodes build the environments of jobs that wait; to be called at every turn, and does not wait."""
         self._builds_ahead.look(wanted)
 

@@ -147,7 +147,7 @@ class DriverGone:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class BuildAhead:
     """The environment of a job that waits, and the nodes on which it is built, by our ids."""
 
     job_id: str

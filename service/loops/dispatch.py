@@ -28,7 +28,7 @@ from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
-from trainers.plan import Preparation
+from trainers.plan import BuildAhead
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Decided:
     #: The job that each node is kept for, by node id.
     kept: Mapping[str, str] = field(default_factory=dict)
     #: Environments that are built while their jobs wait.
-    preparations: Sequence[Preparation] = ()
+    preparations: Sequence[BuildAhead] = ()
 
 
 def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str]) -> _Decided:
@@ -104,11 +104,11 @@ def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[s
 
 def _preparations(
     tick: Tick, waiting: Iterable[JobDemand], rows: Mapping[str, JobRow], nodes: Sequence[NodeView]
-) -> list[Preparation]:
+) -> list[BuildAhead]:
     """The environments of the jobs that wait, on nodes where they may start."""
     with_environment = (one for one in waiting if rows[one.id].environment is not None)
     return [
-        Preparation(job.id, request, rows[job.id].spec.get("code"), tick.settings.storage, found)
+        BuildAhead(job.id, request, rows[job.id].spec.get("code"), tick.settings.storage, found)
         for job, found in nodes_to_prepare(with_environment, nodes)
         if (request := rows[job.id].environment) is not None
     ]

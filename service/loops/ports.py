@@ -12,7 +12,7 @@ from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
-from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
 
 
 class Launcher(Protocol):
@@ -33,7 +33,7 @@ class Launcher(Protocol):
         """Prepare the next starts, so that they are faster; called at every tick under the lease with that token."""
         ...
 
-    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+    def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         """Have nodes build the environments of these waiting jobs, next one first, and no others; does not wait.
 
         Called at every tick.  A build that fails is not tried again, as the attempt of the job says why.

@@ -35,7 +35,7 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ContainerLimits:
     """What the node's own processes may have at most, of which a container may have no more."""
 
     files: int
@@ -45,7 +45,12 @@ class Limits:
 
 
 def create_arguments(
-    name: str, image: str, mounts: Iterable[Mount], devices: Sequence[str], placeholder: Path, limits: Limits
+    name: str,
+    image: str,
+    mounts: Iterable[Mount],
+    devices: Sequence[str],
+    placeholder: Path,
+    limits: ContainerLimits,
 ) -> list[str]:
     """Words for podman that make a container of this name without starting anything in it.
 

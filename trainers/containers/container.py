@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.containers.arguments import LABEL, Limits, Mount, create_arguments
+from trainers.containers.arguments import LABEL, ContainerLimits, Mount, create_arguments
 from trainers.containers.podman import run_podman
 from trainers.environments.commands import EnvironmentFailed, TimeLimit
 from trainers.node_folders import is_private, shared_folder, sweep_folders
@@ -109,8 +109,8 @@ def _remove(folder: Path) -> bool:
     return True
 
 
-def _limits() -> Limits:
-    return Limits(
+def _limits() -> ContainerLimits:
+    return ContainerLimits(
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         most_pids=int(Path("/proc/sys/kernel/pid_max").read_text()),

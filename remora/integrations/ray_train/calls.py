@@ -14,7 +14,7 @@ from ray.train.v2.api.context import LocalTrainContext
 from remora import training
 from remora.integrations.ray_train.checkpoints import Saver, names_in, own_names
 from remora.integrations.ray_train.refusals import check_report, refuse_all_checkpoints, refuse_dataset_shard
-from remora.integrations.ray_train.workers import Workers
+from remora.integrations.ray_train.workers import TrainWorkers
 
 
 class TrainCalls:
@@ -24,7 +24,7 @@ class TrainCalls:
     that of the checkpoint on.
     """
 
-    def __init__(self, workers: Workers, experiment: str) -> None:
+    def __init__(self, workers: TrainWorkers, experiment: str) -> None:
         self._workers = workers
         self._saver = Saver()
         self._step = 0

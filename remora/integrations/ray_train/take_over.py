@@ -15,7 +15,7 @@ from ray.train.v2._internal.constants import is_v2_enabled
 from remora import training
 from remora.integrations.ray_train.calls import TrainCalls
 from remora.integrations.ray_train.refusals import check_trainer, refuse_cluster, refuse_tune
-from remora.integrations.ray_train.workers import Workers
+from remora.integrations.ray_train.workers import TrainWorkers
 
 
 def take_over() -> None:
@@ -63,7 +63,7 @@ def fit(trainer: Any) -> Any:
     _has_trained = True
     from ray.train.v2._internal.execution.train_fn_utils import set_train_fn_utils
 
-    workers = Workers(trainer.backend_config.backend, trainer.backend_config.timeout_s)
+    workers = TrainWorkers(trainer.backend_config.backend, trainer.backend_config.timeout_s)
     calls = TrainCalls(workers, trainer.run_config.name)
     set_train_fn_utils(calls)
     try:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from remora import training
 
 
-class Workers:
+class TrainWorkers:
     """All workers of the worker group; they meet when it is made."""
 
     def __init__(self, backend: str, timeout_s: float) -> None:

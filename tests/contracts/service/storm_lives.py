@@ -23,7 +23,7 @@ from tests.contracts.cluster.azure_rig import AzureRig
 from tests.contracts.service.storm_cloud import machines_of, node_of
 from tests.contracts.service.storm_members import Ray
 from tests.service_fakes import FakeLauncher
-from trainers.plan import AttemptPlan, DriverGone, Preparation, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class MortalLauncher:
     def prepare(self, token: int) -> None:
         self._launcher.prepare(token)
 
-    def build_ahead(self, wanted: Sequence[Preparation]) -> None:
+    def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         self._launcher.build_ahead(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.trainers.lab import Lab, until
 from trainers.builds_ahead import BuildsAhead
 from trainers.environments.request import EnvironmentRequest
-from trainers.plan import Preparation
+from trainers.plan import BuildAhead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -20,9 +20,9 @@ echo "WHEN = 'ahead'" > "$packages/marker.py"
 """
 
 
-def preparation(lab: Lab, node: str, setup: str) -> Preparation:
+def preparation(lab: Lab, node: str, setup: str) -> BuildAhead:
     request = EnvironmentRequest(setup=setup)
-    return Preparation("job_waits", request, lab.bundle(FILES), str(lab.storage), (node,))
+    return BuildAhead("job_waits", request, lab.bundle(FILES), str(lab.storage), (node,))
 
 
 def test_a_job_whose_environment_was_built_while_the_node_was_busy_builds_nothing(lab: Lab) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from trainers.containers.arguments import (
     UNLIMITED,
-    Limits,
+    ContainerLimits,
     Mount,
     create_arguments,
     gpu_devices,
@@ -24,8 +24,8 @@ from trainers.supervisor.preparation import NodeFolders, worker_devices, worker_
 IMAGE = "4" * 64
 
 
-def words(*mounts: Mount, devices: tuple[str, ...] = (), limits: Limits | None = None) -> list[str]:
-    limits = limits or Limits(files=1000, processes=UNLIMITED, most_pids=4_194_304)
+def words(*mounts: Mount, devices: tuple[str, ...] = (), limits: ContainerLimits | None = None) -> list[str]:
+    limits = limits or ContainerLimits(files=1000, processes=UNLIMITED, most_pids=4_194_304)
     return create_arguments("remora-1", IMAGE, mounts, devices, Path("/hold"), limits)
 
 
@@ -57,7 +57,7 @@ def test_what_has_one_target_is_mounted_once_and_the_placeholder_is_there() -> N
 
 
 def test_limits_are_no_higher_than_those_of_the_node() -> None:
-    limits = Limits(files=UNLIMITED, processes=500, most_pids=32768)
+    limits = ContainerLimits(files=UNLIMITED, processes=500, most_pids=32768)
     assert after("--ulimit", words(limits=limits)) == ["nofile=1048576:1048576", "nproc=500:500"]
     assert after("--ulimit", words()) == ["nofile=1000:1000", "nproc=4194304:4194304"]
 
