@@ -35,20 +35,24 @@ class BuildsAhead:
     """The builds that this process has asked nodes for: one at a time on each node."""
 
     def __init__(self) -> None:
-        #: By our node id: what is built there, with the task that does it.
-        self._running: dict[str, tuple[object, Any]] = {}
+        #: By our node id: what is built there (None: it is being ended), with the task that does it.
+        self._running: dict[str, tuple[object | None, Any]] = {}
         #: What ended, by node and key, the newest last; a build that failed is not tried again: the job's attempt says
         #: why.
         self._ended: dict[tuple[str, object], None] = {}
 
     def look(self, wanted: Sequence[BuildAhead]) -> None:
-        """Start builds that are wanted and were not tried yet, and end those that no job waits for; does not wait."""
+        """Start builds that are wanted and were not tried yet, and end those that are not wanted; does not wait.
+
+        One that is wanted on no node is not started, and goes on where it has begun.
+        """
         keys = {one.key for one in wanted}
         self._take_ended()
-        for node, (key, task) in self._running.items():
-            if key not in keys:
+        for node, (key, task) in [*self._running.items()]:
+            if key is not None and key not in keys:
                 # It reports its end like any other: the node is free for the next one then.
                 ray.cancel(task)
+                self._running[node] = None, task
                 log.info("no job waits any more for the environment that %s builds", node)
         asked = self._missing(wanted)
         if not asked:
@@ -77,6 +81,8 @@ class BuildsAhead:
                 continue
             except ray.exceptions.RayError as error:
                 why = str(error)[:500]
+            if key is None:
+                continue
             if why is not None:
                 log.warning("an environment was not built ahead on %s: %s", node, why)
             self._ended[node, key] = None

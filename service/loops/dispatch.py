@@ -82,7 +82,7 @@ def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[s
         _end_spent(tick, job)
     workload = snapshot.workload
     if not workload.waiting:
-        return _Decided(kept=snapshot.kept)
+        return _Decided(kept=snapshot.kept, preparations=_begun(tick, running))
     # 2. Decide.
     decided = starts(
         workload.waiting,
@@ -99,7 +99,17 @@ def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[s
     _tell(tick, workload.rows, [_explained(one, why_short) for one in decided if isinstance(one, Wait)])
     starting = {job.id for job, _ in started}
     waiting = [one for one in workload.waiting if one.id not in starting]
-    return _Decided(started, snapshot.kept, _preparations(tick, waiting, workload.rows, snapshot.ready))
+    ahead = _preparations(tick, waiting, workload.rows, snapshot.ready)
+    return _Decided(started, snapshot.kept, [*ahead, *_begun(tick, [*running, *started])])
+
+
+def _begun(tick: Tick, pairs: Iterable[JobAttempt]) -> list[BuildAhead]:
+    """The environments of jobs that have begun, on no node: a build that their workers may wait for goes on."""
+    return [
+        BuildAhead(job.id, job.environment, job.spec.get("code"), tick.settings.storage, ())
+        for job, _ in pairs
+        if job.environment is not None
+    ]
 
 
 def _preparations(

@@ -107,7 +107,7 @@ def worker_mounts(folders: NodeFolders, inputs: Mapping[str, Path]) -> list[Moun
 
 
 def worker_devices(gpus: float, seen: Devices, visible: str | None) -> list[str]:
-    """Devices of a worker with so many GPUs; `visible` is the node's CUDA_VISIBLE_DEVICES for it."""
+    """Devices of a worker with this number of GPUs; `visible` is the node's CUDA_VISIBLE_DEVICES for it."""
     found = [str(_INFINIBAND)] if _INFINIBAND.is_dir() else []
     if gpus and "nvidia" in seen.gpu_vendors:
         found += gpu_devices(visible)

@@ -31,22 +31,26 @@ def with_environment(**fields: object) -> dict[str, object]:
     return spec.to_mapping()
 
 
+def on_nodes(world: World) -> dict[str, tuple[str, ...]]:
+    """The nodes that shall build the environment of each job."""
+    return {one.job_id: tuple(sorted(one.nodes)) for one in world.launcher.preparations}
+
+
 def test_nodes_build_the_environment_of_a_job_until_it_starts(world: World) -> None:
     busy = world.submit(spec=with_environment(), min_workers=2, max_workers=2)
     world.tick()
     assert world.job(busy).state is JobState.ADMITTED
-    assert world.launcher.preparations == (), "its attempt builds it"
+    assert on_nodes(world) == {busy: ()}, "its attempt builds it, and a build that has begun goes on"
     waits = world.submit(spec=with_environment())
     world.submit()
     world.tick()
-    (asked,) = world.launcher.preparations
-    assert (asked.job_id, asked.request.pip) == (waits, ("tiny==1.0",))
-    assert {node.id for node in world.nodes()} == set(asked.nodes)
+    assert on_nodes(world) == {waits: tuple(sorted(node.id for node in world.nodes())), busy: ()}
+    assert {one.request.pip for one in world.launcher.preparations} == {("tiny==1.0",)}
     world.launcher.driver_of(busy).tell("ended", end_reason="completed", message="done", exit_code=0)
     for _ in world.ticks_until("it starts"):
         if world.job(waits).state is JobState.ADMITTED:
             break
-    assert world.launcher.preparations == ()
+    assert on_nodes(world) == {waits: ()}, "its workers may wait for a build that has begun"
 
 
 def test_nothing_is_built_any_more_for_a_job_that_was_cancelled(world: World) -> None:

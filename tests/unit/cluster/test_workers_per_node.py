@@ -1,4 +1,4 @@
-"""At most so many workers of a job on one node: where they start, grow, and what is bought for them."""
+"""A limit of workers of a job on one node: where they start, grow, and what is bought for them."""
 
 from __future__ import annotations
 
