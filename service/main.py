@@ -21,9 +21,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from remora.loopback import is_loopback
 from service.api.app import create_app
 from service.api.connections import GuardedProtocol
-from service.api.gate import is_loopback
 from service.private_home import make_private
 from service.process_log import write_log
 from service.settings import Settings, read_settings

@@ -9,6 +9,8 @@ from azure.core.pipeline import PipelineRequest
 from azure.core.pipeline.policies import AsyncBearerTokenCredentialPolicy
 from azure.identity.aio import DefaultAzureCredential, ManagedIdentityCredential
 
+from remora.loopback import is_loopback_url
+
 
 def credential(client_id: str | None, developer: bool = False) -> AsyncTokenCredential:
     """The credential of the controller.
@@ -26,7 +28,7 @@ class Bearer(AsyncBearerTokenCredentialPolicy[Any, Any]):
 
     def __init__(self, credential: AsyncTokenCredential, scope: str, endpoint: str) -> None:
         super().__init__(credential, scope)
-        self._is_loopback = endpoint.startswith("http://127.")
+        self._is_loopback = endpoint.startswith("http://") and is_loopback_url(endpoint)
 
     async def on_request(self, request: PipelineRequest[Any]) -> None:
         """Put the token into the request."""

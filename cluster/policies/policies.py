@@ -1,7 +1,7 @@
 """The operators' policies as values (pure): what may be bought, for whom, where, and at what price.
 
-A value of these types is well formed; whether it can be followed, `policy_conflicts` says.  `policy_documents` reads
-one from a document, with the lines of what is wrong.
+A value of these types is well formed; whether it can be followed, `cluster.policies.conflicts` says.
+`cluster.policies.documents` reads one from a document, with the lines of what is wrong.
 Durations are in seconds, and may be written `10m`; money is in USD.
 """
 

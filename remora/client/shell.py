@@ -5,7 +5,6 @@ No configuration is needed: the address is found in an option, the environment, 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import random
 import time
@@ -23,6 +22,7 @@ from remora.client import requests
 from remora.client.requests import Answer, Request
 from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
 from remora.errors import ConfigurationError, ConnectionFailed, WaitTimeout
+from remora.loopback import is_loopback_url
 
 DEFAULT_SERVER = "http://127.0.0.1:7265"
 #: Name of the file in which a running `remora up` writes its address.
@@ -40,11 +40,7 @@ class Server:
     @property
     def is_local(self) -> bool:
         """True when it is on this machine, so that no proxy may come between."""
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback_url(self.url)
 
 
 def home_folder(environ: Mapping[str, str], option: Path | None = None) -> Path:

@@ -5,7 +5,6 @@ Plain ASGI, because Starlette's `BaseHTTPMiddleware` doubles the cost of a reque
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 import secrets
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from remora.loopback import is_loopback
 from service.api.problem_documents import ApiProblem
 from service.api.prometheus import Telemetry
 from service.process_log import request_id
@@ -26,16 +26,6 @@ MAX_QUERY_BYTES = 8 * 1024
 #: Headers that name the addressed host and the origin: if one comes twice, programs disagree about its value.
 _ONCE = ("host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def is_loopback(host: str) -> bool:
-    """True for names and addresses of this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Gate:
