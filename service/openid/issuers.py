@@ -1,0 +1,49 @@
+"""Issuers whose tokens the service accepts, as an operator writes them in `REMORA_OPENID` (pure)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from remora.loopback import is_loopback
+
+
+def _secure(url: str) -> str:
+    parts = urlsplit(url)
+    if not parts.hostname or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError(f"{url[:200]!a} is no URL of an issuer, as https://login.example/tenant/v2.0 is")
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback(parts.hostname)):
+        raise ValueError(
+            f"{url[:200]!a} must begin with https://, or its keys could be exchanged on their way"
+        )
+    return url.rstrip("/")
+
+
+#: Where an issuer is found: https, or http on this machine.
+SecureUrl = Annotated[str, AfterValidator(_secure)]
+ClaimName = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class Issuer(BaseModel):
+    """One issuer of tokens: OpenID Connect Discovery 1.0 gives its keys, RFC 9068 and RFC 7519 the claims."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    #: The claim `iss`, to the letter; its discovery document is found below it.
+    issuer: SecureUrl
+    #: The claim `aud` that a token for this service has.
+    audience: Annotated[str, Field(min_length=1, max_length=500)]
+    #: The application by which `remora login` asks people to sign in; None: this issuer is for programs.
+    client_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    #: What `remora login` asks for.
+    scopes: tuple[str, ...] = ()
+    #: The claim that names a person or a program for ever; for Entra ID `oid`.
+    subject_claim: ClaimName = "sub"
+    #: The claim that is shown beside it.
+    name_claim: ClaimName = "preferred_username"
+    #: The claim with the groups: a list of texts.
+    groups_claim: ClaimName = "groups"
+    #: The claim `tid` that tokens must have; None: the issuer serves one tenant only.
+    tenant: Annotated[str, Field(min_length=1, max_length=100)] | None = None

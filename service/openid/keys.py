@@ -1,0 +1,134 @@
+"""The public keys of issuers, fetched from them and kept; a key that is new is fetched once it is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import jwt
+from pydantic import TypeAdapter, ValidationError
+
+from service.openid.issuers import Issuer, SecureUrl
+from service.openid.verification import ALGORITHMS
+
+log = logging.getLogger(__name__)
+
+#: Seconds for each of the two documents of an issuer.
+TIMEOUT_S = 5.0
+#: Bytes of each.
+MAX_DOCUMENT_BYTES = 256 * 1024
+#: Keys of one issuer.
+MAX_KEYS = 100
+#: Seconds after which keys are fetched again, so that one that was withdrawn ends.
+REFRESH_S = 3600.0
+#: Seconds between two fetches at least: tokens of strangers must not make us ask an issuer without end.
+RETRY_S = 10.0
+#: Seconds for which keys are used while their issuer does not answer.
+STALE_S = 24 * 3600.0
+
+_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_URL: TypeAdapter[str] = TypeAdapter(SecureUrl)
+
+
+class IssuerUnreachableError(Exception):
+    """The issuer gave no keys, and there are none of it that could still be used."""
+
+
+@dataclass
+class _Known:
+    keys: Mapping[str, jwt.PyJWK] = field(default_factory=dict)
+    #: Monotonic seconds; None: never.
+    fetched_at: float | None = None
+    tried_at: float | None = None
+    problem: str = ""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class KeyCache:
+    """The keys of each issuer.  `clock` is monotonic, in seconds."""
+
+    def __init__(self, client: httpx2.AsyncClient, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+
+    async def keys_of(self, issuer: Issuer, *, is_key_missing: bool = False) -> Mapping[str, jwt.PyJWK]:
+        """The issuer's keys by `kid`; fetched where they are old, or where one that is asked for is missing.
+
+        Raises IssuerUnreachableError.
+        """
+        known = self._known.setdefault(issuer.issuer, _Known())
+        if self._is_due(known, is_key_missing):
+            async with known.lock:
+                # Requests that waited for the lock find what the first one fetched.
+                if self._is_due(known, is_key_missing):
+                    await self._refresh(issuer, known)
+        age = None if known.fetched_at is None else self._clock() - known.fetched_at
+        if age is None or age > STALE_S:
+            raise IssuerUnreachableError(f"the issuer {issuer.issuer} gives no keys: {known.problem}")
+        return known.keys
+
+    def _is_due(self, known: _Known, is_key_missing: bool) -> bool:
+        now = self._clock()
+        if known.tried_at is not None and now - known.tried_at < RETRY_S:
+            return False
+        return is_key_missing or known.fetched_at is None or now - known.fetched_at >= REFRESH_S
+
+    async def _refresh(self, issuer: Issuer, known: _Known) -> None:
+        try:
+            async with asyncio.timeout(2 * TIMEOUT_S):
+                keys = await self._fetch(issuer)
+        except (httpx2.HTTPError, ValueError, TimeoutError) as error:
+            known.problem = str(error)[:300] or type(error).__name__
+            log.warning("the keys of the issuer %s were not fetched: %s", issuer.issuer, known.problem)
+            return
+        finally:
+            # Not before: requests that come meanwhile wait for the lock, and then for nothing.
+            known.tried_at = self._clock()
+        known.keys, known.fetched_at, known.problem = keys, self._clock(), ""
+
+    async def _fetch(self, issuer: Issuer) -> dict[str, jwt.PyJWK]:
+        """Raises httpx2.HTTPError and ValueError."""
+        found = await self._document(f"{issuer.issuer}/.well-known/openid-configuration")
+        if str(found.get("issuer", "")).rstrip("/") != issuer.issuer:
+            raise ValueError("its configuration is that of another issuer")
+        try:
+            url = _URL.validate_python(found.get("jwks_uri"))
+        except ValidationError:
+            raise ValueError("its configuration names no secure place of keys") from None
+        listed = (await self._document(url)).get("keys")
+        if not isinstance(listed, list) or len(listed) > MAX_KEYS:
+            raise ValueError(f"it has no list of at most {MAX_KEYS} keys")
+        return dict(pair for one in listed if (pair := _key(one)) is not None)
+
+    async def _document(self, url: str) -> dict[str, Any]:
+        content = bytearray()
+        async with self._client.stream("GET", url, timeout=TIMEOUT_S, follow_redirects=False) as response:
+            response.raise_for_status()
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) > MAX_DOCUMENT_BYTES:
+                    raise ValueError(f"{url} has more than {MAX_DOCUMENT_BYTES} bytes")
+        try:
+            return _OBJECT.validate_json(bytes(content))
+        except ValidationError:
+            raise ValueError(f"{url} is no JSON object") from None
+
+
+def _key(given: object) -> tuple[str, jwt.PyJWK] | None:
+    """A key for signatures; None for those of other uses and kinds, which issuers publish beside them."""
+    if (
+        not isinstance(given, dict)
+        or given.get("use", "sig") != "sig"
+        or not isinstance(given.get("kid"), str)
+    ):
+        return None
+    try:
+        key = jwt.PyJWK(given)
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError):
+        return None
+    return (given["kid"], key) if key.algorithm_name in ALGORITHMS else None
