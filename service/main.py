@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import logging
 import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 from types import FrameType
@@ -21,9 +23,9 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from remora.loopback import is_loopback
 from service.api.app import create_app
 from service.api.connections import GuardedProtocol
+from service.listening import EVERY_ADDRESS, Listening, ListeningProblem, listening
 from service.private_home import make_private
 from service.process_log import write_log
 from service.settings import Settings, read_settings
@@ -70,35 +72,58 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(listener: socket.socket, scheme: str) -> str:
+    host, port = listener.getsockname()[:2]
+    # Who listens at all addresses is reached here, too.
+    host = {EVERY_ADDRESS[4]: "127.0.0.1", EVERY_ADDRESS[6]: "::1"}.get(host, host)
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _tls_options(reached: Listening) -> dict[str, Any]:
+    """What uvicorn needs for TLS.  Raises ListeningProblem where the files cannot be used."""
+    if reached.certificate is None:
+        return {}
+    certificate, key = reached.certificate
+    try:
+        # uvicorn would end with a traceback.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ListeningProblem(
+            f"the certificate {certificate} with the key {key} cannot be used: {error}"
+        ) from None
+    return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
 
 def serve(settings: Settings) -> int:
     """Answer requests until SIGTERM or SIGINT; the exit status of the process."""
-    host = settings.host.strip("[]")
-    if not is_loopback(host):
-        log.error(
-            "REMORA_HOST is %s, but the API has no authentication yet: use 127.0.0.1, ::1 or localhost", host
-        )
+    try:
+        reached = listening(settings)
+        options = _tls_options(reached)
+    except ListeningProblem as problem:
+        log.error("%s", problem)  # noqa: TRY400 - the sentence says it all
         return 2
     try:
         make_private(settings.home)
         database = Database(settings.database)
         with contextlib.closing(database):
             migrate(database)
-        listening = _listen(host, settings.port)
+        listener = _listen(reached.host, reached.port)
     except StoreError as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence says it all
         return 1
     except OSError as error:
-        log.error("cannot start at %s:%d with home %s: %s", host, settings.port, settings.home, error)  # noqa: TRY400
+        log.error("cannot start at %s:%d with home %s: %s", reached.host, reached.port, settings.home, error)  # noqa: TRY400
         return 1
     app = create_app(settings)
+    # uvicorn calls it with its own arguments, as it would a class.
+    protocol: Any = functools.partial(GuardedProtocol, reached=reached)
     config = uvicorn.Config(
         app,
-        http=GuardedProtocol,
+        http=protocol,
+        # Of the headers of proxies, only those are believed that the operator names.
+        proxy_headers=bool(reached.proxies),
+        forwarded_allow_ips=[str(network) for network in reached.proxies],
+        **options,
         ws="none",
         log_config=None,
         access_log=False,
@@ -107,7 +132,7 @@ def serve(settings: Settings) -> int:
     )
     address = settings.home / "api.url"
     draft = address.with_suffix(".draft")
-    url = _url(listening)
+    url = settings.public_url.rstrip("/") or _url(listener, reached.scheme)
     draft.write_text(url + "\n")
     draft.replace(address)
     log.info("listening at %s", url)
@@ -118,9 +143,9 @@ def serve(settings: Settings) -> int:
     gc.collect()
     gc.freeze()
     try:
-        Server(config, app).run(sockets=[listening])
+        Server(config, app).run(sockets=[listener])
     finally:
-        listening.close()
+        listener.close()
         # Another process may have taken over and written its own address.
         with contextlib.suppress(OSError):
             if address.read_text().strip() == url:

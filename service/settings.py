@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from remora.spec.fields import NAME_FORM, is_name
+from service.openid.issuers import Issuer
 from trainers.preloaded import FORKED
 
 log = logging.getLogger(__name__)
@@ -20,14 +21,30 @@ log = logging.getLogger(__name__)
 _STORES_FORM = '{"models": "abfs://models/remora", "archive": "/mnt/archive"}'
 
 
-def _decoded(value: object) -> object:
-    """What the environment says is JSON; nothing said is no store."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else {}
-    except ValueError:
-        raise ValueError(f"it is no JSON; write it as {_STORES_FORM}") from None
+_OPENID_FORM = '{"corp": {"issuer": "https://login.example.com/tenant/v2.0", "audience": "api://remora"}}'
+
+
+def _decoded(form: str) -> BeforeValidator:
+    """What the environment says is JSON in the given form; nothing said is nothing."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value) if value.strip() else {}
+        except (ValueError, RecursionError):
+            raise ValueError(f"it is no JSON; write it as {form}") from None
+
+    return BeforeValidator(read)
+
+
+def _issuers(issuers: dict[str, Issuer]) -> dict[str, Issuer]:
+    for name in issuers:
+        if not is_name(name):
+            raise ValueError(f"{name[:80]!a} is no name of an issuer; use {NAME_FORM}")
+    if len({issuer.issuer for issuer in issuers.values()}) < len(issuers):
+        raise ValueError("an issuer stands there twice")
+    return issuers
 
 
 def _stores(stores: dict[str, str]) -> dict[str, str]:
@@ -55,11 +72,22 @@ class Settings(BaseSettings):
     #: Where bundles and checkpoints lie: a folder or an fsspec URL; empty means `home/storage`.
     storage_url: str = ""
     #: Other places for checkpoints and outputs, by the names that jobs use: JSON, `{"name": "folder or fsspec URL"}`.
-    stores: Annotated[dict[str, str], NoDecode, BeforeValidator(_decoded), AfterValidator(_stores)] = {}
-    #: Address the API listens on.  Anything but loopback is refused while there is no authentication.
+    stores: Annotated[dict[str, str], NoDecode, _decoded(_STORES_FORM), AfterValidator(_stores)] = {}
+    #: Address the API listens on.  Anything but loopback needs authentication, and TLS or proxies that end it.
     host: str = "127.0.0.1"
     #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.
     port: int = Field(default=7265, ge=0, le=65535)
+    #: Who may use the API: every program of this machine that reaches it, or those that prove who they are.
+    authentication: Literal["none", "required"] = "none"
+    #: Files with the certificate by which the API is reached over TLS, its own first, and with its key; None: HTTP.
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    #: Addresses or networks of proxies that end TLS, separated by commas; what they say of their clients is believed.
+    trusted_proxies: str = ""
+    #: Where people reach the API, if by another name than `host`; requests may address it by this name.
+    public_url: str = ""
+    #: Issuers of OpenID Connect whose tokens are accepted, by names of the operator's choice: JSON.
+    openid: Annotated[dict[str, Issuer], NoDecode, _decoded(_OPENID_FORM), AfterValidator(_issuers)] = {}
     #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `home/ray.address`.
     ray_address: str = ""
     #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure.

@@ -12,11 +12,18 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.listening import Listening
+
 log = logging.getLogger(__name__)
 
 #: Bytes that the parser is given at once, so that headers are counted while they come.
 _PIECE = 16 * 1024
-_PHRASES = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+_PHRASES = {
+    403: "Forbidden",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -39,8 +46,10 @@ class GuardedProtocol(HttpToolsProtocol):
     most_of_client: ClassVar[int] = 256
     most_of_all: ClassVar[int] = 1024
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, reached: Listening | None = None, **options: Any) -> None:
+        """`reached` says which peers are let in; without it all are."""
         super().__init__(*arguments, **options)
+        self._reached = reached
         self._reading: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._is_in_headers = False
@@ -53,7 +62,16 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         address = _address_of(self)
         clients = [_address_of(one) for one in self.connections]
-        if len(clients) > self.most_of_all or clients.count(address) > self.most_of_client:
+        if self._reached is not None and not self._reached.may_connect(address):
+            log.warning(
+                "a connection of %s is refused: it is neither a trusted proxy nor this machine", address
+            )
+            self._refuse(403, "reach the service over TLS, through its proxy")
+            return
+        # All clients behind a proxy have its address.
+        is_proxy = self._reached is not None and self._reached.is_proxy(address)
+        is_many = clients.count(address) > self.most_of_client and not is_proxy
+        if len(clients) > self.most_of_all or is_many:
             log.warning("a connection of %s is refused: there are %d already", address, len(clients) - 1)
             self._refuse(503, "there are too many connections")
         else:
@@ -149,7 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
         # Requests that wait in line do so behind an answer.
         is_answering = is_begun or bool(self.pipeline)
         # A connection on which nothing came ends without a word, as one that was kept alive does.
-        if not is_answering and (self._came or status == 503):
+        if not is_answering and (self._came or status in (403, 503)):
             text = f"{message}\n".encode()
             head = (
                 f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: text/plain; charset=utf-8\r\n"
