@@ -72,8 +72,8 @@ def listening(settings: Settings) -> Listening:
     )
     if found.is_public and settings.authentication == "none":
         raise ListeningProblem(
-            f"REMORA_HOST is {found.host}, which other machines reach, and requests prove nothing about their senders: set"
-            " REMORA_AUTHENTICATION=required, or REMORA_HOST=127.0.0.1"
+            f"REMORA_HOST is {found.host}, which other machines reach, and requests prove nothing about their"
+            " senders: set REMORA_AUTHENTICATION=required, or REMORA_HOST=127.0.0.1"
         )
     if found.is_public and found.certificate is None and not found.proxies:
         raise ListeningProblem(
