@@ -61,26 +61,30 @@ def convert(
         raise typer.Exit(ExitCode.USAGE)
 
 
-def read_file(name: str) -> tuple[dict[str, Any], Path, tuple[Remark, ...]]:
+def read_file(name: str) -> tuple[dict[str, Any] | list[dict[str, Any]], Path, tuple[Remark, ...]]:
     """The mapping in a YAML or JSON file (- is standard input), and the folder that its paths start from.
 
-    Beside it: what of several documents in the file is left out.
+    It is a list for a file with several manifests of jobs.  Beside it: what of the documents is left out.
     """
     from remora.errors import SpecError, SpecProblem
-    from remora.foreign import the_job
+    from remora.foreign import the_jobs
     from remora.spec.problems import read_documents
     from remora.spec.spec import MAX_SPEC_BYTES
 
     source = sys.stdin.read(MAX_SPEC_BYTES + 1) if name == "-" else Path(name)
     folder = Path.cwd() if isinstance(source, str) else source.resolve().parent
-    raw, left = the_job(read_documents(source, MAX_SPEC_BYTES))
-    if not isinstance(raw, dict):
+    documents = read_documents(source, MAX_SPEC_BYTES)
+    raw, left = the_jobs(documents)
+    if not isinstance(raw, dict) and not (len(documents) > 1 and isinstance(raw, list)):
         raise SpecError([SpecProblem("", f"{name} holds no mapping of keys to values")])
     return raw, folder, left
 
 
 def translate(
-    raw: dict[str, Any], folder: Path, inputs: Sequence[str], left: tuple[Remark, ...] = ()
+    raw: dict[str, Any] | list[dict[str, Any]],
+    folder: Path,
+    inputs: Sequence[str],
+    left: tuple[Remark, ...] = (),
 ) -> Translation | Pipeline | None:
     """The translation of a job written for others; None for a specification, which takes no `--input`."""
     from remora import foreign

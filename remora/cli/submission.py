@@ -299,7 +299,10 @@ def _jobs_in(words: list[str], inputs: list[str], *, quiet: bool) -> Steps | dic
 
     if isinstance(translation, Pipeline):
         return [dataclasses.replace(one, spec=with_code_from(one.spec, folder)) for one in translation.steps]
-    raw = raw if translation is None else translation.spec
+    if translation is not None:
+        raw = translation.spec
+    # Several documents are manifests, which have a translation.
+    assert isinstance(raw, dict)
     return raw if words[0] == "-" else with_code_from(raw, folder)
 
 

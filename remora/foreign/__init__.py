@@ -15,19 +15,23 @@ from remora.errors import SpecError, SpecProblem
 from remora.foreign import azureml, kubeflow
 from remora.foreign.field_outcomes import Pipeline, Remark, Translation
 
-__all__ = ["Pipeline", "Remark", "Translation", "the_job", "translate"]
+__all__ = ["Pipeline", "Remark", "Translation", "the_jobs", "translate"]
 
 
 def translate(
-    raw: Mapping[Any, Any], folder: Path, inputs: Mapping[str, str] | None = None
+    raw: Mapping[Any, Any] | Sequence[Mapping[Any, Any]],
+    folder: Path,
+    inputs: Mapping[str, str] | None = None,
 ) -> Translation | Pipeline | None:
-    """Translate a job, a sweep or a pipeline of Azure ML, or a Kubeflow manifest; None when `raw` is neither.
+    """Translate a job, a sweep or a pipeline of Azure ML, or Kubeflow manifests; None when `raw` is neither.
 
     `folder` is the absolute folder that relative paths in `raw` start from; `inputs` gives values of inputs that stand
     above those of the file.  Raises SpecError for a kind of job that has no translation, in one sentence each.
     """
     translation: Translation | Pipeline
-    if azureml.is_azureml(raw):
+    if not isinstance(raw, Mapping):
+        translation = kubeflow.translate_all(raw)
+    elif azureml.is_azureml(raw):
         translation = azureml.translate(raw, folder, inputs or {})
     elif kubeflow.is_manifest(raw):
         translation = kubeflow.translate(raw)
@@ -38,24 +42,20 @@ def translate(
     return translation
 
 
-def the_job(documents: Sequence[Any]) -> tuple[Any, tuple[Remark, ...]]:
-    """The document of a file that is the job, and what is left out beside it; None for a file without documents.
+def the_jobs(documents: Sequence[Any]) -> tuple[Any, tuple[Remark, ...]]:
+    """The document of a file that is the job, or a list of several, and what is left out beside them.
 
-    Manifests for Kubernetes often have a Service or a ConfigMap beside the job.  Raises SpecError for several jobs, and
-    for several documents of anything else.
+    It is None for a file without documents.  Manifests for Kubernetes often have a Service or a ConfigMap beside the
+    job.  Raises SpecError for several documents of anything else.
     """
     if len(documents) < 2:
         return (documents[0] if documents else None), ()
     manifests = [one for one in documents if isinstance(one, Mapping) and kubeflow.is_manifest(one)]
     if len(manifests) < len(documents):
-        raise _refuse(f"it holds {len(documents)} documents; write each into a file of its own")
+        text = f"it holds {len(documents)} documents; write each into a file of its own"
+        raise SpecError([SpecProblem("", text)])
     jobs = [one for one in manifests if kubeflow.is_job(one)]
-    if len(jobs) > 1:
-        names = ", ".join(map(kubeflow.name_of, jobs))
-        raise _refuse(f"it holds {len(jobs)} jobs ({names[:200]}); write each into a file of its own")
-    job = (jobs or manifests)[0]
-    return kubeflow.with_runtime(job, [one for one in manifests if one is not job])
-
-
-def _refuse(message: str) -> SpecError:
-    return SpecError([SpecProblem("", message)])
+    taken = jobs or manifests[:1]
+    beside = [one for one in manifests if not any(one is job for job in taken)]
+    found, remarks = kubeflow.with_runtimes(taken, beside)
+    return (found if len(found) > 1 else found[0]), remarks

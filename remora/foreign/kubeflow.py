@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.foreign.field_outcomes import Draft, Fields, Remark, Translation, slug
+from remora.foreign.field_outcomes import Draft, Fields, Pipeline, Remark, Translation, slug
 from remora.foreign.kubeflow_replicas import REPLICATED
 from remora.foreign.kubeflow_trainjob import completed, read_train_job, runtime_of
+from remora.spec.pipeline_steps import PipelineStep
 
 #: Other kinds, and what to do instead.
 _OTHER_KINDS = {
@@ -34,41 +35,54 @@ def is_job(raw: Mapping[Any, Any]) -> bool:
     return _kind(raw) in _READERS
 
 
-def with_runtime(
-    job: Mapping[Any, Any], others: Sequence[Mapping[Any, Any]]
-) -> tuple[Mapping[Any, Any], tuple[Remark, ...]]:
-    """A TrainJob with what its runtime among the other manifests adds to it, and a remark on each of the others."""
-    remarks = []
-    for one in others:
-        metadata = one.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, Mapping) else None
-        if _kind(job)[1] == "TrainJob" and (_kind(one)[1], name) == runtime_of(job):
-            job = completed(job, one)
-            remarks.append(Remark(name_of(one), "only what it says of the container that trains is taken"))
-        else:
-            remarks.append(Remark(name_of(one), "only the job of the file is taken"))
-    return job, tuple(remarks)
+def with_runtimes(
+    jobs: Sequence[Mapping[Any, Any]], others: Sequence[Mapping[Any, Any]]
+) -> tuple[list[Mapping[Any, Any]], tuple[Remark, ...]]:
+    """Jobs with what their runtimes among the other manifests add to each TrainJob, and a remark on each of the others.
+
+    Of two runtimes with one name the last one counts, as where they are applied one after the other.
+    """
+    runtimes = {(_kind(one)[1], _name(one)): one for one in others}
+    found, used = [], set()
+    for job in jobs:
+        key = runtime_of(job) if _kind(job)[1] == "TrainJob" else None
+        if key in runtimes:
+            used.add(key)
+        found.append(completed(job, runtimes[key]) if key in runtimes else job)
+    left = f"only the job{'s' if len(jobs) > 1 else ''} of the file {'are' if len(jobs) > 1 else 'is'} taken"
+    taken = "only what it says of the container that trains is taken"
+    remarks = (Remark(name_of(one), taken if (_kind(one)[1], _name(one)) in used else left) for one in others)
+    return found, tuple(remarks)
 
 
 def name_of(raw: Mapping[Any, Any]) -> str:
     """A manifest for people: `Service cifar`."""
+    name = _name(raw)
+    return f"{_kind(raw)[1][:40]} {name[:60]}" if name is not None else _kind(raw)[1][:40]
+
+
+def _name(raw: Mapping[Any, Any]) -> str | None:
     metadata = raw.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    return f"{_kind(raw)[1][:40]} {name[:60]}" if isinstance(name, str) else _kind(raw)[1][:40]
+    return name if isinstance(name, str) else None
 
 
 def translate(raw: Mapping[Any, Any]) -> Translation:
     """Translate a manifest; a kind without a translation becomes a problem, and nothing else."""
+    return _read(raw).finish()
+
+
+def _read(raw: Mapping[Any, Any], prefix: str = "") -> Draft:
     kind = _kind(raw)[1]
     read = _READERS.get(_kind(raw))
     if read is None:
-        draft = Draft("a Kubernetes manifest")
+        draft = Draft("a Kubernetes manifest", prefix)
         why = _OTHER_KINDS.get(
             kind, "a TrainJob and a PyTorchJob are; write a specification for anything else"
         )
         draft.refuse("kind", f"a manifest of the kind {kind[:40]} is not taken; {why}")
-        return draft.finish()
-    draft = Draft(f"a Kubeflow {kind}")
+        return draft
+    draft = Draft(f"a Kubeflow {kind}", prefix)
     fields = Fields(draft, raw)
     fields.drop("apiVersion", "kind", "status")
     _metadata(draft, fields.section("metadata"))
@@ -76,7 +90,22 @@ def translate(raw: Mapping[Any, Any]) -> Translation:
     read(draft, spec)
     spec.close()
     fields.close()
-    return draft.finish()
+    return draft
+
+
+def translate_all(raws: Sequence[Mapping[Any, Any]]) -> Pipeline:
+    """Translate several manifests; each becomes a job, and none waits for another."""
+    whole = Draft(f"a file with {len(raws)} Kubeflow jobs")
+    steps: list[PipelineStep] = []
+    for number, raw in enumerate(raws, start=1):
+        name = slug(_name(raw) or "") or f"job-{number}"
+        if any(name == step.name for step in steps):
+            # Of another kind, or in another namespace.
+            name = f"{name[:56]}-{number}"
+        draft = _read(raw, prefix=f"{name}.")
+        whole.take_notes(draft)
+        steps.append(PipelineStep(name=name, spec=draft.spec))
+    return whole.finish_pipeline(steps)
 
 
 def _metadata(draft: Draft, fields: Fields) -> None:

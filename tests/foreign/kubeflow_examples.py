@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecError
-from remora.foreign import the_job
+from remora.foreign import the_jobs
 from tests.foreign.counting import count_all, report
 
 _KINDS = ("TrainJob", "PyTorchJob", "TFJob", "MPIJob", "JAXJob", "XGBoostJob", "PaddleJob")
@@ -19,7 +19,7 @@ _KINDS = ("TrainJob", "PyTorchJob", "TFJob", "MPIJob", "JAXJob", "XGBoostJob", "
 def kind_of(path: Path, documents: list[Any]) -> tuple[str, Any] | None:
     """The kind of the job in a file; None for files without one."""
     try:
-        job, _ = the_job(documents)
+        job, _ = the_jobs(documents)
     except SpecError:
         return None
     kind = job.get("kind") if isinstance(job, dict) else None

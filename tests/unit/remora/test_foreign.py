@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from remora.commands.command_texts import argument_list, needs_shell
 from remora.errors import SpecError, SpecProblem
-from remora.foreign import Pipeline, Translation, the_job, translate
+from remora.foreign import Pipeline, Translation, the_jobs, translate
 from remora.spec.pipeline_steps import check_steps
 from remora.spec.spec import JobSpec
 
@@ -124,17 +124,16 @@ SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "board"}}
 
 
 def test_the_job_is_found_among_the_documents_of_a_file() -> None:
-    assert the_job([]) == (None, ())
-    assert the_job([JOB]) == (JOB, ())
-    job, left = the_job([SERVICE, JOB, {"apiVersion": "v1", "kind": "ConfigMap"}])
+    assert the_jobs([]) == (None, ())
+    assert the_jobs([JOB]) == (JOB, ())
+    job, left = the_jobs([SERVICE, JOB, {"apiVersion": "v1", "kind": "ConfigMap"}])
     assert job == JOB
     assert [one.field for one in left] == ["Service board", "ConfigMap"]
-    assert the_job([SERVICE, SERVICE])[0] == SERVICE
-    with pytest.raises(SpecError, match=r"holds 2 jobs \(PyTorchJob cifar, PyTorchJob cifar\); write each"):
-        the_job([JOB, JOB])
+    assert the_jobs([SERVICE, SERVICE])[0] == SERVICE
+    assert the_jobs([JOB, SERVICE, JOB])[0] == [JOB, JOB]
     for others in ([JOB, {"command": "a"}], [{"command": "a"}, {"command": "b"}], [JOB, "text"]):
         with pytest.raises(SpecError, match="holds 2 documents; write each into a file of its own"):
-            the_job(others)
+            the_jobs(others)
 
 
 @pytest.mark.parametrize("kind", ["XGBoostJob", "PaddleJob", "TrainingRuntime", "Deployment"])

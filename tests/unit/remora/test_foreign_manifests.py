@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from remora.foreign import Translation, the_job, translate
+from remora.foreign import Pipeline, Translation, the_jobs, translate
 from remora.spec.spec import JobSpec
 
 MPI = """\
@@ -112,6 +112,7 @@ def test_a_job_of_jax_has_the_backend_for_it() -> None:
     assert (found.problems, found.spec["backend"], found.spec["workers"]) == ((), "jax", 2)
 
 
+SERVICE = "{apiVersion: v1, kind: Service, metadata: {name: board}}"
 RUNTIME = """\
 apiVersion: trainer.kubeflow.org/v1alpha1
 kind: TrainingRuntime
@@ -143,7 +144,7 @@ spec:
 
 
 def test_a_runtime_in_the_same_file_says_what_its_job_does_not() -> None:
-    job, remarks = the_job([*yaml.safe_load_all(f"{RUNTIME}---\n{JOB}")])
+    job, remarks = the_jobs([*yaml.safe_load_all(f"{RUNTIME}---\n{JOB}")])
     found = translated(job)
     assert found.problems == ()
     spec = JobSpec.from_mapping(found.spec)
@@ -152,13 +153,37 @@ def test_a_runtime_in_the_same_file_says_what_its_job_does_not() -> None:
     assert [str(one.text) for one in remarks] == ["only what it says of the container that trains is taken"]
 
 
-def test_another_runtime_says_nothing_of_the_job() -> None:
-    job, remarks = the_job(
+def test_another_runtime_says_nothing_of_the_jobs() -> None:
+    job, remarks = the_jobs(
         [*yaml.safe_load_all(f"{RUNTIME.replace('name: ours', 'name: theirs')}---\n{JOB}")]
     )
     (problem,) = translated(job).problems
     assert str(problem).startswith("spec.trainer.command: missing; what the runtime would start")
     assert [str(one.text) for one in remarks] == ["only the job of the file is taken"]
+
+
+def test_several_jobs_of_a_file_become_jobs_of_which_none_waits_for_another() -> None:
+    second = JOB.replace("name: fit", "name: other")
+    jobs, remarks = the_jobs([*yaml.safe_load_all(f"{JOB}---\n{RUNTIME}---\n{second}---\n{SERVICE}")])
+    found = translate(jobs, Path("/jobs"))
+    assert isinstance(found, Pipeline)
+    assert (found.source, found.problems) == ("a file with 2 Kubeflow jobs", ())
+    assert [step.name for step in found.steps] == ["fit", "other"]
+    assert [JobSpec.from_mapping(step.spec).command for step in found.steps] == [["torchrun", "train.py"]] * 2
+    assert [step.needs for step in found.steps] == [(), ()]
+    assert [one.text for one in remarks] == [
+        "only what it says of the container that trains is taken",
+        "only the jobs of the file are taken",
+    ]
+
+
+def test_problems_of_several_jobs_are_named_after_their_jobs() -> None:
+    jobs, _ = the_jobs([*yaml.safe_load_all(f"{JOB}---\n{JOB}")])
+    found = translate(jobs, Path("/jobs"))
+    fields = [problem.field for problem in found.problems]
+    assert len(fields) == 2
+    assert len(set(fields)) == 2
+    assert all(field.endswith(".spec.trainer.command") for field in fields)
 
 
 @pytest.mark.parametrize(
