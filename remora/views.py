@@ -6,7 +6,7 @@ Times are seconds since 1970 (UTC) as floats; durations end in `_s`; sizes in `_
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -607,6 +607,27 @@ class Problem(View):
     hint: str | None = None
     request_id: str | None = None
     errors: list[FieldProblem] = Field(default_factory=list)
+
+
+class SignInIssuer(View):
+    """An issuer of OpenID Connect at whose page people sign in, by its operator's name."""
+
+    name: str
+    #: URL, without a last slash.
+    issuer: str
+    #: What `remora login` calls itself there.
+    client_id: str
+    scopes: list[str] = Field(default_factory=list)
+    #: Which of the issuer's tokens the service accepts.
+    accepts: Literal["access_token", "id_token"] = "access_token"
+
+
+class SignInWays(View):
+    """How to prove to the service who one is."""
+
+    #: False: every program of its machine is the operator `local`.
+    is_required: bool
+    issuers: list[SignInIssuer] = Field(default_factory=list)
 
 
 class Health(View):

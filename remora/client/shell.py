@@ -19,6 +19,7 @@ import platformdirs
 
 import remora
 from remora.client import requests
+from remora.client.proxies import options_for
 from remora.client.requests import Answer, Request
 from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
 from remora.errors import ConfigurationError, ConnectionFailed, WaitTimeout
@@ -119,7 +120,7 @@ class Shell:
             "base_url": self.server.url,
             "timeout": httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
             "headers": {"User-Agent": f"remora/{remora.__version__}"},
-            "trust_env": not self.server.is_local,
+            **options_for(self.server.url),
         }
 
     def _after_error(self, request: Request[T], error: httpx2.TransportError, patience: Patience) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -37,8 +37,13 @@ class Issuer(BaseModel):
     audience: Annotated[str, Field(min_length=1, max_length=500)]
     #: The application by which `remora login` asks people to sign in; None: this issuer is for programs.
     client_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    #: What `remora login` asks for.
-    scopes: tuple[str, ...] = ()
+    #: What `remora login` asks for, and which of the tokens that it gets is shown to the service.
+    scopes: tuple[Annotated[str, Field(min_length=1, max_length=500)], ...] = (
+        "openid",
+        "profile",
+        "offline_access",
+    )
+    accepts: Literal["access_token", "id_token"] = "access_token"
     #: The claim that names a person or a program for ever; for Entra ID `oid`.
     subject_claim: ClaimName = "sub"
     #: The claim that is shown beside it.
