@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     stores: Annotated[dict[str, str], NoDecode, BeforeValidator(_decoded), AfterValidator(_stores)] = {}
     #: Address the API listens on.  Anything but loopback is refused while there is no authentication.
     host: str = "127.0.0.1"
+    #: Whether requests have to prove who sends them; `none`: everyone on this machine is the operator `local`.
+    authentication: Literal["none", "required"] = "none"
     #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.
     port: int = Field(default=7265, ge=0, le=65535)
     #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `home/ray.address`.
@@ -103,6 +105,8 @@ class Settings(BaseSettings):
     #: Bytes of a job's outputs in one version.
     max_output_bytes: int = Field(default=2**40, gt=0)
 
+    #: Days that the audit is kept; 0: for ever.
+    audit_days: float = Field(default=400.0, ge=0)
     #: Days that jobs, nodes and their records are kept after their end, and bundles after their last use; 0: for ever.
     retention_days: float = Field(default=30.0, ge=0)
     #: Ended jobs that are kept at most, the newest ones.

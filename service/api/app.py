@@ -7,17 +7,19 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 import remora
 from remora.views import Problem
 from service.api import (
     arrays,
+    audit,
     bundles,
     changes,
     checkpoints,
     cluster,
     drills,
+    grants,
     jobs,
     ledgers,
     nodes,
@@ -28,7 +30,11 @@ from service.api import (
     problem_documents,
     schedules,
     streams,
+    tokens,
+    writes,
 )
+from service.api.authentication import ApiTokens, Authenticator, Way
+from service.api.authorisation import authorise
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
@@ -37,6 +43,7 @@ from service.api.replays import Replays
 from service.api.validation_thread import Checks
 from service.private_home import make_private
 from service.settings import Settings
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.migrate import migrate
 from trainers.storage import Storage
@@ -56,19 +63,29 @@ def create_app(settings: Settings) -> FastAPI:
         feed = Feed(database)
         replays = Replays()
         checks = Checks()
+        proofs = ApiTokens(database, CLOCK)
+        ways: list[Way] = [proofs] if settings.authentication == "required" else []
         looking: asyncio.Task[None] | None = None
         try:
             await asyncio.to_thread(migrate, database)
             await asyncio.to_thread(bundles.forget_interrupted, settings.home, time.time() - STALE_UPLOAD_S)
             looking = asyncio.create_task(feed.run())
             app.state.remora = Context(
-                settings, database, Storage(settings.storage), feed, telemetry, replays, checks=checks
+                settings,
+                database,
+                Storage(settings.storage),
+                feed,
+                telemetry,
+                Authenticator(ways),
+                replays,
+                checks=checks,
             )
             yield
         finally:
             feed.close()
             await replays.close()
             checks.close()
+            await proofs.close()
             if looking is not None:
                 looking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -79,6 +96,8 @@ def create_app(settings: Settings) -> FastAPI:
         title="Remora",
         version=remora.__version__,
         lifespan=lifespan,
+        # Nothing is answered before the table of permissions was asked.
+        dependencies=[Depends(authorise)],
         # The interactive pages would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
@@ -106,8 +125,12 @@ def create_app(settings: Settings) -> FastAPI:
         policies.router,
         plans.router,
         ledgers.router,
+        tokens.router,
+        grants.router,
+        audit.router,
     )
     problem_documents.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
+    writes.install(app)
     for part in parts:
         app.include_router(part)
     app.add_middleware(Gate, telemetry=telemetry)

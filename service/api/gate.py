@@ -1,4 +1,4 @@
-"""The middleware of every request: its id, a check of its Host and Origin, counters, and a handler for uncaught errors.
+"""The middleware of every request: its id, its Host and Origin, who sends it, counters, and uncaught errors.
 
 Plain ASGI, because Starlette's `BaseHTTPMiddleware` doubles the cost of a request and breaks streams.
 """
@@ -13,18 +13,22 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.problem_documents import ApiProblem
+from service.api.authentication import Authenticator, proof_missing, proof_refused
+from service.api.problem_documents import ApiProblem, of_database
 from service.api.prometheus import Telemetry
+from service.identities.permissions import OPEN_PATHS
 from service.process_log import request_id
+from service.store.failures import why_failed
 
 log = logging.getLogger(__name__)
 
 #: Bytes of a request's parameters; the longest one is a cursor of 4000 characters.
 MAX_QUERY_BYTES = 8 * 1024
-#: Headers that name the addressed host and the origin: if one comes twice, programs disagree about its value.
-_ONCE = ("host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
+#: Headers that name the addressed host, the origin and who asks: if one comes twice, programs disagree about its value.
+_ONCE = ("host", "authorization", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -66,6 +70,7 @@ class Gate:
 
         try:
             refused = _refusal(scope["method"], headers) or _too_long(scope["query_string"])
+            refused = refused or await _unproved(scope, headers)
             if refused is not None:
                 await refused.response()(scope, receive, send_with_id)
             else:
@@ -82,7 +87,7 @@ class Gate:
 
 
 def _refusal(method: str, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
-    """Requests are not authenticated yet, so a web page must not reach the service through a visitor's browser.
+    """A web page must not reach the service through a visitor's browser, whatever that can prove.
 
     A page of the service itself has the origin that the request is addressed to, to the letter: another port of this
     machine is another origin, and may be anybody's.
@@ -105,6 +110,24 @@ def _refusal(method: str, headers: Sequence[tuple[str, str]]) -> ApiProblem | No
     if is_foreign or is_asked_elsewhere:
         return ApiProblem(403, "foreign_origin", "web pages of other origins may not use the service")
     return None
+
+
+async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
+    """Put into the scope who sends the request, if it proves that; why it is refused otherwise."""
+    identities: Authenticator = scope["app"].state.remora.identities
+    try:
+        principal = await identities.authenticate(dict(headers))
+    except ApiProblem as problem:
+        return problem
+    except DBAPIError as error:
+        log.error("%s", why_failed(error))  # noqa: TRY400 - the sentence says it all
+        return of_database(error)
+    if principal is not None:
+        scope["remora.principal"] = principal
+        return None
+    if _only(headers, "authorization") is not None:
+        return proof_refused("invalid_token", "the token is none that this service knows")
+    return None if scope["path"] in OPEN_PATHS else proof_missing()
 
 
 def _too_long(query: bytes) -> ApiProblem | None:
