@@ -83,6 +83,7 @@ class JobArray(View):
     #: USD that its jobs have cost so far; None in a list.
     cost: float | None = None
     created_at: float
+    submitted_by: str | None = None
 
 
 class ScheduleRun(View):
@@ -116,6 +117,8 @@ class Schedule(View):
     #: The newest time that has come; None: none yet.
     last_run: ScheduleRun | None = None
     created_at: float
+    #: In whose name its jobs are submitted.
+    submitted_by: str | None = None
 
 
 class Job(View):
@@ -163,6 +166,8 @@ class Job(View):
     ended_at: float | None = None
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int
+    #: Id of the principal that submitted it; None: an older service did not say.
+    submitted_by: str | None = None
 
     def __repr__(self) -> str:
         """In one line: which job it is, and how far."""

@@ -40,6 +40,10 @@ class Listening:
         """True when other machines can reach it."""
         return not is_loopback(self.host)
 
+    def has_name(self, host: str) -> bool:
+        """True for the names and addresses by which requests may address it."""
+        return is_loopback(host) or host.lower() in self.names
+
     @property
     def scheme(self) -> str:
         """`https` with a certificate, else `http`."""
@@ -59,6 +63,10 @@ class Listening:
             return False
         mapped = getattr(one, "ipv4_mapped", None) or one
         return any(mapped in network for network in self.proxies)
+
+
+#: Reached by this machine's programs alone, by its loopback's names.
+LOCAL_ONLY = Listening(host="127.0.0.1", port=0, certificate=None, proxies=(), names=frozenset())
 
 
 def listening(settings: Settings) -> Listening:

@@ -75,13 +75,15 @@ class Settings(BaseSettings):
     stores: Annotated[dict[str, str], NoDecode, _decoded(_STORES_FORM), AfterValidator(_stores)] = {}
     #: Address the API listens on.  Anything but loopback needs authentication, and TLS or proxies that end it.
     host: str = "127.0.0.1"
+    #: Whether requests have to prove who sends them; `none`: everyone on this machine is the operator `local`.
+    authentication: Literal["none", "required"] = "none"
     #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.
     port: int = Field(default=7265, ge=0, le=65535)
-    #: Who may use the API: every program of this machine that reaches it, or those that prove who they are.
-    authentication: Literal["none", "required"] = "none"
     #: Files with the certificate by which the API is reached over TLS, its own first, and with its key; None: HTTP.
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    #: Requests of a second that one principal may send in the long run, and ten times as many at once; 0: any number.
+    max_requests_per_s: float = Field(default=50.0, ge=0)
     #: Addresses or networks of proxies that end TLS, separated by commas; what they say of their clients is believed.
     trusted_proxies: str = ""
     #: Where people reach the API, if by another name than `host`; requests may address it by this name.
@@ -131,6 +133,8 @@ class Settings(BaseSettings):
     #: Bytes of a job's outputs in one version.
     max_output_bytes: int = Field(default=2**40, gt=0)
 
+    #: Days that the audit is kept; 0: for ever.
+    audit_days: float = Field(default=400.0, ge=0)
     #: Days that jobs, nodes and their records are kept after their end, and bundles after their last use; 0: for ever.
     retention_days: float = Field(default=30.0, ge=0)
     #: Ended jobs that are kept at most, the newest ones.

@@ -7,17 +7,20 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI
+import httpx2
+from fastapi import Depends, FastAPI
 
 import remora
 from remora.views import Problem
 from service.api import (
     arrays,
+    audit,
     bundles,
     changes,
     checkpoints,
     cluster,
     drills,
+    grants,
     jobs,
     ledgers,
     nodes,
@@ -27,16 +30,27 @@ from service.api import (
     pools,
     problem_documents,
     schedules,
+    sign_in,
     streams,
+    tokens,
+    writes,
 )
+from service.api.authentication import ApiTokens, Authenticator, Way
+from service.api.authorisation import authorise
 from service.api.context import Context
 from service.api.feed import Feed
 from service.api.gate import Gate
+from service.api.issued_tokens import IssuedTokens
 from service.api.prometheus import Telemetry
+from service.api.rates import Rates
 from service.api.replays import Replays
 from service.api.validation_thread import Checks
+from service.listening import listening
+from service.openid.bearers import Bearers
+from service.openid.keys import KeyCache
 from service.private_home import make_private
 from service.settings import Settings
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.migrate import migrate
 from trainers.storage import Storage
@@ -48,6 +62,7 @@ STALE_UPLOAD_S = 24 * 3600.0
 def create_app(settings: Settings) -> FastAPI:
     """The API as an ASGI application; its lifespan opens and migrates the database.  Raises StoreError there."""
     telemetry = Telemetry()
+    reached = listening(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,19 +71,36 @@ def create_app(settings: Settings) -> FastAPI:
         feed = Feed(database)
         replays = Replays()
         checks = Checks()
+        proofs = ApiTokens(database, CLOCK)
+        asking = httpx2.AsyncClient()
+        bearers = Bearers(settings.openid, KeyCache(asking, time.monotonic), CLOCK)
+        ways: list[Way] = (
+            [proofs, IssuedTokens(database, bearers)] if settings.authentication == "required" else []
+        )
         looking: asyncio.Task[None] | None = None
         try:
             await asyncio.to_thread(migrate, database)
             await asyncio.to_thread(bundles.forget_interrupted, settings.home, time.time() - STALE_UPLOAD_S)
             looking = asyncio.create_task(feed.run())
             app.state.remora = Context(
-                settings, database, Storage(settings.storage), feed, telemetry, replays, checks=checks
+                settings,
+                database,
+                Storage(settings.storage),
+                feed,
+                telemetry,
+                Authenticator(ways),
+                reached,
+                Rates.of(settings.max_requests_per_s),
+                replays,
+                checks=checks,
             )
             yield
         finally:
             feed.close()
             await replays.close()
             checks.close()
+            await proofs.close()
+            await asking.aclose()
             if looking is not None:
                 looking.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -79,6 +111,8 @@ def create_app(settings: Settings) -> FastAPI:
         title="Remora",
         version=remora.__version__,
         lifespan=lifespan,
+        # Nothing is answered before the table of permissions was asked.
+        dependencies=[Depends(authorise)],
         # The interactive pages would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
@@ -106,8 +140,13 @@ def create_app(settings: Settings) -> FastAPI:
         policies.router,
         plans.router,
         ledgers.router,
+        tokens.router,
+        sign_in.router,
+        grants.router,
+        audit.router,
     )
     problem_documents.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
+    writes.install(app)
     for part in parts:
         app.include_router(part)
     app.add_middleware(Gate, telemetry=telemetry)

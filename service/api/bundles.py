@@ -7,19 +7,24 @@ import contextlib
 import re
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from remora.code.bundle import BundleLimits, verify
 from remora.errors import BundleError
+from service.api.authorisation import access_of
 from service.api.bodies import save
 from service.api.context import Context, context_of
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
-from service.store.bundles import bundle_name, use
+from service.api.submissions import holds_bundle
+from service.api.writes import Noted, write
+from service.store.bundles import bundle_name, hold, use
 from trainers.storage import Storage
 
 router = APIRouter(prefix="/v1/bundles/{digest}")
@@ -44,10 +49,11 @@ def _name(digest: str) -> str:
     return bundle_name(digest)
 
 
-async def _exists(context: Context, digest: str) -> bool:
-    """It is there, and stays for the time that retention gives those that are used now."""
-    name = _name(digest)
-    if not await asyncio.to_thread(context.storage.exists, name):
+async def _exists(request: Request, digest: str) -> bool:
+    """It is there for this principal, and stays for the time that retention gives those that are used now."""
+    context = context_of(request)
+    _name(digest)
+    if not await holds_bundle(request, digest):
         return False
     return await context.database.write(lambda connection: use(connection, digest, context.clock()))
 
@@ -55,7 +61,7 @@ async def _exists(context: Context, digest: str) -> bool:
 @router.head("", operation_id="has_bundle")
 async def has_bundle(request: Request, digest: str, _: Annotated[Parameters, Query()]) -> Response:
     """200 when the bundle is there, so that it need not be uploaded."""
-    if not await _exists(context_of(request), digest):
+    if not await _exists(request, digest):
         return Response(status_code=404)
     return Response(media_type="application/zip")
 
@@ -65,10 +71,13 @@ async def get_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
     """The archive itself."""
     context = context_of(request)
     name = _name(digest)
+    missing = ApiProblem(404, "bundle_not_found", f"there is no bundle {digest}")
+    if not await holds_bundle(request, digest):
+        raise missing
     try:
         size = await asyncio.to_thread(context.storage.size, name)
     except FileNotFoundError:
-        raise ApiProblem(404, "bundle_not_found", f"there is no bundle {digest}") from None
+        raise missing from None
     request.scope["remora.is_stream"] = True
     return StreamingResponse(
         _read(context.storage, name), media_type="application/zip", headers={"Content-Length": str(size)}
@@ -83,9 +92,18 @@ def _read(storage: Storage, name: str) -> Iterator[bytes]:
 
 @router.put("", operation_id="put_bundle", status_code=201)
 async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Query()]) -> Response:
-    """Store an archive: 201, or 200 when it was there already.  It is read to its last byte before it is kept."""
-    context = context_of(request)
-    if await _exists(context, digest):
+    """Store an archive: 201, or 200 when it was there already.  It is read to its last byte before it is kept.
+
+    One that only others have uploaded is uploaded again: that proves that this principal has it, too.
+    """
+    context, holder = context_of(request), access_of(request).principal.id
+
+    def held(connection: sa.Connection, noted: Noted, outcome: str) -> None:
+        hold(connection, digest, holder)
+        noted.object, noted.outcome = digest, outcome
+
+    if await _exists(request, digest):
+        await write(request, partial(held, outcome="unchanged"))
         return JSONResponse({"digest": digest}, 200)
     # Its row is first: from now on no file of that name is deleted.
     if not await context.database.write(lambda connection: use(connection, digest, context.clock())):
@@ -107,6 +125,7 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
                 422, "bundle_invalid", f"the digest of what arrived is sha256:{found}", hint="upload it again"
             )
         await asyncio.to_thread(_keep, context, upload, bundle_name(digest))
+        await write(request, partial(held, outcome="done"))
     finally:
         with contextlib.suppress(FileNotFoundError):
             upload.unlink()

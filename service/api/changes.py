@@ -13,17 +13,19 @@ from remora.errors import SpecError
 from remora.spec.fields import refuses_label
 from remora.spec.spec import JobSpec
 from remora.views import Job
+from service.api.authorisation import access_of
 from service.api.bodies import read_object
 from service.api.context import context_of
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
 from service.api.views import job_view
+from service.api.writes import Noted, write
 from service.queue import changes, lifecycle
 from service.queue.lifecycle import Decision
 from service.queue.rows import JobRow
 from service.store import deletion, dependencies, labels
 from service.store import jobs as store
-from service.store.ids import is_id
+from service.store.scoped import find_job
 
 router = APIRouter(prefix="/v1/jobs")
 
@@ -116,19 +118,20 @@ async def _change(
     takes_deleted: bool = False,
 ) -> Response:
     """Change the locked job and answer with it.  Raises ApiProblem."""
+    access = access_of(request)
 
-    def work(connection: sa.Connection) -> JobRow:
-        job = store.lock_job(connection, job_id)
-        if job is None or (job.delete_requested_at is not None and not takes_deleted):
+    def work(connection: sa.Connection, noted: Noted) -> JobRow:
+        job = find_job(connection, access, job_id, lock=True, with_deleted=takes_deleted)
+        if job is None:
             raise job_not_found(job_id)
         try:
-            return change(connection, job)
+            after = change(connection, job)
         except changes.ChangeRefused as refused:
             raise ApiProblem(409, "not_changeable", str(refused)) from None
+        noted.of_job(job, after)
+        return after
 
-    if not is_id("job", job_id):
-        raise job_not_found(job_id)
-    row = await context_of(request).database.write(work)
+    row = await write(request, work)
     headers = {"ETag": f'"{row.version}"'}
     return Response(job_view(row).model_dump_json(), status, headers, media_type="application/json")
 

@@ -16,6 +16,7 @@ from remora.views import Health, Pruned
 from service.api.context import Context, context_of
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problem_documents import invalid_parameter
+from service.api.writes import Noted, note
 from service.store import leases
 from service.store.failures import SENTENCES, failure_of
 from service.store.pruning import ROWS, Limits, limits_of, prune
@@ -96,6 +97,8 @@ async def prune_now(request: Request, wanted: Annotated[PruneParameters, Query()
         jobs=settings.retention_jobs if wanted.keep_jobs is None else wanted.keep_jobs,
         rows=settings.retention_rows,
     )
+    # Before anything is deleted: that takes several transactions.
+    await note(request, Noted(after={"older_than_s": limits.age_s, "keep_jobs": limits.jobs}))
     jobs = nodes = rows = 0
     has_more, until = True, time.monotonic() + LASTS_S
     while has_more and time.monotonic() < until:

@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from service.api.authentication import Authenticator
+from service.api.authorisation import access_of
 from service.api.feed import Feed
 from service.api.problem_documents import job_not_found
 from service.api.prometheus import Telemetry
+from service.api.rates import Rates
 from service.api.replays import Replays
 from service.api.sse import OpenStreams
 from service.api.validation_thread import Checks
+from service.identities.principals import Access
+from service.listening import LOCAL_ONLY, Listening
 from service.queue.rows import JobRow
 from service.settings import Settings
 from service.steady_clock import CLOCK
 from service.store.database import Database
-from service.store.ids import is_id
-from service.store.jobs import get_job
 from service.store.leases import LeaseWatch
+from service.store.scoped import find_job
 from trainers.storage import Storage
 
 
@@ -32,6 +36,12 @@ class Context:
     storage: Storage
     feed: Feed
     telemetry: Telemetry
+    #: Who sends a request.
+    identities: Authenticator = field(default_factory=lambda: Authenticator(()))
+    #: By which names, and through which proxies.
+    reached: Listening = LOCAL_ONLY
+    #: Requests of each principal; None: any number.
+    rates: Rates | None = None
     replays: Replays = field(default_factory=Replays)
     streams: OpenStreams = field(default_factory=OpenStreams)
     checks: Checks = field(default_factory=Checks)
@@ -47,11 +57,13 @@ def context_of(request: Request) -> Context:
     return context
 
 
-async def job_of(request: Request, job_id: str) -> JobRow:
-    """The job that a path names.  Raises ApiProblem `job_not_found`."""
-    row = None
-    if is_id("job", job_id):
-        row = await context_of(request).database.read(lambda connection: get_job(connection, job_id))
-    if row is None or row.delete_requested_at is not None:
+async def job_of(request: Request, job_id: str, access: Access | None = None) -> JobRow:
+    """The job that a path names; `access` is that of the request unless another one is given.
+
+    Raises ApiProblem `job_not_found`, and Forbidden.
+    """
+    mine = access_of(request) if access is None else access
+    row = await context_of(request).database.read(lambda connection: find_job(connection, mine, job_id))
+    if row is None:
         raise job_not_found(job_id)
     return row

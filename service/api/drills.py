@@ -18,6 +18,7 @@ from service.api.nodes import node_not_found
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.views import drill_view
+from service.api.writes import Noted, write
 from service.queue.rows import DrillRow
 from service.store import drills as store
 from service.store.ids import is_id, new_id
@@ -90,7 +91,7 @@ async def _request(request: Request, chosen: Callable[[sa.Connection], list[str]
     order = await read_object(request, MAX_ORDER_BYTES, MAX_ORDER_VALUES, context.checks, _order)
     now = context.clock()
 
-    def work(connection: sa.Connection) -> DrillRow:
+    def work(connection: sa.Connection, noted: Noted) -> DrillRow:
         node_ids = chosen(connection)
         if not node_ids:
             raise ApiProblem(409, "node_not_ready", none, hint="`remora nodes` shows which are")
@@ -100,9 +101,10 @@ async def _request(request: Request, chosen: Callable[[sa.Connection], list[str]
             raise ApiProblem(409, "drill_under_way", f"the drill {others[0].id} is not over yet")
         row = DrillRow(id=new_id("drill", now), node_ids=node_ids, requested_at=now, notice_s=order.notice_s)
         store.insert_drill(connection, row)
+        noted.object, noted.after = row.id, {"nodes": node_ids, "notice_s": order.notice_s}
         return row
 
-    view = drill_view(await context.database.write(work))
+    view = drill_view(await write(request, work))
     headers = {"Location": f"/v1/drills/{view.id}"}
     return Response(view.model_dump_json(), 202, headers, media_type="application/json")
 

@@ -1,4 +1,4 @@
-"""The middleware of every request: its id, a check of its Host and Origin, counters, and a handler for uncaught errors.
+"""The middleware of every request: its id, its Host and Origin, who sends it, counters, and uncaught errors.
 
 Plain ASGI, because Starlette's `BaseHTTPMiddleware` doubles the cost of a request and breaks streams.
 """
@@ -12,19 +12,26 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remora.loopback import is_loopback
-from service.api.problem_documents import ApiProblem
+from service.api.authentication import Authenticator, proof_missing, proof_refused
+from service.api.problem_documents import ApiProblem, of_database
 from service.api.prometheus import Telemetry
+from service.api.rates import retry_after
+from service.identities.permissions import OPEN_PATHS
+from service.identities.principals import LOCAL, Principal
+from service.listening import Listening
 from service.process_log import request_id
+from service.store.failures import why_failed
 
 log = logging.getLogger(__name__)
 
 #: Bytes of a request's parameters; the longest one is a cursor of 4000 characters.
 MAX_QUERY_BYTES = 8 * 1024
-#: Headers that name the addressed host and the origin: if one comes twice, programs disagree about its value.
-_ONCE = ("host", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
+#: Headers that name the addressed host, the origin and who asks: if one comes twice, programs disagree about its value.
+_ONCE = ("host", "authorization", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -55,7 +62,9 @@ class Gate:
             await send(message)
 
         try:
-            refused = _refusal(scope["method"], headers) or _too_long(scope["query_string"])
+            reached: Listening = scope["app"].state.remora.reached
+            refused = _refusal(scope, headers, reached) or _too_long(scope["query_string"])
+            refused = refused or await _unproved(scope, headers) or _too_often(scope)
             if refused is not None:
                 await refused.response()(scope, receive, send_with_id)
             else:
@@ -71,8 +80,8 @@ class Gate:
             request_id.reset(token)
 
 
-def _refusal(method: str, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
-    """Requests are not authenticated yet, so a web page must not reach the service through a visitor's browser.
+def _refusal(scope: Scope, headers: Sequence[tuple[str, str]], reached: Listening) -> ApiProblem | None:
+    """A web page must not reach the service through a visitor's browser, whatever that can prove.
 
     A page of the service itself has the origin that the request is addressed to, to the letter: another port of this
     machine is another origin, and may be anybody's.
@@ -80,21 +89,69 @@ def _refusal(method: str, headers: Sequence[tuple[str, str]]) -> ApiProblem | No
     for name in _ONCE:
         if sum(one == name for one, _ in headers) > 1:
             return ApiProblem(400, "bad_request", f"the request has the header {name.title()} more than once")
+    if reached.is_public and scope["scheme"] != "https" and not is_loopback(_client_of(scope)):
+        return ApiProblem(
+            403, "tls_required", "tokens must not cross the network in clear", hint="use https://"
+        )
     host = _only(headers, "host") or ""
-    if not is_loopback(_host_of(f"//{host}")):
+    if not reached.has_name(_host_of(f"//{host}")):
+        return _unknown_host(reached)
+    origin, site = _only(headers, "origin"), _only(headers, "sec-fetch-site")
+    is_foreign = origin is not None and origin != f"{scope['scheme']}://{host.lower()}"
+    # `none` stands for the browser's address line.  A link from elsewhere shows a page to its reader, and to no page.
+    is_asked_elsewhere = site not in (None, "same-origin", "none") and not _opens_a_page(
+        scope["method"], headers
+    )
+    if is_foreign or is_asked_elsewhere:
+        return ApiProblem(403, "foreign_origin", "web pages of other origins may not use the service")
+    return None
+
+
+def _unknown_host(reached: Listening) -> ApiProblem:
+    if not reached.is_public:
         return ApiProblem(
             421,
             "unknown_host",
             "the service answers only requests to this machine's own loopback address",
             hint="use http://127.0.0.1 or http://localhost",
         )
-    origin, site = _only(headers, "origin"), _only(headers, "sec-fetch-site")
-    is_foreign = origin is not None and origin != f"http://{host.lower()}"
-    # `none` stands for the browser's address line.  A link from elsewhere shows a page to its reader, and to no page.
-    is_asked_elsewhere = site not in (None, "same-origin", "none") and not _opens_a_page(method, headers)
-    if is_foreign or is_asked_elsewhere:
-        return ApiProblem(403, "foreign_origin", "web pages of other origins may not use the service")
-    return None
+    names = ", ".join(sorted(reached.names)) or "its loopback address alone"
+    hint = "its operator sets REMORA_PUBLIC_URL to the address that people use"
+    return ApiProblem(
+        421, "unknown_host", f"the service is not known by this name, but by {names}", hint=hint
+    )
+
+
+def _too_often(scope: Scope) -> ApiProblem | None:
+    """A principal has its own rate, so that a loop of one does not slow the others down."""
+    principal: Principal | None = scope.get("remora.principal")
+    context = scope["app"].state.remora
+    if principal is None or principal is LOCAL or context.rates is None:
+        return None
+    wait_s = context.rates.take(principal.id, time.monotonic())
+    if not wait_s:
+        return None
+    text = f"{principal.id} sends more than {context.settings.max_requests_per_s:g} requests per second"
+    hint = "wait as long as Retry-After says; follow a job by its stream instead of asking again"
+    return ApiProblem(429, "too_many_requests", text, hint=hint, headers={"Retry-After": retry_after(wait_s)})
+
+
+async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
+    """Put into the scope who sends the request, if it proves that; why it is refused otherwise."""
+    identities: Authenticator = scope["app"].state.remora.identities
+    try:
+        principal = await identities.authenticate(dict(headers))
+    except ApiProblem as problem:
+        return problem
+    except DBAPIError as error:
+        log.error("%s", why_failed(error))  # noqa: TRY400 - the sentence says it all
+        return of_database(error)
+    if principal is not None:
+        scope["remora.principal"] = principal
+        return None
+    if _only(headers, "authorization") is not None:
+        return proof_refused("invalid_token", "the token is none that this service knows")
+    return None if scope["path"] in OPEN_PATHS else proof_missing()
 
 
 def _too_long(query: bytes) -> ApiProblem | None:
@@ -102,6 +159,10 @@ def _too_long(query: bytes) -> ApiProblem | None:
     if len(query) <= MAX_QUERY_BYTES:
         return None
     return ApiProblem(414, "query_too_long", f"the parameters have more than {MAX_QUERY_BYTES} bytes")
+
+
+def _client_of(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def _opens_a_page(method: str, headers: Sequence[tuple[str, str]]) -> bool:

@@ -19,18 +19,22 @@ from remora.spec.overrides import MAX_OVERRIDES, overridden
 from remora.spec.spec import JobSpec
 from remora.states import JobState
 from remora.views import Attempt, Job, Page
+from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
+from service.api.foreign_jobs import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
 from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.submissions import answer_once, check_bundle, read_spec
 from service.api.views import attempt_view, job_view
+from service.api.writes import Noted, write
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import submissions
 from service.store.ids import is_id
+from service.store.scoped import find_job
 
 router = APIRouter(prefix="/v1/jobs")
 
@@ -40,10 +44,11 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike."""
     body = await read_spec(request, _one_job)
     await check_bundle(request, body.spec)
-    now = context_of(request).clock()
+    now, access = context_of(request).clock(), access_of(request)
 
-    def create(connection: sa.Connection) -> tuple[str, str]:
-        job = submissions.submit(connection, body.spec, now)
+    def create(connection: sa.Connection, noted: Noted) -> tuple[str, str]:
+        job = submissions.submit(connection, body.spec, now, access=access, by=access.principal.id)
+        noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 
     return await answer_once(request, body.digest, create, "/v1/jobs", Job)
@@ -66,7 +71,7 @@ async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]
 
     With `Idempotency-Key` a repetition is answered alike.
     """
-    original = await job_of(request, job_id)
+    original = await job_of(request, job_id, access_of(request).reading)
 
     def changed(body: dict[str, Any]) -> JobSpec:
         values = body.get("set") or {}
@@ -77,10 +82,12 @@ async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]
 
     body = await read_spec(request, changed, salt=job_id)
     await check_bundle(request, body.spec)
-    now = context_of(request).clock()
+    now, access = context_of(request).clock(), access_of(request)
 
-    def create(connection: sa.Connection) -> tuple[str, str]:
-        job = submissions.submit(connection, body.spec, now, f"a clone of {job_id}")
+    def create(connection: sa.Connection, noted: Noted) -> tuple[str, str]:
+        origin = f"a clone of {job_id}"
+        job = submissions.submit(connection, body.spec, now, origin, access=access, by=access.principal.id)
+        noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 
     return await answer_once(request, body.digest, create, "/v1/jobs", Job)
@@ -95,7 +102,8 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
 
     context = context_of(request)
     now = context.clock()
-    states, project, limit = query.state, query.project, query.limit
+    access = access_of(request)
+    states, projects, limit = query.state, access.narrowed(query.project), query.limit
     array_id = query.array
     having = [
         (name, value if equals else None)
@@ -106,7 +114,7 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
         waiting = store.waiting_on_page(
             connection,
             states=states,
-            project=project,
+            projects=projects,
             before=before,
             limit=limit,
             having=having,
@@ -116,14 +124,15 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
         found = store.page_of_jobs(
             connection,
             states=states,
-            project=project,
+            projects=projects,
             before=before,
             limit=limit,
             having=having,
             array_id=array_id,
         )
         rows = (place(row) for row in found)
-        return write_page(rows, job_view, lambda row: row.id, limit)
+        shown = ForeignJobs(connection, access).job
+        return write_page(rows, lambda row: shown(job_view(row)), lambda row: row.id, limit)
 
     return as_json(await context.database.read(work))
 
@@ -131,7 +140,7 @@ async def list_jobs(request: Request, query: Annotated[JobsParameters, Query()])
 @router.get("/{job_id}", operation_id="show_job", response_model=Job)
 async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
     """One job; 304 when neither it nor its place in the line has changed since the answer with this `ETag`."""
-    context = context_of(request)
+    context, access = context_of(request), access_of(request)
     row = await job_of(request, job_id)
     tag = f'"{row.version}"'
     if row.message == WAITS_FOR_TURN:
@@ -142,7 +151,10 @@ async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()])
         tag = f'"{row.version}-{zlib.crc32((row.message or "").encode()):x}"'
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
-    return Response(job_view(row).model_dump_json(), headers={"ETag": tag}, media_type="application/json")
+    view = job_view(row)
+    if access.projects is not None:
+        view = await context.database.read(lambda connection: ForeignJobs(connection, access).job(view))
+    return Response(view.model_dump_json(), headers={"ETag": tag}, media_type="application/json")
 
 
 def _placing(
@@ -161,20 +173,19 @@ def _placing(
 @router.post("/{job_id}/cancel", status_code=202, operation_id="cancel_job", response_model=Job)
 async def cancel(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
     """End the job: at once while it waits, else as soon as its workers have ended.  Asking again is fine."""
-    context = context_of(request)
-    now = context.clock()
+    now, access = context_of(request).clock(), access_of(request)
 
-    def work(connection: sa.Connection) -> JobRow:
-        row = store.lock_job(connection, job_id)
-        if row is None or row.delete_requested_at is not None:
+    def work(connection: sa.Connection, noted: Noted) -> JobRow:
+        row = find_job(connection, access, job_id, lock=True)
+        if row is None:
             raise job_not_found(job_id)
         if row.state in (JobState.SUCCEEDED, JobState.FAILED):
             raise ApiProblem(409, "not_cancellable", f"the job has ended already: {row.state.value}")
-        return store.save(connection, row, lifecycle.request_cancel(row, now))
+        after = store.save(connection, row, lifecycle.request_cancel(row, now))
+        noted.of_job(row, after)
+        return after
 
-    if not is_id("job", job_id):
-        raise job_not_found(job_id)
-    row = await context.database.write(work)
+    row = await write(request, work)
     return Response(job_view(row).model_dump_json(), 202, media_type="application/json")
 
 

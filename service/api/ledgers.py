@@ -13,10 +13,12 @@ from starlette.responses import Response
 
 from cluster.policies.offerings import zone_and_capacity
 from remora.views import AccountLine, ClusterLedger, Ledger, LedgerLine
+from service.api.authorisation import access_of
 from service.api.context import context_of, job_of
 from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problem_documents import invalid_parameter
+from service.identities.principals import Access
 from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
 from service.store import ledger
@@ -65,8 +67,11 @@ class LedgerParameters(Parameters):
 
 @router.get("/v1/ledger", operation_id="show_cluster_ledger", response_model=ClusterLedger)
 async def show_cluster_ledger(request: Request, parameters: Annotated[LedgerParameters, Query()]) -> Response:
-    """Who pays for what the cloud bills for all nodes: jobs, projects and the cluster."""
-    context = context_of(request)
+    """Who pays for what the cloud bills for all nodes: jobs, projects and the cluster.
+
+    Who is no operator sees what its own projects and their jobs pay.
+    """
+    context, access = context_of(request), access_of(request)
     now = context.clock()
     until = now if parameters.until is None else min(parameters.until, now)
     since = month_of(until) if parameters.since is None else parameters.since
@@ -78,7 +83,7 @@ async def show_cluster_ledger(request: Request, parameters: Annotated[LedgerPara
         uses = ledger.uses_between(connection, since, until)
         named = [node.bought_for for node in nodes if node.bought_for is not None]
         projects = ledger.projects_of(connection, named)
-        found = charges(nodes, uses, projects, since, until)
+        found = _visible(connection, access, charges(nodes, uses, projects, since, until))
         view = ClusterLedger(
             since=since,
             until=until,
@@ -89,6 +94,15 @@ async def show_cluster_ledger(request: Request, parameters: Annotated[LedgerPara
         return view.model_dump_json()
 
     return as_json(await context.database.read(work))
+
+
+def _visible(connection: sa.Connection, access: Access, found: list[Charge]) -> list[Charge]:
+    """Those that projects which the principal sees pay, and their jobs."""
+    if access.projects is None:
+        return found
+    owners = ledger.projects_of(connection, (one.name for one in found if one.payer is Payer.JOB))
+    owners |= {one.name: one.name for one in found if one.payer is Payer.PROJECT}
+    return [one for one in found if owners.get(one.name) in access.projects]
 
 
 def _account(found: Iterable[Charge]) -> list[AccountLine]:

@@ -11,7 +11,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from remora.views import Node, NodeEvent, Page
+from service.api.authorisation import access_of
 from service.api.context import context_of
+from service.api.foreign_jobs import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     EventsParameters,
@@ -37,11 +39,14 @@ async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]
     if before is not None and not is_id("node", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
 
+    access = access_of(request)
+
     def work(connection: sa.Connection) -> bytes:
+        shown = ForeignJobs(connection, access).node
         rows = store.page_of_nodes(connection, before=before, limit=query.limit)
         waits = _waits(connection, [row.id for row in rows if row.ended_at is None])
         return write_page(
-            rows, lambda row: node_view(row, waits.get(row.id, ())), lambda row: row.id, query.limit
+            rows, lambda row: shown(node_view(row, waits.get(row.id, ()))), lambda row: row.id, query.limit
         )
 
     return as_json(await context_of(request).database.read(work))
@@ -51,8 +56,13 @@ async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]
 async def show_node(request: Request, node_id: str, _: Annotated[Parameters, Query()]) -> Node:
     """One machine, also after its end."""
     row = await node_of(request, node_id)
-    waits = await context_of(request).database.read(lambda connection: _waits(connection, [row.id]))
-    return node_view(row, waits.get(row.id, ()))
+    access = access_of(request)
+
+    def work(connection: sa.Connection) -> Node:
+        waits = _waits(connection, [row.id])
+        return ForeignJobs(connection, access).node(node_view(row, waits.get(row.id, ())))
+
+    return await context_of(request).database.read(work)
 
 
 @router.get("/{node_id}/events", operation_id="list_node_events", response_model=Page[NodeEvent])
@@ -61,11 +71,11 @@ async def node_events(
 ) -> Response:
     """What happened to a machine, oldest first."""
     await node_of(request, node_id)
-    after = read_number_cursor(query.cursor, query.after)
+    after, access = read_number_cursor(query.cursor, query.after), access_of(request)
 
     def work(connection: sa.Connection) -> bytes:
         found = store.page_of_node_events(connection, node_id, after, query.limit)
-        return write_page(found, lambda one: one, lambda one: one.seq, query.limit)
+        return write_page(found, ForeignJobs(connection, access).node_event, lambda one: one.seq, query.limit)
 
     return as_json(await context_of(request).database.read(work))
 

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from remora.views import ModelVersion, OutputFile, Page
+from service.api.authorisation import access_of
 from service.api.context import context_of, job_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
@@ -24,6 +25,7 @@ from service.api.parameters import (
     read_number_cursor,
 )
 from service.api.problem_documents import ApiProblem
+from service.identities.principals import Access
 from service.storage_locations import UnknownStore, open_location
 from service.store import outputs as store
 from service.store.outputs import ModelRow
@@ -68,8 +70,10 @@ async def list_models(request: Request, query: Annotated[PageParameters, Query()
     """The newest version of every model, by name."""
     after = read_cursor(query.cursor) if query.cursor is not None else ""
 
+    projects = access_of(request).projects
+
     def work(connection: sa.Connection) -> bytes:
-        rows = store.page_of_models(connection, after, query.limit)
+        rows = store.page_of_models(connection, projects, after, query.limit)
         return write_page(rows, _view, lambda row: row.name, query.limit)
 
     return as_json(await context_of(request).database.read(work))
@@ -78,10 +82,10 @@ async def list_models(request: Request, query: Annotated[PageParameters, Query()
 @router.get("/models/{name}/versions", operation_id="list_model_versions", response_model=Page[ModelVersion])
 async def list_versions(request: Request, name: str, query: Annotated[PageParameters, Query()]) -> Response:
     """Versions of a model, newest first."""
-    before = read_number_cursor(query.cursor, MAX_NUMBER)
+    before, access = read_number_cursor(query.cursor, MAX_NUMBER), access_of(request)
 
     def work(connection: sa.Connection) -> bytes:
-        rows = _versions(connection, name, before, query.limit)
+        rows = _versions(connection, access, name, before, query.limit)
         first = next(rows, None)
         if first is None and query.cursor is None:
             raise _model_not_found(name)
@@ -98,8 +102,9 @@ async def model_file(
 ) -> Response:
     """The content of one file of a model."""
     number = int(version) if version.isascii() and version.isdecimal() and len(version) < 10 else 0
+    access = access_of(request)
     rows = await context_of(request).database.read(
-        lambda connection: list(_versions(connection, name, number + 1, 1))
+        lambda connection: list(_versions(connection, access, name, number + 1, 1))
     )
     if not rows or rows[0].version != number:
         raise _model_not_found(f"{name[:100]}:{version[:20]}")
@@ -108,11 +113,13 @@ async def model_file(
     return await _content(request, rows[0].location, file, rows[0].files[file])
 
 
-def _versions(connection: sa.Connection, name: str, before: int, limit: int) -> Iterator[ModelRow]:
+def _versions(
+    connection: sa.Connection, access: Access, name: str, before: int, limit: int
+) -> Iterator[ModelRow]:
     if "\0" in name:
         return iter(())
     # The column is a 32-bit one.
-    return store.page_of_versions(connection, name, min(before, 2**31 - 1), limit)
+    return store.page_of_versions(connection, access.projects, name, min(before, 2**31 - 1), limit)
 
 
 def _model_not_found(name: str) -> ApiProblem:

@@ -15,6 +15,7 @@ from service.api.bodies import read_json
 from service.api.context import context_of
 from service.api.pages import as_json
 from service.api.parameters import Parameters
+from service.api.writes import Noted, note
 from service.clouds.fixed_pool import known, local_offerings
 from service.garbage_collection import without_collections
 from service.settings import Settings
@@ -39,6 +40,7 @@ async def create_plan(request: Request, _: Annotated[Parameters, Query()]) -> Re
     context = context_of(request)
     body = await read_json(request, context.settings.max_trace_bytes)
     view = await context.replays.start(body)
+    await note(request, Noted(object=view.id))
     if await request.is_disconnected():  # no client knows its id, and it would block all others
         await context.replays.cancel(view.id)
     headers = {"Location": f"/v1/plans/{view.id}"}
@@ -54,7 +56,9 @@ async def get_plan(request: Request, plan_id: str, query: Annotated[WaitParamete
 @router.delete("/v1/plans/{plan_id}", operation_id="cancel_plan", response_model=WhatIf)
 async def cancel_plan(request: Request, plan_id: str, _: Annotated[Parameters, Query()]) -> WhatIf:
     """End a replay that no client needs any more, so that the next one can begin."""
-    return await context_of(request).replays.cancel(plan_id)
+    view = await context_of(request).replays.cancel(plan_id)
+    await note(request, Noted(object=view.id))
+    return view
 
 
 class SpanParameters(Parameters):

@@ -17,6 +17,7 @@ from cluster.policies.policies import Policies
 from cluster.policies.policy_problems import PoliciesRefused
 from remora.spec.bounds import exceeds
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
+from service.api.authorisation import access_of
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
 from service.api.pages import as_json, write_page
@@ -28,7 +29,9 @@ from service.api.parameters import (
     read_number_cursor,
 )
 from service.api.problem_documents import ApiProblem
+from service.api.writes import Noted, write
 from service.clouds.fixed_pool import fixed_pool, known
+from service.identities.principals import LOCAL
 from service.queue.policy_versions import (
     PolicyDecision,
     PolicyRequest,
@@ -104,10 +107,11 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         digest=digest_of(document),
         based_on=change.based_on,
         restores=change.restores,
-        author=change.author,
+        # What was proved, and not only said.
+        author=change.author if access_of(request).principal is LOCAL else access_of(request).principal.name,
         comment=change.comment,
     )
-    decision = await _store(context, requested)
+    decision = await _store(request, requested)
     # Not by the checks, which may have no room: the document is in force.
     view = await asyncio.to_thread(_policy, decision.row, policies)
     headers = {"Location": f"/v1/policies/{decision.row.version}"}
@@ -210,20 +214,25 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")[:1000]
 
 
-async def _store(context: Context, request: PolicyRequest) -> PolicyDecision:
+async def _store(request: Request, wanted: PolicyRequest) -> PolicyDecision:
+    context = context_of(request)
     first, now = fixed_pool(context.settings), context.clock()
 
-    def work(connection: sa.Connection) -> PolicyDecision:
-        decision = next_version(store.newest_policies(connection) or first, request, now)
+    def work(connection: sa.Connection, noted: Noted) -> PolicyDecision:
+        newest = store.newest_policies(connection) or first
+        decision = next_version(newest, wanted, now)
         store.insert_policies(connection, decision)
+        noted.object, noted.outcome = "policies", "unchanged" if decision.event is None else "done"
+        noted.before = {"version": newest.version, "digest": newest.digest}
+        noted.after = {"version": decision.row.version, "digest": decision.row.digest}
         return decision
 
     try:
         try:
-            return await context.database.write(work)
+            return await write(request, work)
         except IntegrityError:
             # Another request stored that version at the same moment: now it can be read.
-            return await context.database.write(work)
+            return await write(request, work)
     except PolicyVersionConflict as error:
         hint = f"look at version {error.newest.version}, and make the change to that one"
         raise ApiProblem(409, "policies_changed", str(error), hint=hint) from None

@@ -18,9 +18,12 @@ from cluster.scheduling.refusals import taken_back
 from cluster.scheduling.view import Refusal
 from remora.states import NodeState
 from remora.views import Page, Pool, PoolWait, RefusedOffering
+from service.api.authorisation import access_of
 from service.api.context import context_of
+from service.api.foreign_jobs import ForeignJobs
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
+from service.api.writes import Noted, write
 from service.clouds.fixed_pool import kept_full
 from service.policies_in_force import policies_in_force
 from service.queue.rows import WaitKind
@@ -35,9 +38,10 @@ router = APIRouter(prefix="/v1/pools")
 async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Page[Pool]:
     """Pools of the policies in the order in which they stand there, then removed ones that still have nodes."""
     context = context_of(request)
-    settings, now = context.settings, context.clock()
+    settings, now, access = context.settings, context.clock(), access_of(request)
 
     def work(connection: sa.Connection) -> list[Pool]:
+        shown = ForeignJobs(connection, access).pool
         policies = policies_in_force(connection, settings)
         if settings.cloud == "local":
             policies = kept_full(policies, now)
@@ -48,7 +52,7 @@ async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Pag
         removed = sorted(counts.keys() - policies.pools.keys())
         closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
         return [
-            _view(name, policies, now, counts.get(name, {}), waits[name], closed)
+            shown(_view(name, policies, now, counts.get(name, {}), waits[name], closed))
             for name in (*policies.pools, *removed)
         ]
 
@@ -61,7 +65,7 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
     context = context_of(request)
     settings, now = context.settings, context.clock()
 
-    def work(connection: sa.Connection) -> Pool:
+    def work(connection: sa.Connection, noted: Noted) -> Pool:
         policies = policies_in_force(connection, settings)
         if pool not in policies.pools:
             raise ApiProblem(
@@ -71,10 +75,11 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
                 hint="`remora pools` shows which are",
             )
         spending.reopen(connection, pool, now)
+        noted.object = pool
         closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
         return _view(pool, policies, now, count_nodes(connection).get(pool, {}), [], closed)
 
-    return await context.database.write(work)
+    return await write(request, work)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 TITLES: Mapping[int, str] = {
     304: "Not modified",
     400: "Bad request",
+    401: "Not authenticated",
     403: "Forbidden",
     404: "Not found",
     405: "Method not allowed",
@@ -85,6 +86,12 @@ def job_not_found(job_id: str) -> ApiProblem:
     return ApiProblem(
         404, "job_not_found", f"there is no job {job_id[:80]!r}", hint="`remora list` shows all jobs"
     )
+
+
+def forbidden(detail: str) -> ApiProblem:
+    """The principal sees it and may not do this."""
+    hint = "`remora whoami` shows your roles; an admin of the project gives others"
+    return ApiProblem(403, "forbidden", detail, hint=hint)
 
 
 def invalid_spec(error: SpecError) -> ApiProblem:
@@ -167,7 +174,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     @app.exception_handler(DBAPIError)
     async def _database(request: Request, error: DBAPIError) -> Response:  # noqa: ARG001
         log.error("%s", why_failed(error))
-        return _of_database(error).response()
+        return of_database(error).response()
 
     @app.exception_handler(StorageError)
     async def _storage(request: Request, error: StorageError) -> Response:  # noqa: ARG001
@@ -184,7 +191,8 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         return _unavailable("disk_full", "a disk of the service is full: make room on it", 507).response()
 
 
-def _of_database(error: DBAPIError) -> ApiProblem:
+def of_database(error: DBAPIError) -> ApiProblem:
+    """The database does not do what it is asked for."""
     failure = failure_of(error)
     detail = SENTENCES.get(failure, "the database does not answer")
     match failure:

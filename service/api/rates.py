@@ -31,6 +31,11 @@ class Rates:
         self._rate = rate
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
+    @classmethod
+    def of(cls, per_s: float) -> Rates | None:
+        """Buckets that hold ten seconds of a rate; None: there is no limit."""
+        return cls(Rate(per_s, max(10.0 * per_s, 1.0))) if per_s > 0 else None
+
     def take(self, key: str, now: float) -> float:
         """Count a request: 0.0, or for how many seconds there is none left, and then it was not counted."""
         bucket = self._buckets.get(key)

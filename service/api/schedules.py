@@ -13,16 +13,19 @@ from remora.errors import SpecError, SpecProblem
 from remora.spec.cron import next_after
 from remora.spec.spec import JobSpec
 from remora.views import Page, Schedule, ScheduleRun
+from service.api.authorisation import access_of
 from service.api.context import context_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import PageParameters, Parameters, read_cursor
-from service.api.problem_documents import ApiProblem
-from service.api.submissions import check_bundle, idempotency_key, no_bundle, read_elements, read_spec
+from service.api.problem_documents import ApiProblem, invalid_spec
+from service.api.submissions import check_bundle, no_bundle, read_elements, read_spec, scoped_key
 from service.api.views import run_view, schedule_view
+from service.api.writes import Noted, write
 from service.queue.schedules import ScheduleRow
 from service.store import schedules as store
 from service.store import submissions
 from service.store.ids import is_id, new_id
+from service.store.scoped import find_schedule
 
 router = APIRouter(prefix="/v1/schedules")
 
@@ -40,7 +43,7 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             raise SpecError([SpecProblem("schedule", "missing; submit one job to /v1/jobs")])
         return spec
 
-    context, key = context_of(request), idempotency_key(request)
+    context, key, access = context_of(request), scoped_key(request), access_of(request)
     body = await read_spec(request, read, salt="schedule")
     if body.spec.array is not None:
         # What is wrong with one of its jobs is said now, and not at its first time.
@@ -48,20 +51,24 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     await check_bundle(request, body.spec)
     now, spec = context.clock(), body.spec
 
-    def work(connection: sa.Connection) -> tuple[ScheduleRow, bool]:
+    def work(connection: sa.Connection, noted: Noted) -> tuple[ScheduleRow, bool]:
         known = None if key is None else store.of_key(connection, key)
         if known is not None and known.body_digest != body.digest:
             said = "this Idempotency-Key was used with another body"
             raise ApiProblem(409, "idempotency_key_reused", said, hint="use a new key for a new job")
         if known is not None:
+            noted.project, noted.object, noted.outcome = known.project, known.id, "replayed"
             return known, True
         if store.count(connection) >= MOST_SCHEDULES:
             said = f"there are {MOST_SCHEDULES} schedules, and no more are possible"
             raise ApiProblem(429, "too_many_schedules", said, hint="delete some: remora schedules delete")
         try:
-            submissions.use_bundle(connection, spec, now)
+            submissions.use_bundle(connection, spec, now, access)
+            submissions.check_references(connection, spec, access)
         except submissions.BundleMissing as missing:
             raise no_bundle(str(missing)) from None
+        except SpecError as error:
+            raise invalid_spec(error) from None
         assert spec.schedule is not None
         row = ScheduleRow(
             id=new_id("sched", now),
@@ -72,15 +79,18 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             next_at=next_after(spec.schedule.cron, spec.schedule.zone, now) or now,
             key=key,
             body_digest=body.digest,
+            submitted_by=access.principal.id,
         )
         store.insert(connection, row)
+        noted.project, noted.object = row.project, row.id
+        noted.after = {"name": row.name, "cron": row.cron, "zone": row.zone, "code": spec.bundle}
         return row, False
 
     try:
-        row, is_replay = await context.database.write(work)
+        row, is_replay = await write(request, work)
     except IntegrityError:
         # The same key came twice at the same moment and the other request won.
-        row, is_replay = await context.database.write(work)
+        row, is_replay = await write(request, work)
     headers = {"Location": f"/v1/schedules/{row.id}"} | (
         {"Idempotency-Replayed": "true"} if is_replay else {}
     )
@@ -94,8 +104,10 @@ async def list_schedules(request: Request, query: Annotated[PageParameters, Quer
     if before is not None and not is_id("sched", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
 
+    projects = access_of(request).projects
+
     def work(connection: sa.Connection) -> bytes:
-        rows = list(store.page(connection, before, query.limit))
+        rows = list(store.page(connection, projects, before, query.limit))
         newest = store.newest_runs(connection, [row.id for row in rows])
         return write_page(
             rows, lambda row: schedule_view(row, newest.get(row.id)), lambda row: row.id, query.limit
@@ -107,13 +119,16 @@ async def list_schedules(request: Request, query: Annotated[PageParameters, Quer
 @router.get("/{schedule_id}", operation_id="show_schedule", response_model=Schedule)
 async def show(request: Request, schedule_id: str, _: Annotated[Parameters, Query()]) -> Schedule:
     """One schedule with its newest run."""
+    access = access_of(request)
 
     def work(connection: sa.Connection) -> Schedule | None:
-        row = store.get(connection, schedule_id)
+        row = find_schedule(connection, access, schedule_id)
+        if row is None:
+            return None
         newest = store.newest_runs(connection, [schedule_id])
-        return None if row is None else schedule_view(row, newest.get(row.id))
+        return schedule_view(row, newest.get(row.id))
 
-    found = await context_of(request).database.read(work) if is_id("sched", schedule_id) else None
+    found = await context_of(request).database.read(work)
     if found is None:
         raise _not_found(schedule_id)
     return found
@@ -127,13 +142,15 @@ async def runs(request: Request, schedule_id: str, query: Annotated[PageParamete
     except ValueError:
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave") from None
 
+    access = access_of(request)
+
     def work(connection: sa.Connection) -> bytes | None:
-        if store.get(connection, schedule_id) is None:
+        if find_schedule(connection, access, schedule_id) is None:
             return None
         found = store.runs(connection, schedule_id, before, query.limit)
         return write_page(found, run_view, lambda run: repr(run.at), query.limit)
 
-    body = await context_of(request).database.read(work) if is_id("sched", schedule_id) else None
+    body = await context_of(request).database.read(work)
     if body is None:
         raise _not_found(schedule_id)
     return as_json(body)
@@ -142,17 +159,18 @@ async def runs(request: Request, schedule_id: str, query: Annotated[PageParamete
 @router.delete("/{schedule_id}", operation_id="delete_schedule", response_model=Schedule)
 async def delete(request: Request, schedule_id: str, _: Annotated[Parameters, Query()]) -> Schedule:
     """Delete a schedule: it submits nothing any more.  Jobs that it has submitted stay."""
+    access = access_of(request)
 
-    def work(connection: sa.Connection) -> ScheduleRow | None:
-        row = store.lock(connection, schedule_id)
-        if row is not None:
-            store.delete(connection, schedule_id)
+    def work(connection: sa.Connection, noted: Noted) -> ScheduleRow:
+        row = find_schedule(connection, access, schedule_id, lock=True)
+        if row is None:
+            raise _not_found(schedule_id)
+        store.delete(connection, schedule_id)
+        noted.project, noted.object = row.project, row.id
+        noted.before = {"name": row.name, "cron": row.cron, "zone": row.zone}
         return row
 
-    row = await context_of(request).database.write(work) if is_id("sched", schedule_id) else None
-    if row is None:
-        raise _not_found(schedule_id)
-    return schedule_view(row)
+    return schedule_view(await write(request, work))
 
 
 def _not_found(schedule_id: str) -> ApiProblem:

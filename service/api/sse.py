@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
+from sqlalchemy.exc import DBAPIError
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Streams of events and of logs that are open at the same time.
 MOST_STREAMS = 128
+#: Seconds between two looks whether a stream's client may still read it.
+ALLOWED_S = 2.0
 PING = b": ping\n\n"
 #: How long a client waits before it connects again, in milliseconds.
 RETRY = b"retry: 1000\n\n"
@@ -60,14 +63,24 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes], closing: asyncio.Event, streams: OpenStreams) -> None:
-        """Raises ApiProblem when `streams` are too many already."""
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes],
+        closing: asyncio.Event,
+        streams: OpenStreams,
+        still_allowed: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`still_allowed` is asked again and again; once it says no, the stream ends.
+
+        Raises ApiProblem when `streams` are too many already.
+        """
         streams.check()
         self._streams = streams
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
         self._closing = closing
+        self._still_allowed = still_allowed
         self.background: BackgroundTask | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,6 +96,8 @@ class EventStream(Response):
             asyncio.create_task(_until_left(receive)),
             asyncio.create_task(self._closing.wait()),
         ]
+        if self._still_allowed is not None:
+            tasks.append(asyncio.create_task(_until_refused(self._still_allowed)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -103,6 +118,15 @@ class EventStream(Response):
         except Exception:
             # The client connects again and goes on where it was.
             log.exception("a stream was cut")
+
+
+async def _until_refused(still_allowed: Callable[[], Awaitable[bool]]) -> None:
+    """A database that does not answer refuses nothing: what the stream reads comes from it as well."""
+    is_allowed = True
+    while is_allowed:
+        await asyncio.sleep(ALLOWED_S)
+        with contextlib.suppress(DBAPIError):
+            is_allowed = await still_allowed()
 
 
 async def _until_left(receive: Receive) -> None:

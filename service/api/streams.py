@@ -10,7 +10,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from remora.views import Event, LogLine, MetricPoint, Page
+from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
+from service.api.foreign_jobs import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     MAX_NUMBER,
@@ -19,9 +21,11 @@ from service.api.parameters import (
     MetricsParameters,
     read_number_cursor,
 )
-from service.api.problem_documents import invalid_parameter
+from service.api.problem_documents import ApiProblem, invalid_parameter
 from service.api.sse import PING, EventStream, frame
+from service.identities.principals import Access
 from service.store import telemetry
+from service.store.scoped import find_job
 from service.store.telemetry import LogFilter, Position
 
 router = APIRouter(prefix="/v1/jobs/{job_id}")
@@ -33,6 +37,27 @@ CHUNK = 500
 
 EntryT = TypeVar("EntryT", Event, LogLine)
 ReadPage = Callable[[int, int], Awaitable[Sequence[EntryT]]]
+
+
+def still_allowed(request: Request, job_id: str) -> Callable[[], Awaitable[bool]] | None:
+    """Whether the sender of the request may still read the job; None: that cannot change."""
+    context = context_of(request)
+    if not context.identities.is_required:
+        return None
+
+    async def look() -> bool:
+        try:
+            principal = await context.identities.authenticate(dict(request.headers))
+        except ApiProblem:
+            return False
+        if principal is None:
+            return False
+        access = Access(principal)
+        return (
+            await context.database.read(lambda connection: find_job(connection, access, job_id)) is not None
+        )
+
+    return look
 
 
 def _wants(request: Request, media_type: str) -> bool:
@@ -78,21 +103,23 @@ async def _frames(
 async def events(request: Request, job_id: str, query: Annotated[EventsParameters, Query()]) -> Response:
     """What happened to the job: a page, or a stream with `Accept: text/event-stream`."""
     await job_of(request, job_id)
-    context = context_of(request)
+    context, access = context_of(request), access_of(request)
     after = read_number_cursor(query.cursor, query.after)
 
+    def page(connection: sa.Connection, after: int, limit: int) -> Sequence[Event]:
+        shown = ForeignJobs(connection, access).event
+        return [shown(one) for one in telemetry.page_of_events(connection, job_id, after, limit)]
+
     async def read(after: int, limit: int) -> Sequence[Event]:
-        return await context.database.read(
-            lambda connection: telemetry.page_of_events(connection, job_id, after, limit)
-        )
+        return await context.database.read(lambda connection: page(connection, after, limit))
 
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
-        return EventStream(frames, context.feed.closing, context.streams)
+        return EventStream(frames, context.feed.closing, context.streams, still_allowed(request, job_id))
 
     def work(connection: sa.Connection) -> bytes:
-        found = telemetry.page_of_events(connection, job_id, after, query.limit)
+        found = page(connection, after, query.limit)
         return write_page(found, lambda one: one, lambda one: one.seq, query.limit)
 
     return as_json(await context.database.read(work))
@@ -121,7 +148,7 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq)
-        return EventStream(frames, context.feed.closing, context.streams)
+        return EventStream(frames, context.feed.closing, context.streams, still_allowed(request, job_id))
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")

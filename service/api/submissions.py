@@ -20,14 +20,16 @@ from remora.errors import SpecError, SpecProblem
 from remora.spec.arrays import Element, elements_of
 from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.views import FieldProblem, Job
+from service.api.authorisation import access_of
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
+from service.api.writes import Noted, write
 from service.images import IMAGE_FIELD, NoImages, check_image
 from service.storage_locations import FIELD, UnknownStore, check_name
 from service.store import answers, submissions
 from service.store.answers import SavedAnswer
-from service.store.bundles import bundle_name
+from service.store.bundles import bundle_name, is_held
 
 #: Bytes of a job's body: a specification's, and as many for escapes and space.
 MAX_JOB_BODY_BYTES = 2 * MAX_SPEC_BYTES
@@ -46,7 +48,7 @@ async def read_spec(
 ) -> SpecBody:
     """The specification that `make` finds in the body; equal bodies with another `salt` ask for other things.
 
-    Raises ApiProblem.
+    Raises ApiProblem, and Forbidden when its project is none to which the principal may submit.
     """
 
     def read(body: dict[str, Any]) -> SpecBody:
@@ -61,7 +63,9 @@ async def read_spec(
     idempotency_key(request)
     context = context_of(request)
     limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
-    return await read_object(request, limit, MAX_SPEC_VALUES, context.checks, read)
+    body = await read_object(request, limit, MAX_SPEC_VALUES, context.checks, read)
+    access_of(request).check(body.spec.project)
+    return body
 
 
 async def read_elements(request: Request, spec: JobSpec) -> list[Element]:
@@ -99,10 +103,21 @@ async def check_bundle(request: Request, spec: JobSpec) -> None:
     if problems:
         raise invalid_spec(SpecError(problems))
     digest = spec.bundle
-    if digest is not None and not await asyncio.to_thread(context.storage.exists, bundle_name(digest)):
+    if digest is not None and not await holds_bundle(request, digest):
         raise no_bundle(digest)
     if digest is not None and needs_code(spec):
         await asyncio.to_thread(_check_code, context, spec, digest)
+
+
+async def holds_bundle(request: Request, digest: str) -> bool:
+    """The bundle is there for the principal of the request: of others' it learns nothing."""
+    context, access = context_of(request), access_of(request)
+    # Who sees all projects needs no question to the database.
+    if access.projects is not None and not await context.database.read(
+        lambda connection: is_held(connection, access, digest)
+    ):
+        return False
+    return await asyncio.to_thread(context.storage.exists, bundle_name(digest))
 
 
 def no_bundle(digest: str) -> ApiProblem:
@@ -124,7 +139,7 @@ def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
 
 
 #: Creates what was asked for; returns the id of a job that it makes, and the answer.
-Create = Callable[[sa.Connection], tuple[str, str]]
+Create = Callable[[sa.Connection, Noted], tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +163,17 @@ async def answer_once(
     """
     context = context_of(request)
     order = SubmissionOrder(
-        key=idempotency_key(request), digest=digest, create=create, jobs=jobs, now=context.clock()
+        key=scoped_key(request), digest=digest, create=create, jobs=jobs, now=context.clock()
     )
 
-    def work(connection: sa.Connection) -> tuple[str, bool]:
-        return carry_out(connection, order, context.settings.max_active_jobs)
+    def work(connection: sa.Connection, noted: Noted) -> tuple[str, bool]:
+        return carry_out(connection, order, context.settings.max_active_jobs, noted)
 
     try:
-        answer, is_replay = await context.database.write(work)
+        answer, is_replay = await write(request, work)
     except IntegrityError:
         # The same key came twice at the same moment and the other request won: now its answer is there.
-        answer, is_replay = await context.database.write(work)
+        answer, is_replay = await write(request, work)
     made: Any = view.model_validate_json(answer)
     headers = {"Location": f"{path}/{made.id}"}
     if isinstance(made, Job):
@@ -168,7 +183,9 @@ async def answer_once(
     return Response(answer, 201, headers, media_type="application/json")
 
 
-def carry_out(connection: sa.Connection, order: SubmissionOrder, max_active_jobs: int) -> tuple[str, bool]:
+def carry_out(
+    connection: sa.Connection, order: SubmissionOrder, max_active_jobs: int, noted: Noted
+) -> tuple[str, bool]:
     """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
     key = order.key
     if key is not None and (saved := answers.find_answer(connection, key)) is not None:
@@ -179,10 +196,11 @@ def carry_out(connection: sa.Connection, order: SubmissionOrder, max_active_jobs
                 "this Idempotency-Key was used with another body",
                 hint="use a new key for a new job",
             )
+        noted.outcome, noted.object = "replayed", saved.job_id
         return saved.answer, True
     try:
         submissions.check_room(connection, order.jobs, max_active_jobs)
-        job_id, answer = order.create(connection)
+        job_id, answer = order.create(connection, noted)
     except submissions.QueueFull as full:
         refusal = full.refusal
         raise ApiProblem(
@@ -195,6 +213,12 @@ def carry_out(connection: sa.Connection, order: SubmissionOrder, max_active_jobs
     if key is not None:
         answers.save_answer(connection, key, SavedAnswer(order.digest, job_id, answer), order.now)
     return answer, False
+
+
+def scoped_key(request: Request) -> str | None:
+    """What the request's `Idempotency-Key` is saved under: two principals may use the same one.  Raises ApiProblem."""
+    key = idempotency_key(request)
+    return None if key is None else answers.key_of(access_of(request).principal, key)
 
 
 def idempotency_key(request: Request) -> str | None:

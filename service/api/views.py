@@ -41,6 +41,7 @@ def job_view(row: JobRow) -> Job:
         paused_at=row.paused_at,
         ended_at=row.ended_at,
         version=row.version,
+        submitted_by=row.submitted_by,
     )
 
 
@@ -63,6 +64,7 @@ def array_view(row: ArrayRow, states: Mapping[str, int], cost: float | None = No
         terminal=all(JobState(state).is_terminal for state in states),
         cost=cost,
         created_at=row.created_at,
+        submitted_by=row.submitted_by,
     )
 
 
@@ -78,6 +80,7 @@ def schedule_view(row: ScheduleRow, newest: RunRow | None = None) -> Schedule:
         next_at=row.next_at,
         last_run=None if newest is None else run_view(newest),
         created_at=row.created_at,
+        submitted_by=row.submitted_by,
     )
 
 

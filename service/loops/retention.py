@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from service.loops.tick import Tick
-from service.store import bundles
+from service.store import audit, bundles
 from service.store.pruning import ROWS, limits_of, prune
 from trainers.storage import Storage, StorageError
 
@@ -31,15 +31,29 @@ class Retention:
         """Delete one step's worth, when a step is due.  Raises Fenced."""
         kept, now = tick.settings, self._monotonic()
         limits = limits_of(kept.retention_days, kept.retention_jobs, kept.retention_rows)
-        if limits is None or now - self._looked_at < EVERY_S:
+        if now - self._looked_at < EVERY_S:
+            return
+        has_more = self._forget_audit(tick)
+        if limits is None:
+            self._looked_at = -math.inf if has_more else now
             return
         step = tick.apply(partial(prune, limits=limits, now=tick.now, most=ROWS))
         if step.rows or step.jobs or step.nodes:
             log.info(
                 "deleted what was old: %d jobs, %d nodes, %d rows of theirs", step.jobs, step.nodes, step.rows
             )
-        has_more = self._forget_bundles(tick, tick.now - limits.age_s) or step.has_more
+        has_more = self._forget_bundles(tick, tick.now - limits.age_s) or step.has_more or has_more
         self._looked_at = -math.inf if has_more else now
+
+    def _forget_audit(self, tick: Tick) -> bool:
+        """Delete what the audit has told for long enough; True when there may be more."""
+        days = tick.settings.audit_days
+        if not days:
+            return False
+        gone, has_more = tick.apply(partial(audit.forget, before=tick.now - days * 86_400.0, most=ROWS))
+        if gone:
+            log.info("deleted %d rows of the audit that were older than %g days", gone, days)
+        return has_more
 
     def _forget_bundles(self, tick: Tick, before: float) -> bool:
         """Delete the files of bundles that were not used since `before`; True when there may be more."""

@@ -97,9 +97,9 @@ def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: s
     most, origin = tick.settings.max_active_jobs, f"by the schedule {schedule.id}"
     if spec.array is None:
         submissions.check_room(connection, 1, most)
-        job = submissions.submit(connection, spec, tick.now, origin)
+        job = submissions.submit(connection, spec, tick.now, origin, by=schedule.submitted_by)
         return _Submitted(job_id=job.id)
     elements = elements_of(spec)
     submissions.check_room(connection, len(elements), most)
-    array = submissions.submit_array(connection, spec, elements, tick.now)
+    array = submissions.submit_array(connection, spec, elements, tick.now, by=schedule.submitted_by)
     return _Submitted(array_id=array.id)

@@ -20,6 +20,8 @@ class ArrayRow:
     #: Jobs that it was made of.
     size: int
     most_at_once: int | None = None
+    #: Id of the principal that submitted it.
+    submitted_by: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

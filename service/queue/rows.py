@@ -115,6 +115,8 @@ class JobRow:
     deleted_at: float | None = None
     #: When all of it was deleted that is not kept for ever: `service.store.pruning`.
     pruned_at: float | None = None
+    #: Id of the principal that submitted it; None: before there were principals.
+    submitted_by: str | None = None
 
     @lazy
     def sizes(self) -> WorkerSizes:

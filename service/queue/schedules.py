@@ -43,6 +43,8 @@ class ScheduleRow:
     #: Of the request that made it.
     key: str | None = None
     body_digest: str | None = None
+    #: Id of the principal that submitted it, and in whose name its jobs are submitted.
+    submitted_by: str | None = None
 
     @property
     def cron(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.identities.principals import LOCAL, Principal
 from service.store.rows import insert_into
 from service.store.tables import idempotency
 
@@ -21,6 +23,17 @@ class SavedAnswer:
     job_id: str
     #: The answer's body as it was sent.
     answer: str
+
+
+def key_of(principal: Principal, key: str) -> str:
+    """Under what the answer to this principal's request with an `Idempotency-Key` is saved.
+
+    Two principals may use the same key.  The column takes 128 characters, which is what a key alone may have; no two
+    principals can make theirs digest to the same.
+    """
+    if principal.id == LOCAL.id:
+        return key
+    return hashlib.sha256(f"{principal.id}\0{key}".encode()).hexdigest()
 
 
 def find_answer(connection: sa.Connection, key: str) -> SavedAnswer | None:

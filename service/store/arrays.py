@@ -11,6 +11,7 @@ from remora.states import JobState
 from service.queue.arrays import ArrayRow, Turn
 from service.queue.early_stop import Score
 from service.store import ledger
+from service.store.project_lists import newest_of
 from service.store.rows import in_parts, insert_into, upsert
 from service.store.tables import ACTIVE_IN_ARRAY, ARRAYS_WITH_NEWS, array_scores, arrays, jobs
 
@@ -31,10 +32,12 @@ def get(connection: sa.Connection, array_id: str) -> ArrayRow | None:
     return None if row is None else ArrayRow(**row._mapping)
 
 
-def page(connection: sa.Connection, before: str | None, limit: int) -> Iterator[ArrayRow]:
-    """Arrays newest first; `before` is the id of the last one of the page before."""
-    statement = sa.select(*_COLUMNS).order_by(arrays.c.id.desc()).limit(limit)
-    for row in connection.execute(statement if before is None else statement.where(arrays.c.id < before)):
+def page(
+    connection: sa.Connection, projects: Collection[str] | None, before: str | None, limit: int
+) -> Iterator[ArrayRow]:
+    """Arrays of these projects (None: of all), newest first; `before` is the id of the last one of the page before."""
+    conditions = [] if before is None else [arrays.c.id < before]
+    for row in connection.execute(newest_of(sa.select(*_COLUMNS), arrays, projects, conditions, limit)):
         yield ArrayRow(**row._mapping)
 
 

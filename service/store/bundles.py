@@ -11,7 +11,9 @@ from functools import lru_cache
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service.store.tables import ACTIVE_JOBS, bundles, jobs, schedules
+from service.identities.principals import Access
+from service.store.rows import upsert
+from service.store.tables import ACTIVE_JOBS, bundle_holders, bundles, jobs, schedules
 
 _GOING = sa.select(bundles.c.digest).where(
     bundles.c.digest == sa.bindparam("of"), bundles.c.gone_at.is_not(None)
@@ -33,6 +35,25 @@ def use(connection: sa.Connection, digest: str, now: float) -> bool:
     """Record that it is used now; False when it is being deleted."""
     row = {"digest": digest, "used_at": now}
     return connection.execute(_use(connection.dialect.name), row).first() is not None
+
+
+def hold(connection: sa.Connection, digest: str, holder: str) -> None:
+    """A principal has uploaded it, which proves that it has it; or a project uses it."""
+    upsert(connection, bundle_holders, [{"digest": digest, "holder": holder}], replace=False)
+
+
+def project_holder(project: str) -> str:
+    """The name by which a project holds bundles."""
+    return f"project:{project}"
+
+
+def is_held(connection: sa.Connection, access: Access, digest: str) -> bool:
+    """The bundle is there for this principal: it has uploaded it, or a project that it sees uses it."""
+    if access.projects is None:
+        return True
+    holders = [access.principal.id, *(project_holder(one) for one in sorted(access.projects))]
+    mine = bundle_holders.c.digest == digest, bundle_holders.c.holder.in_(holders)
+    return connection.execute(sa.select(bundle_holders.c.digest).where(*mine).limit(1)).first() is not None
 
 
 @lru_cache
@@ -78,4 +99,5 @@ def choose(connection: sa.Connection, before: float, now: float, most: int) -> l
 
 def forget(connection: sa.Connection, digest: str) -> None:
     """Its file is gone."""
-    connection.execute(_FORGET, {"of": digest})
+    if connection.execute(_FORGET, {"of": digest}).rowcount:
+        connection.execute(sa.delete(bundle_holders).where(bundle_holders.c.digest == digest))

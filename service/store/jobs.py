@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import arrays, dependencies, labels
 from service.store.labels import Label
+from service.store.project_lists import newest_of
 from service.store.rows import (
     changing_columns,
     columns,
@@ -384,7 +385,7 @@ def page_of_jobs(
     connection: sa.Connection,
     *,
     states: Sequence[JobState],
-    project: str | None,
+    projects: Collection[str] | None,
     before: str | None,
     limit: int,
     having: Sequence[Label] = (),
@@ -392,9 +393,11 @@ def page_of_jobs(
 ) -> Iterator[JobRow]:
     """Jobs newest first, those with all labels of `having`; `before` is the id of the last job of the page before.
 
+    They are of one of the `projects`; None: of any.
+
     They are read as they are asked for, while the transaction lasts: specifications may be large.
     """
-    statement = _page(sa.select(jobs), states, project, before, limit, having, array_id)
+    statement = _page(sa.select(jobs), states, projects, before, limit, having, array_id)
     with connection.execute(statement.execution_options(yield_per=_TOGETHER)) as found:
         for row in found:
             yield to_row(JobRow, row)
@@ -404,7 +407,7 @@ def waiting_on_page(
     connection: sa.Connection,
     *,
     states: Sequence[JobState],
-    project: str | None,
+    projects: Collection[str] | None,
     before: str | None,
     limit: int,
     having: Sequence[Label] = (),
@@ -412,7 +415,7 @@ def waiting_on_page(
 ) -> list[str]:
     """Ids of the jobs on that page that wait for their turn; nothing else of them is read."""
     page = _page(
-        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, project, before, limit, having, array_id
+        sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, projects, before, limit, having, array_id
     ).subquery()
     waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_FOR_TURN
     return list(connection.execute(sa.select(page.c.id).where(*waiting)).scalars())
@@ -421,18 +424,17 @@ def waiting_on_page(
 def _page(
     statement: sa.Select[Any],
     states: Sequence[JobState],
-    project: str | None,
+    projects: Collection[str] | None,
     before: str | None,
     limit: int,
     having: Sequence[Label],
     array_id: str | None,
 ) -> sa.Select[Any]:
-    statement = statement.order_by(jobs.c.id.desc()).limit(limit)
-    statement = statement.where(jobs.c.delete_requested_at.is_(None), *labels.have_all(having))
+    conditions = [jobs.c.delete_requested_at.is_(None), *labels.have_all(having)]
     if array_id is not None:
-        statement = statement.where(jobs.c.array_id == array_id)
+        conditions.append(jobs.c.array_id == array_id)
     if states:
-        statement = statement.where(jobs.c.state.in_(states))
-    if project is not None:
-        statement = statement.where(jobs.c.project == project)
-    return statement if before is None else statement.where(jobs.c.id < before)
+        conditions.append(jobs.c.state.in_(states))
+    if before is not None:
+        conditions.append(jobs.c.id < before)
+    return newest_of(statement, jobs, projects, conditions, limit)

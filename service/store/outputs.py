@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class ModelRow:
     command: list[str]
     location: str
     files: dict[str, dict[str, Any]]
+    project: str
 
 
 def save_outputs(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
@@ -113,6 +114,7 @@ def _register(
         "command": job.spec.get("command") or [],
         "location": kept.location,
         "files": model.files,
+        "project": job.project,
     }
     connection.execute(sa.insert(models).values(row))
     return NewEvent(
@@ -131,31 +133,54 @@ def _next_version(connection: sa.Connection, name: str) -> int:
     return int(newest or 0) + 1
 
 
-def page_of_models(connection: sa.Connection, after: str, limit: int) -> Iterator[ModelRow]:
-    """The newest version of each model whose name sorts behind `after`, by name.
+def page_of_models(
+    connection: sa.Connection, projects: Collection[str] | None, after: str, limit: int
+) -> Iterator[ModelRow]:
+    """The newest version in these projects (None: in all) of each model whose name sorts behind `after`, by name.
 
     They are read as they are asked for, while the transaction lasts: lists of files may be large.
     """
-    newest = (
-        sa.select(models.c.name, sa.func.max(models.c.version).label("version"))
-        .where(models.c.name > after)
-        .group_by(models.c.name)
-        .order_by(models.c.name)
-        .limit(limit)
-        .subquery()
-    )
+    behind = models.c.name > after
+    if projects is None:
+        newest = _newest(behind, limit).subquery()
+    else:
+        # The first names of each project by its index, whatever others have.
+        parts = [
+            _newest(sa.and_(models.c.project == one, behind), limit).subquery() for one in sorted(projects)
+        ]
+        if not parts:
+            return
+        found = sa.union_all(*(sa.select(part) for part in parts)).subquery()
+        version = sa.func.max(found.c.version).label("version")
+        newest = (
+            sa.select(found.c.name, version)
+            .group_by(found.c.name)
+            .order_by(found.c.name)
+            .limit(limit)
+            .subquery()
+        )
     same = sa.and_(models.c.name == newest.c.name, models.c.version == newest.c.version)
     yield from _read(connection, sa.select(models).join(newest, same).order_by(models.c.name))
 
 
-def page_of_versions(connection: sa.Connection, name: str, before: int, limit: int) -> Iterator[ModelRow]:
-    """Versions of a model below `before`, newest first; read like the page of models."""
+def _newest(condition: sa.ColumnElement[bool], limit: int) -> sa.Select[tuple[str, int]]:
+    version = sa.func.max(models.c.version).label("version")
+    statement = sa.select(models.c.name, version).where(condition)
+    return statement.group_by(models.c.name).order_by(models.c.name).limit(limit)
+
+
+def page_of_versions(
+    connection: sa.Connection, projects: Collection[str] | None, name: str, before: int, limit: int
+) -> Iterator[ModelRow]:
+    """Versions of a model below `before` in these projects (None: in all), newest first; read like the models."""
     statement = (
         sa.select(models)
         .where(models.c.name == name, models.c.version < before)
         .order_by(models.c.version.desc())
         .limit(limit)
     )
+    if projects is not None:
+        statement = statement.where(models.c.project.in_(sorted(projects)))
     yield from _read(connection, statement)
 
 

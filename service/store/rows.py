@@ -36,6 +36,7 @@ FIXED_OF_JOBS = (
     "array_index",
     "parameters",
     "stop_rule",
+    "submitted_by",
     # Changed by statements of their own.
     "labels",
     "deleted_at",

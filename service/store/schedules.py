@@ -8,6 +8,7 @@ from dataclasses import asdict
 import sqlalchemy as sa
 
 from service.queue.schedules import Outcome, RunRow, ScheduleRow
+from service.store.project_lists import newest_of
 from service.store.rows import in_parts, insert_into
 from service.store.tables import ACTIVE_JOBS, jobs, schedule_runs, schedules
 
@@ -51,10 +52,12 @@ def count(connection: sa.Connection) -> int:
     return int(connection.execute(sa.select(sa.func.count()).select_from(schedules)).scalar_one())
 
 
-def page(connection: sa.Connection, before: str | None, limit: int) -> Iterator[ScheduleRow]:
-    """Schedules newest first; `before` is the id of the last one of the page before."""
-    statement = sa.select(schedules).order_by(schedules.c.id.desc()).limit(limit)
-    for row in connection.execute(statement if before is None else statement.where(schedules.c.id < before)):
+def page(
+    connection: sa.Connection, projects: Collection[str] | None, before: str | None, limit: int
+) -> Iterator[ScheduleRow]:
+    """Schedules of these projects (None: of all), newest first; `before` is the last one's id of the page before."""
+    conditions = [] if before is None else [schedules.c.id < before]
+    for row in connection.execute(newest_of(sa.select(schedules), schedules, projects, conditions, limit)):
         yield ScheduleRow(**row._mapping)
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from remora.errors import SpecError, SpecProblem
 from remora.spec.arrays import Element
 from remora.spec.spec import JobSpec
+from service.identities.principals import EVERYTHING, Access
 from service.queue import intake, lifecycle
 from service.queue.arrays import ArrayRow, waits_for_room
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
@@ -18,6 +19,7 @@ from service.queue.rows import JobRow
 from service.store import arrays, bundles, dependencies
 from service.store import jobs as store
 from service.store.ids import new_id
+from service.store.scoped import visible_jobs
 
 
 class BundleMissing(Exception):
@@ -39,22 +41,54 @@ def check_room(connection: sa.Connection, count: int, max_active_jobs: int) -> N
         raise QueueFull(refusal)
 
 
-def use_bundle(connection: sa.Connection, spec: JobSpec, now: float) -> None:
-    """Raise BundleMissing without the code of a job.
+def use_bundle(connection: sa.Connection, spec: JobSpec, now: float, access: Access = EVERYTHING) -> None:
+    """Raise BundleMissing without the code of a job, or when it is not there for who submits.
 
     Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
     """
-    if spec.bundle is not None and not bundles.use(connection, spec.bundle, now):
+    if spec.bundle is None:
+        return
+    is_there = bundles.is_held(connection, access, spec.bundle) and bundles.use(connection, spec.bundle, now)
+    if not is_there:
         raise BundleMissing(spec.bundle)
+    bundles.hold(connection, spec.bundle, bundles.project_holder(spec.project))
 
 
-def submit(connection: sa.Connection, spec: JobSpec, now: float, origin: str = "") -> JobRow:
-    """Store a new job, which begins to wait; `origin` says where it comes from, for people.
+def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -> None:
+    """Raise SpecError for jobs that it names and that are not there for who submits.
 
-    Raises BundleMissing, and SpecError for jobs that it is to wait for and that are not there or ended otherwise.
+    Who sees every project names what it likes: a job that is to wait looks by itself, and inputs are read on nodes.
     """
-    use_bundle(connection, spec, now)
-    row = row_of(spec, now)
+    if access.projects is None:
+        return
+    named = {f"after.{place}.job": one.job for place, one in enumerate(spec.after)}
+    named |= {f"inputs.{name}.job": one.job for name, one in spec.inputs.items() if one.job is not None}
+    visible = visible_jobs(connection, access, named.values()) if named else set()
+    problems = [
+        SpecProblem(field, f"there is no job {job_id}")
+        for field, job_id in named.items()
+        if job_id not in visible
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def submit(
+    connection: sa.Connection,
+    spec: JobSpec,
+    now: float,
+    origin: str = "",
+    *,
+    access: Access = EVERYTHING,
+    by: str | None = None,
+) -> JobRow:
+    """Store a new job, which begins to wait; `origin` says where it comes from, for people, `by` who submits it.
+
+    Raises BundleMissing, and SpecError for jobs that it names and that are not there or ended otherwise.
+    """
+    use_bundle(connection, spec, now, access)
+    check_references(connection, spec, access)
+    row = replace(row_of(spec, now), submitted_by=by)
     awaited = _awaited(connection, row)
     row = store.insert_job(connection, lifecycle.submit(row, awaited, origin))
     dependencies.insert(connection, [one for one in awaited if not one.is_met])
@@ -62,11 +96,18 @@ def submit(connection: sa.Connection, spec: JobSpec, now: float, origin: str = "
 
 
 def submit_array(
-    connection: sa.Connection, spec: JobSpec, elements: Sequence[Element], now: float
+    connection: sa.Connection,
+    spec: JobSpec,
+    elements: Sequence[Element],
+    now: float,
+    *,
+    access: Access = EVERYTHING,
+    by: str | None = None,
 ) -> ArrayRow:
     """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
     assert spec.array is not None
-    use_bundle(connection, spec, now)
+    use_bundle(connection, spec, now, access)
+    check_references(connection, spec, access)
     most, early = spec.array.most_at_once, spec.array.stop_early
     rule = None if early is None else early.model_dump()
     array = ArrayRow(
@@ -77,6 +118,7 @@ def submit_array(
         spec=spec.to_mapping(),
         size=len(elements),
         most_at_once=most,
+        submitted_by=by,
     )
     arrays.insert(connection, array)
     decisions: list[lifecycle.Decision] = []
@@ -85,7 +127,7 @@ def submit_array(
         row = replace(
             row_of(one.spec, now), array_id=array.id, array_index=one.index, parameters=one.parameters
         )
-        row = replace(row, stop_rule=rule)
+        row = replace(row, stop_rule=rule, submitted_by=by)
         row = replace(row, compared_at=first_comparison(row))
         # All of them wait for the same jobs, which are locked once.
         others = (

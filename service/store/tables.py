@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
+from remora.roles import Role
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.rows import WaitKind
 
@@ -131,6 +132,8 @@ jobs = sa.Table(
     sa.Column("deleted_at", sa.Double),
     # When all of it was deleted that is not kept for ever; nothing else than retention reads or writes it.
     sa.Column("pruned_at", sa.Double),
+    # Id of the principal that submitted it; none: before there were principals.
+    sa.Column("submitted_by", sa.Text),
     _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
     sa.Index("ix_jobs_project_id", "project", "id"),
     sa.Index("ix_jobs_state_id", "state", "id"),
@@ -160,7 +163,9 @@ arrays = sa.Table(
     sa.Column("most_at_once", sa.Integer),
     # Jobs of it have ended, or were paused or resumed, since its turn was decided last.
     sa.Column("has_news", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("submitted_by", sa.Text),
     _partial("ix_arrays_news", "id", where=ARRAYS_WITH_NEWS),
+    sa.Index("ix_arrays_project_id", "project", "id"),
 )
 
 # The best values of jobs at the steps at which jobs of an array are compared: `service.queue.early_stop`.
@@ -185,7 +190,9 @@ schedules = sa.Table(
     sa.Column("next_at", sa.Double, nullable=False),
     sa.Column("key", sa.String(128)),
     sa.Column("body_digest", sa.String(64)),
+    sa.Column("submitted_by", sa.Text),
     sa.UniqueConstraint("key", name="uq_schedules_key"),
+    sa.Index("ix_schedules_project_id", "project", "id"),
     sa.Index("ix_schedules_next_at", "next_at"),
 )
 
@@ -338,7 +345,10 @@ models = sa.Table(
     sa.Column("command", sa.JSON, nullable=False),
     sa.Column("location", sa.Text, nullable=False),
     sa.Column("files", sa.JSON, nullable=False),
+    # That of its job.
+    sa.Column("project", sa.Text, nullable=False, server_default=""),
     sa.Index("ix_models_job_id", "job_id"),
+    sa.Index("ix_models_project_name", "project", "name", "version"),
 )
 
 # Code bundles in the storage: `service.store.bundles`.
@@ -536,4 +546,71 @@ leases = sa.Table(
     sa.Column("token", sa.BigInteger, nullable=False),
     sa.Column("renewals", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("renewed_at", sa.Double, nullable=False),
+)
+
+# Who has uploaded a bundle, and which projects use it: for others it is as if it were not there.
+bundle_holders = sa.Table(
+    "bundle_holders",
+    metadata,
+    sa.Column("digest", sa.String(71), primary_key=True),
+    # The id of a principal, or `project:` with a name.
+    sa.Column("holder", sa.String(300), primary_key=True),
+)
+
+# API tokens, of which only a digest is stored: `service.identities.tokens`.
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("digest", sa.String(64), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("owner", sa.String(300), nullable=False),
+    sa.Column("created_by", sa.String(300), nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("expires_at", sa.Double),
+    sa.Column("revoked_at", sa.Double),
+    sa.Column("last_used_at", sa.Double),
+    sa.Index("ix_tokens_owner", "owner", "id"),
+)
+
+token_grants = sa.Table(
+    "token_grants",
+    metadata,
+    sa.Column("token_id", sa.String(40), sa.ForeignKey("tokens.id"), primary_key=True),
+    sa.Column("project", sa.String(63), primary_key=True),
+    sa.Column("role", Word(Role), nullable=False),
+    sa.Index("ix_token_grants_project", "project", "token_id"),
+)
+
+# Roles of users and of groups of users, who prove elsewhere who they are.
+grants = sa.Table(
+    "grants",
+    metadata,
+    sa.Column("subject", sa.String(300), primary_key=True),
+    sa.Column("project", sa.String(63), primary_key=True),
+    sa.Column("role", Word(Role), nullable=False),
+    sa.Column("created_by", sa.String(300), nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Index("ix_grants_project", "project", "subject"),
+)
+
+# Who wrote what, when and from where: appended to in the transaction of each write, and deleted by age alone.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("principal", sa.String(300), nullable=False),
+    # Id of the token that it used.
+    sa.Column("credential", sa.String(40)),
+    sa.Column("address", sa.String(64)),
+    sa.Column("agent", sa.String(200)),
+    sa.Column("operation", sa.String(64), nullable=False),
+    sa.Column("project", sa.String(63)),
+    sa.Column("object", sa.String(200)),
+    sa.Column("before", sa.JSON),
+    sa.Column("after", sa.JSON),
+    sa.Column("request_id", sa.String(64)),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Index("ix_audit_project_id", "project", "id"),
 )

@@ -1,0 +1,153 @@
+"""Writes of requests: what is done and the row of the audit that tells of it are one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from service.api.authorisation import operation_of
+from service.api.context import context_of
+from service.api.problem_documents import forbidden
+from service.identities.permissions import PERMISSIONS
+from service.identities.principals import Forbidden, Principal
+from service.process_log import request_id
+from service.queue.rows import JobRow
+from service.store import audit
+from service.store.audit import AuditRow
+from service.store.ids import new_id
+
+T = TypeVar("T")
+
+#: Characters of JSON that are kept of an object before and after, each.
+MOST_FACTS = 4096
+#: Methods that write nothing.
+_READS = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass
+class Noted:
+    """What a write notes of itself for the audit."""
+
+    project: str | None = None
+    object: str | None = None
+    #: What changed, before and after; None: it was not there, or there is nothing to say.
+    before: Mapping[str, Any] | None = None
+    after: Mapping[str, Any] | None = None
+    #: `done`; `replayed` when a repeated request was answered as before; `denied`.
+    outcome: str = "done"
+
+    def of_job(self, before: JobRow | None, after: JobRow) -> None:
+        """A job was made or changed."""
+        self.project, self.object = after.project, after.id
+        self.before, self.after = changed(None if before is None else _facts(before), _facts(after))
+
+
+def changed(
+    before: Mapping[str, Any] | None, after: Mapping[str, Any]
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]]:
+    """Those of the facts that differ; all of what was not there before."""
+    if before is None:
+        return None, after
+    names = [name for name in after if before.get(name) != after[name]]
+    return {name: before.get(name) for name in names}, {name: after[name] for name in names}
+
+
+async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> T:
+    """Do `work` in a transaction that tells the audit of it; it has to bear being run again.
+
+    Raises what `work` raises; then nothing was done, and the audit says nothing.
+    """
+    row_of = _row_maker(request)
+
+    def audited(connection: sa.Connection) -> T:
+        noted = Noted()
+        result = work(connection, noted)
+        audit.append(connection, row_of(noted))
+        return result
+
+    return await context_of(request).database.write(audited)
+
+
+async def note(request: Request, noted: Noted) -> None:
+    """Tell the audit of what was done elsewhere than in the database."""
+
+    def work(_: sa.Connection, fresh: Noted) -> None:
+        vars(fresh).update(vars(noted))
+
+    await write(request, work)
+
+
+def install(app: FastAPI) -> None:
+    """Answer 403 to what a principal may not do, and tell the audit of it."""
+
+    @app.exception_handler(Forbidden)
+    async def _forbidden(request: Request, error: Forbidden) -> Response:
+        await _note_denied(request)
+        return forbidden(str(error)).response()
+
+
+async def _note_denied(request: Request) -> None:
+    """Tell the audit that a principal was refused a write for want of a role."""
+    permission = PERMISSIONS.get(operation_of(request))
+    is_write = request.method not in _READS and permission is not None and not permission.is_read
+    if is_write and request.scope.get("remora.principal") is not None:
+        named = next(iter(request.path_params.values()), None)
+        await note(request, Noted(object=None if named is None else str(named)[:200], outcome="denied"))
+
+
+def _row_maker(request: Request) -> Callable[[Noted], AuditRow]:
+    now = context_of(request).clock()
+    principal: Principal = request.scope["remora.principal"]
+    client = request.client
+
+    def row(noted: Noted) -> AuditRow:
+        return AuditRow(
+            id=new_id("audit", now),
+            at=now,
+            principal=principal.id,
+            credential=principal.credential,
+            address=None if client is None else client.host[:64],
+            agent=_printable(request.headers.get("user-agent", ""))[:200] or None,
+            operation=operation_of(request),
+            project=noted.project,
+            object=noted.object,
+            before=_bounded(noted.before),
+            after=_bounded(noted.after),
+            request_id=request_id.get(),
+            outcome=noted.outcome,
+        )
+
+    return row
+
+
+def _facts(job: JobRow) -> dict[str, Any]:
+    """What people do to a job."""
+    return {
+        "name": job.name,
+        "state": job.state.value,
+        "code": job.spec.get("code"),
+        "priority": job.priority,
+        "labels": dict(job.labels),
+        "workers": [job.min_workers, job.max_workers],
+        "is_cancelled": job.cancel_requested_at is not None,
+        "is_paused": job.pause_requested_at is not None,
+        "is_deleted": job.delete_requested_at is not None,
+    }
+
+
+def _bounded(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if facts is None:
+        return None
+    if len(json.dumps(facts)) > MOST_FACTS:
+        return {"omitted": f"more than {MOST_FACTS} characters", "names": sorted(facts)[:50]}
+    return dict(facts)
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text[:400])

@@ -1,0 +1,123 @@
+"""What each operation of the API needs: the one table of who may do what (pure).
+
+An operation that is not in it is refused to everyone: a test walks the routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from remora.roles import Role
+
+
+class Where(StrEnum):
+    """In which project a role is needed."""
+
+    #: That of the object that the path names; one of another project is as if it were not there.
+    OBJECT = "the project of the object"
+    #: The one that the body names.
+    NAMED = "the project that is named"
+    #: Any at all: the list has what belongs to the projects in which one has the role.
+    LISTED = "the projects that are listed"
+    #: None: the whole service.
+    SERVICE = "the service"
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What an operation needs."""
+
+    #: None: nothing but to have proved who one is.
+    role: Role | None
+    where: Where
+    #: What one submitted oneself needs only `submitter`.
+    is_enough_to_own: bool = False
+    #: It needs not even a proof.
+    is_open: bool = False
+    #: It writes nothing although its method could.
+    is_read: bool = False
+
+
+OPEN = Permission(None, Where.SERVICE, is_open=True)
+ANY = Permission(None, Where.SERVICE)
+OPERATOR = Permission(Role.OPERATOR, Where.SERVICE)
+VIEW = Permission(Role.VIEWER, Where.OBJECT)
+LIST = Permission(Role.VIEWER, Where.LISTED)
+CHANGE = Permission(Role.SUBMITTER, Where.OBJECT)
+SUBMIT = Permission(Role.SUBMITTER, Where.NAMED)
+DELETE = Permission(Role.ADMIN, Where.OBJECT, is_enough_to_own=True)
+GRANT = Permission(Role.ADMIN, Where.NAMED)
+ADMINS = Permission(Role.ADMIN, Where.LISTED)
+
+PERMISSIONS: Mapping[str, Permission] = {
+    "submit_job": SUBMIT,
+    "clone_job": SUBMIT,
+    "list_jobs": LIST,
+    "show_job": VIEW,
+    "cancel_job": CHANGE,
+    "pause_job": CHANGE,
+    "resume_job": CHANGE,
+    "resize_job": CHANGE,
+    "label_job": CHANGE,
+    "delete_job": DELETE,
+    "list_attempts": VIEW,
+    "list_events": VIEW,
+    "list_logs": VIEW,
+    "list_metrics": VIEW,
+    "show_ledger": VIEW,
+    "list_checkpoints": VIEW,
+    "download_checkpoint": VIEW,
+    "list_outputs": VIEW,
+    "download_output": VIEW,
+    "submit_array": SUBMIT,
+    "list_arrays": LIST,
+    "show_array": VIEW,
+    "cancel_array": CHANGE,
+    "submit_schedule": SUBMIT,
+    "list_schedules": LIST,
+    "show_schedule": VIEW,
+    "list_runs": VIEW,
+    "delete_schedule": CHANGE,
+    "list_models": LIST,
+    "list_model_versions": LIST,
+    "download_model_file": LIST,
+    "has_bundle": Permission(Role.VIEWER, Where.LISTED),
+    "get_bundle": Permission(Role.VIEWER, Where.LISTED),
+    "put_bundle": Permission(Role.SUBMITTER, Where.LISTED),
+    "show_cluster_ledger": LIST,
+    "list_nodes": ANY,
+    "show_node": ANY,
+    "list_node_events": ANY,
+    "list_pools": ANY,
+    "reopen_pool": OPERATOR,
+    "drill_node": OPERATOR,
+    "drill_pool": OPERATOR,
+    "show_drill": OPERATOR,
+    "list_policies": OPERATOR,
+    "get_policies": OPERATOR,
+    "apply_policies": OPERATOR,
+    "check_policies": Permission(Role.OPERATOR, Where.SERVICE, is_read=True),
+    "list_cluster_events": OPERATOR,
+    "create_plan": OPERATOR,
+    "get_plan": OPERATOR,
+    "cancel_plan": OPERATOR,
+    "export_trace": OPERATOR,
+    "prune": OPERATOR,
+    "metrics": OPERATOR,
+    "health": OPEN,
+    "ready": OPEN,
+    "list_sign_in_ways": OPEN,
+    "whoami": ANY,
+    "create_token": GRANT,
+    "list_tokens": ANY,
+    "revoke_token": ANY,
+    "list_grants": ADMINS,
+    "put_grant": GRANT,
+    "remove_grant": GRANT,
+    "list_audit": ADMINS,
+}
+
+#: Paths that are answered without a proof: those of the open operations, and the description of the API.
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/v1/sign-in"})

@@ -1,0 +1,83 @@
+"""API tokens: stored, found by who presents them, listed and revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from service.identities.tokens import TokenRow
+from service.store.rows import in_parts, insert_into
+from service.store.tables import token_grants, tokens
+
+#: A row with each grant, or one without any.
+_JOINED = sa.select(tokens, token_grants.c.project, token_grants.c.role).select_from(
+    tokens.outerjoin(token_grants, token_grants.c.token_id == tokens.c.id)
+)
+_TOKEN = _JOINED.where(tokens.c.id == sa.bindparam("of")).order_by(token_grants.c.project)
+_USED = (
+    sa.update(tokens)
+    .where(
+        tokens.c.id == sa.bindparam("of"),
+        sa.or_(tokens.c.last_used_at.is_(None), tokens.c.last_used_at < sa.bindparam("before")),
+    )
+    .values(last_used_at=sa.bindparam("now"))
+)
+
+
+def insert(connection: sa.Connection, token: TokenRow) -> None:
+    """Store a new token with its grants."""
+    row = {column.name: getattr(token, column.name) for column in tokens.columns}
+    connection.execute(insert_into(tokens), row)
+    rows = [
+        {"token_id": token.id, "project": project, "role": role} for project, role in token.grants.items()
+    ]
+    if rows:
+        connection.execute(insert_into(token_grants), rows)
+
+
+def get(connection: sa.Connection, token_id: str) -> TokenRow | None:
+    """The token by its id, or None; one statement."""
+    found = _together(connection.execute(_TOKEN, {"of": token_id}).all())
+    return found[0] if found else None
+
+
+def note_use(connection: sa.Connection, token_id: str, now: float, *, before: float) -> None:
+    """It is used now, unless it was noted since `before`."""
+    connection.execute(_USED, {"of": token_id, "now": now, "before": before})
+
+
+def revoke(connection: sa.Connection, token_id: str, now: float) -> None:
+    """It is good for nothing from now on; one that was revoked before stays so."""
+    mine = tokens.c.id == token_id, tokens.c.revoked_at.is_(None)
+    connection.execute(sa.update(tokens).where(*mine).values(revoked_at=now))
+
+
+def page(
+    connection: sa.Connection, owner: str, projects: Collection[str] | None, before: str | None, limit: int
+) -> list[TokenRow]:
+    """Tokens of this owner and those with a role in one of the projects (None: all tokens), newest first."""
+    conditions = [] if before is None else [tokens.c.id < before]
+    if projects is not None:
+        granted = sa.select(token_grants.c.token_id).where(token_grants.c.project.in_(sorted(projects)))
+        is_own = sa.or_(tokens.c.owner == owner, tokens.c.created_by == owner)
+        conditions.append(sa.or_(is_own, tokens.c.id.in_(granted)))
+    chosen = sa.select(tokens.c.id).where(*conditions).order_by(tokens.c.id.desc()).limit(limit)
+    ids = list(connection.execute(chosen).scalars())
+    found: list[TokenRow] = []
+    for part in in_parts(ids):
+        ordered = _JOINED.where(tokens.c.id.in_(part)).order_by(tokens.c.id.desc(), token_grants.c.project)
+        found += _together(connection.execute(ordered).all())
+    return found
+
+
+def _together(rows: Collection[sa.Row[tuple[object, ...]]]) -> list[TokenRow]:
+    """One value for all rows of a token, in their order."""
+    found: dict[str, dict[str, object]] = {}
+    for row in rows:
+        values = dict(row._mapping)
+        project, role = values.pop("project"), values.pop("role")
+        token = found.setdefault(str(values["id"]), {**values, "grants": {}})
+        if project is not None:
+            token["grants"][project] = role  # type: ignore[index]
+    return [TokenRow(**values) for values in found.values()]  # type: ignore[arg-type]
