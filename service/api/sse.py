@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 from sqlalchemy.exc import DBAPIError
@@ -13,11 +14,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.api.problem_documents import ApiProblem
+from service.identities.principals import LOCAL, Principal
 
 log = logging.getLogger(__name__)
 
 #: Streams of events and of logs that are open at the same time.
 MOST_STREAMS = 128
+#: Of one principal, where there are several: the others keep some.
+MOST_OF_PRINCIPAL = 64
 #: Seconds between two looks whether a stream's client may still read it.
 ALLOWED_S = 2.0
 PING = b": ping\n\n"
@@ -35,24 +39,29 @@ class OpenStreams:
     """Counts the streams of a process.  Used on its event loop only."""
 
     def __init__(self) -> None:
-        self._count = 0
+        #: By principal.
+        self._open: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[None]:
-        """One more while the block runs."""
-        self._count += 1
+    def one(self, principal: Principal) -> Iterator[None]:
+        """One more of the principal while the block runs."""
+        self._open[principal.id] += 1
         try:
             yield
         finally:
-            self._count -= 1
+            self._open[principal.id] -= 1
+            # Counters keep names at 0.
+            self._open += Counter()
 
-    def check(self) -> None:
-        """Raise ApiProblem 429 `too_many_streams` when there can be no further one."""
-        if self._count >= MOST_STREAMS:
+    def check(self, principal: Principal) -> None:
+        """Raise ApiProblem 429 `too_many_streams` when the principal can have no further one."""
+        count, mine = self._open.total(), self._open[principal.id]
+        limited = principal is not LOCAL and mine >= MOST_OF_PRINCIPAL
+        if limited or count >= MOST_STREAMS:
             raise ApiProblem(
                 429,
                 "too_many_streams",
-                f"{self._count} streams are open",
+                f"{mine} streams of yours are open" if limited else f"{count} streams are open",
                 hint="end one of them, or ask for pages",
                 headers={"Retry-After": "5"},
             )
@@ -68,14 +77,16 @@ class EventStream(Response):
         frames: AsyncGenerator[bytes],
         closing: asyncio.Event,
         streams: OpenStreams,
+        principal: Principal,
         still_allowed: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """`still_allowed` is asked again and again; once it says no, the stream ends.
 
         Raises ApiProblem when `streams` are too many already.
         """
-        streams.check()
+        streams.check(principal)
         self._streams = streams
+        self._principal = principal
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
@@ -85,7 +96,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        with self._streams.one():
+        with self._streams.one(self._principal):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from remora.views import Event, LogLine, MetricPoint, Page
+from service.api.authentication import principal_of
 from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
 from service.api.foreign_jobs import ForeignJobs
@@ -116,7 +117,13 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
-        return EventStream(frames, context.feed.closing, context.streams, still_allowed(request, job_id))
+        return EventStream(
+            frames,
+            context.feed.closing,
+            context.streams,
+            principal_of(request),
+            still_allowed(request, job_id),
+        )
 
     def work(connection: sa.Connection) -> bytes:
         found = page(connection, after, query.limit)
@@ -148,7 +155,13 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq)
-        return EventStream(frames, context.feed.closing, context.streams, still_allowed(request, job_id))
+        return EventStream(
+            frames,
+            context.feed.closing,
+            context.streams,
+            principal_of(request),
+            still_allowed(request, job_id),
+        )
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")

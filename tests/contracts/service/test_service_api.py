@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from remora.views import ClusterLedger, Job, Page, Problem
 from service.api.app import create_app
+from service.identities.principals import LOCAL
 from service.queue import lifecycle
 from service.queue.ledger import Entries, UseRow
 from service.queue.lifecycle import NodeDecision
@@ -385,7 +386,7 @@ class TestBadPaths:
         headers = {"Accept": "text/event-stream"}
         with contextlib.ExitStack() as others:
             for _ in range(4):
-                others.enter_context(streams.one())
+                others.enter_context(streams.one(LOCAL))
             for kind in ("events", "logs"):
                 answer = client.get(f"/v1/jobs/{job.id}/{kind}", headers=headers)
                 problem(answer, 429, "too_many_streams")

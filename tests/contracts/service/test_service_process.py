@@ -7,6 +7,7 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,6 +22,8 @@ import httpx2
 import pytest
 import sqlalchemy as sa
 
+from examples.openid_issuer import make_certificate
+from remora import Client
 from remora.states import JobState
 from service.api import streams
 from service.api.context import Context
@@ -74,7 +77,7 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_api(home: Path, port: int = 0) -> Iterator[Api]:
+def running_api(home: Path, port: int = 0, trusting: Any = True, **settings: str) -> Iterator[Api]:
     home.mkdir(exist_ok=True)
     address = home / "api.url"
     address.unlink(missing_ok=True)
@@ -82,7 +85,7 @@ def running_api(home: Path, port: int = 0) -> Iterator[Api]:
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "service.main", "--port", str(port)],
-            env=environment(home),
+            env=environment(home, **settings),
             stderr=output,
             stdout=output,
             start_new_session=True,
@@ -91,7 +94,7 @@ def running_api(home: Path, port: int = 0) -> Iterator[Api]:
         wait_for("the API listens", lambda: address.exists() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         url = address.read_text().strip()
-        wait_for("the API answers", lambda: httpx2.get(f"{url}/healthz").status_code == 200)
+        wait_for("the API answers", lambda: httpx2.get(f"{url}/healthz", verify=trusting).status_code == 200)
         yield Api(process, url, log)
     finally:
         if process.poll() is None:
@@ -400,6 +403,45 @@ class TestWildRequests:
                 start = f"{head} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
                 client.sendall(f"{start}Content-Length: 1000\r\n\r\nhalf".encode())
         assert httpx2.get(f"{api.url}/healthz").status_code == 200
+
+
+class TestTls:
+    @pytest.fixture
+    def certificate(self, tmp_path: Path) -> tuple[Path, Path]:
+        return make_certificate(tmp_path)
+
+    def test_it_is_reached_over_tls_and_by_its_public_name(
+        self, home: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        trusting = ssl.create_default_context(cafile=str(certificate[0]))
+        files = {"REMORA_TLS_CERTIFICATE": str(certificate[0]), "REMORA_TLS_KEY": str(certificate[1])}
+        with running_api(home, trusting=trusting, **files) as api, Client(api.url) as client:
+            assert api.url.startswith("https://127.0.0.1:")
+            assert client.submit(SPEC).id.startswith("job_")
+            plain = api.url.replace("https", "http")
+            with pytest.raises(httpx2.TransportError):
+                httpx2.get(f"{plain}/healthz")
+            foreign = {"Origin": plain}
+            assert httpx2.get(f"{api.url}/v1/jobs", verify=trusting, headers=foreign).status_code == 403
+            named = {"Host": "remora.example.com"}
+            assert httpx2.get(f"{api.url}/healthz", verify=trusting, headers=named).status_code == 421
+
+    def test_a_certificate_that_cannot_be_used_is_one_sentence(
+        self, home: Path, certificate: tuple[Path, Path]
+    ) -> None:
+        words = ["-m", "service.main", "--port", "0"]
+        swapped = {"REMORA_TLS_CERTIFICATE": str(certificate[1]), "REMORA_TLS_KEY": str(certificate[0])}
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=environment(home, **swapped),
+            capture_output=True,
+            timeout=60,
+            text=True,
+        )
+        assert done.returncode == 2
+        assert "cannot be used" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 class TestStarting:

@@ -1,0 +1,144 @@
+"""Requests with tokens of an OpenID Connect issuer that really answers: roles by grants to users and to groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from examples.openid_issuer import Issuer, serve_issuer
+from remora.roles import EVERYWHERE, Role
+from service.api.app import create_app
+from service.openid.issuers import Issuer as IssuerSettings
+from service.settings import Settings
+from service.store import grants
+from service.store.database import Database
+from service.store.grants import GrantRow
+
+SPEC = {"command": "python train.py"}
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with serve_issuer() as serving:
+        yield serving
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path, issuer: Issuer) -> Settings:
+    trusted = {"corp": IssuerSettings(issuer=issuer.url, audience="remora", client_id="cli")}
+    return Settings(
+        home=tmp_path / "home",
+        database_url=database_url,
+        authentication="required",
+        openid=trusted,
+        max_requests_per_s=2.0,
+    )
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as opened:
+        yield opened
+
+
+@pytest.fixture
+def grant(client: TestClient, database: Database) -> Callable[..., None]:
+    def give(subject: str, project: str, role: Role) -> None:
+        row = GrantRow(subject=subject, project=project, role=role, created_by="test", created_at=1000.0)
+        database.transact(lambda connection: grants.put(connection, row))
+
+    return give
+
+
+def shown(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_a_user_is_known_and_sees_nothing_without_a_grant(client: TestClient, issuer: Issuer) -> None:
+    headers = shown(issuer.token("alice", ("ml",)))
+    me = client.get("/v1/whoami", headers=headers).json()
+    assert (me["id"], me["name"]) == ("user:corp/alice", "alice@example.com")
+    assert client.get("/v1/jobs", headers=headers).json()["items"] == []
+    refused = client.post("/v1/jobs", headers=headers, json=SPEC | {"project": "vision"})
+    assert refused.status_code == 403
+
+
+def test_roles_of_groups_and_of_the_user_add_up(
+    client: TestClient, issuer: Issuer, grant: Callable[..., None]
+) -> None:
+    grant("group:corp/ml", "vision", Role.VIEWER)
+    grant("user:corp/alice", "vision", Role.SUBMITTER)
+    grant("group:corp/ops", EVERYWHERE, Role.OPERATOR)
+    made = client.post("/v1/jobs", headers=shown(issuer.token("alice")), json=SPEC | {"project": "vision"})
+    assert made.status_code == 201
+    job = f"/v1/jobs/{made.json()['id']}"
+    member, operator, stranger = (
+        shown(issuer.token(name, groups))
+        for name, groups in (("bob", ("ml",)), ("olga", ("ops",)), ("eve", ("sales",)))
+    )
+    assert [client.get(job, headers=one).status_code for one in (member, operator, stranger)] == [
+        200,
+        200,
+        404,
+    ]
+    assert client.post(f"{job}/cancel", headers=member).status_code == 403
+    assert client.get("/v1/policies", headers=operator).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("claims", "sentence"),
+    [
+        ({"aud": "another"}, "the token is for another audience"),
+        ({"exp": 1000, "iat": 900}, "the token has expired"),
+        ({"iss": "https://elsewhere.example"}, "the token is of an issuer that this service does not trust"),
+    ],
+)
+def test_a_token_that_proves_nothing_is_refused_with_the_reason(
+    client: TestClient, issuer: Issuer, claims: dict[str, Any], sentence: str
+) -> None:
+    answer = client.get("/v1/jobs", headers=shown(issuer.token("alice", **claims)))
+    assert (answer.status_code, answer.json()["code"], answer.json()["detail"]) == (
+        401,
+        "invalid_token",
+        sentence,
+    )
+    assert sentence in answer.headers["www-authenticate"]
+
+
+def test_an_issuer_that_cannot_be_reached_is_no_fault_of_the_user(settings: Settings) -> None:
+    absent = Issuer("http://127.0.0.1:1")
+    trusting = settings.model_copy(
+        update={"openid": {"corp": IssuerSettings(issuer=absent.url, audience="remora")}}
+    )
+    with TestClient(create_app(trusting), base_url="http://127.0.0.1") as client:
+        answer = client.get("/v1/jobs", headers=shown(absent.token("alice")))
+    assert (answer.status_code, answer.json()["code"]) == (503, "issuer_unreachable")
+    assert answer.headers["retry-after"] == "10"
+
+
+def test_programs_ask_without_a_token_how_people_sign_in(client: TestClient, issuer: Issuer) -> None:
+    answer = client.get("/v1/sign-in").json()
+    assert answer["is_required"] is True
+    assert answer["issuers"] == [
+        {
+            "name": "corp",
+            "issuer": issuer.url,
+            "client_id": "cli",
+            "scopes": ["openid", "profile", "offline_access"],
+            "accepts": "access_token",
+        }
+    ]
+
+
+def test_a_principal_that_asks_too_often_waits_and_others_do_not(client: TestClient, issuer: Issuer) -> None:
+    eager, calm = shown(issuer.token("alice")), shown(issuer.token("bob"))
+    answers = [client.get("/v1/whoami", headers=eager) for _ in range(40)]
+    limited = [one for one in answers if one.status_code == 429]
+    assert limited
+    assert {one.json()["code"] for one in limited} == {"too_many_requests"}
+    assert all(int(one.headers["retry-after"]) >= 1 for one in limited)
+    assert client.get("/v1/whoami", headers=calm).status_code == 200
