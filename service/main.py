@@ -21,12 +21,14 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from service import first_operator
 from service.api.app import create_app
 from service.api.connections import GuardedProtocol
 from service.api.gate import is_loopback
 from service.private_home import make_private
 from service.process_log import write_log
 from service.settings import Settings, read_settings
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.failures import StoreError
 from service.store.migrate import migrate
@@ -80,7 +82,7 @@ def serve(settings: Settings) -> int:
     host = settings.host.strip("[]")
     if not is_loopback(host):
         log.error(
-            "REMORA_HOST is %s, but the API has no authentication yet: use 127.0.0.1, ::1 or localhost", host
+            "REMORA_HOST is %s, but the API has no encryption yet: use 127.0.0.1, ::1 or localhost", host
         )
         return 2
     try:
@@ -88,6 +90,8 @@ def serve(settings: Settings) -> int:
         database = Database(settings.database)
         with contextlib.closing(database):
             migrate(database)
+            if settings.authentication == "required":
+                first_operator.ensure(database, settings.home, CLOCK())
         listening = _listen(host, settings.port)
     except StoreError as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence says it all
