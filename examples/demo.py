@@ -115,6 +115,8 @@ def embedded_service(home: Path, console: Console, nodes: int = NODES) -> Iterat
     with remora_up(home, console, "--nodes", str(nodes)) as up:
         with console.status("The service and the head of the Ray cluster start ..."):
             server = wait_for(lambda: read_address(home, up), START_S, "the service did not start")
+        # Where clients find the token of a service that asks for one.
+        os.environ["REMORA_HOME"] = str(home)
         with Client(server) as client, console.status(f"{nodes} nodes join the cluster ..."):
             wait_for(
                 lambda: len(ready_nodes(client)) == nodes, START_S, f"{nodes} nodes did not become ready"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -133,6 +134,8 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
             cloud = Cloud(endpoint)
             wait_for(cloud.answers, START_S, "the emulator does not answer")
         console.print(f"Service at {server}, Azure Resource Manager at {endpoint}; there is no machine yet.")
+        # Where the client finds the token of a service that asks for one.
+        os.environ["REMORA_HOME"] = str(home)
         with Client(server) as client:
             yield client, cloud
 

@@ -9,6 +9,8 @@
     ├── DownloadError         a checkpoint could not be put on this disk
     └── ApiError              the service answered with an error
         ├── Invalid           400, 422: the request is wrong
+        ├── Unauthenticated   401: the service asks who you are, or does not believe it
+        ├── Forbidden         403: you may not do this
         ├── NotFound          404: there is no such thing
         ├── Conflict          409, 412: the thing is in another state
         ├── TooLarge          413: more bytes than the service takes
@@ -120,6 +122,14 @@ class Invalid(ApiError):
     """The request is wrong and will stay wrong (400, 422)."""
 
 
+class Unauthenticated(ApiError):
+    """The service asks for a token, or takes this one for nothing (401)."""
+
+
+class Forbidden(ApiError):
+    """It is there, and you may not do this to it (403)."""
+
+
 class NotFound(ApiError):
     """There is no such thing (404)."""
 
@@ -138,7 +148,16 @@ class Unavailable(ApiError):
 
 def api_error_class(status: int) -> type[ApiError]:
     """The class of error for an HTTP status."""
-    by_status = {400: Invalid, 422: Invalid, 404: NotFound, 409: Conflict, 412: Conflict, 413: TooLarge}
+    by_status = {
+        400: Invalid,
+        401: Unauthenticated,
+        403: Forbidden,
+        404: NotFound,
+        409: Conflict,
+        412: Conflict,
+        413: TooLarge,
+        422: Invalid,
+    }
     if status == 429 or status >= 500:
         return Unavailable
     return by_status.get(status, ApiError)

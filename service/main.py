@@ -23,12 +23,14 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from service import first_operator
 from service.api.app import create_app
 from service.api.connections import GuardedProtocol
 from service.listening import EVERY_ADDRESS, Listening, ListeningProblem, listening
 from service.private_home import make_private
 from service.process_log import write_log
 from service.settings import Settings, read_settings
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.failures import StoreError
 from service.store.migrate import migrate
@@ -107,6 +109,8 @@ def serve(settings: Settings) -> int:
         database = Database(settings.database)
         with contextlib.closing(database):
             migrate(database)
+            if settings.authentication == "required":
+                first_operator.ensure(database, settings.home, CLOCK())
         listener = _listen(reached.host, reached.port)
     except StoreError as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence says it all

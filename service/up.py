@@ -135,7 +135,7 @@ class Up:
         if self._nodes_told or not self._views[Part.API].is_ready:
             return
         if self._policies is None:
-            self._policies = policies_version(self._api.url)
+            self._policies = policies_version(self._api.url, self._settings.home)
         if self._policies:
             self._tell_policies(", whatever --nodes and REMORA_NODES say")
             return

@@ -14,8 +14,17 @@ from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, token_environment
 #: The mark names the home too: another cluster on this host may have a machine of the same name.
 MACHINE_VARIABLE = "REMORA_MACHINE"
 
-#: What would make our processes meet another cluster, show another secret or belong to another machine.
-_FOREIGN = (MACHINE_VARIABLE, NODE_VARIABLE, "RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NAMESPACE", "RAY_TMPDIR")
+#: What would make our processes meet another cluster, show another secret or belong to another machine; and who started
+#: us, whose token is nothing for jobs.
+_FOREIGN = (
+    "REMORA_TOKEN",
+    MACHINE_VARIABLE,
+    NODE_VARIABLE,
+    "RAY_ADDRESS",
+    "RAY_AUTH_TOKEN",
+    "RAY_NAMESPACE",
+    "RAY_TMPDIR",
+)
 
 #: That of this package: a checkout, or a folder in the installed wheel.
 _ROOT = Path(__file__).resolve().parents[2]

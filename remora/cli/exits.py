@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     #: There is no such job, checkpoint, ...
     NOT_FOUND = 3
+    #: The service does not know who you are, or you may not do this.
+    FORBIDDEN = 4
     #: No service answers.
     UNREACHABLE = 5
     #: `wait --timeout` gave up.
@@ -32,7 +34,7 @@ class ExitCode(IntEnum):
 
 HELP = (
     "Exit codes: 0 done; 1 refused or another error; 2 wrong options or specification; 3 not found;"
-    " 5 no service answers; 6 wait gave up; 10 the job failed; 12 the job was cancelled;"
+    " 4 not allowed; 5 no service answers; 6 wait gave up; 10 the job failed; 12 the job was cancelled;"
     " 130 detached by Ctrl-C, the job goes on."
 )
 
@@ -50,6 +52,8 @@ def code_of_error(error: errors.RemoraError) -> ExitCode:
         return ExitCode.USAGE
     if isinstance(error, errors.NotFound):
         return ExitCode.NOT_FOUND
+    if isinstance(error, errors.Unauthenticated | errors.Forbidden):
+        return ExitCode.FORBIDDEN
     if isinstance(error, errors.ConnectionFailed):
         return ExitCode.UNREACHABLE
     if isinstance(error, errors.WaitTimeout):

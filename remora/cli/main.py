@@ -14,6 +14,7 @@ from remora.cli import (
     cluster,
     conversion,
     drill,
+    identities,
     jobs,
     local,
     models,
@@ -63,6 +64,10 @@ for command in (
     results.ledger,
     models.outputs,
     cluster.prune,
+    identities.login,
+    identities.logout,
+    identities.whoami,
+    identities.audit,
     cluster.version,
 ):
     app.command("list" if command is jobs.list_jobs else None)(command)
@@ -74,6 +79,8 @@ app.add_typer(local.env_app, name="env")
 app.add_typer(policies.app, name="policy")
 app.add_typer(cluster.pools_app, name="pools")
 app.add_typer(plans.trace_app, name="trace")
+app.add_typer(identities.tokens_app, name="tokens")
+app.add_typer(identities.grants_app, name="grants")
 
 
 def run(arguments: Sequence[str] | None = None) -> None:

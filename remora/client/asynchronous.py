@@ -23,7 +23,8 @@ from typing import Any, Literal, Self, TypeVar, overload
 import httpx2
 from pydantic import PrivateAttr
 
-from remora.client import flows, pipeline_flow, requests, what_if
+from remora.client import flows, identity_requests, pipeline_flow, requests, what_if
+from remora.client.credentials import TokenSource
 from remora.client.flows import Flow, Paging, Work
 from remora.client.requests import Answer, Request, Stream
 from remora.client.retries import Following
@@ -38,6 +39,8 @@ from remora.client.shell import (
     within,
 )
 from remora.errors import ApiError, ConnectionFailed, NotFound
+from remora.identity_views import AuditEntry, Grant, NewToken, Token, WhoAmI
+from remora.roles import Role
 from remora.spec.pipeline_steps import PipelineStep
 from remora.spec.spec import JobSpec
 from remora.views import (
@@ -78,16 +81,18 @@ class AsyncClient(Shell):
         self,
         server: str | None = None,
         *,
+        token: TokenSource | None = None,
         timeout_s: float = 30.0,
         retry_s: float = 30.0,
         resume_s: float = 300.0,
     ) -> None:
-        """Talk to `server`, or to the one that `find_server` finds.
+        """Talk to `server`, or to the one that `find_server` finds, as who `token` proves or `find_token` finds.
 
+        A function as `token` is asked for the one that is good now, before each request.
         `timeout_s` bounds each network operation, `retry_s` how long a failing request is sent again, `resume_s` how
         long a broken stream (and `wait`) outlasts a service that is away.
         """
-        super().__init__(server, timeout_s, retry_s, resume_s)
+        super().__init__(server, token, timeout_s, retry_s, resume_s)
         self._http = httpx2.AsyncClient(**self._http_options())
 
     async def __aenter__(self) -> Self:
@@ -422,6 +427,52 @@ class AsyncClient(Shell):
     async def health(self) -> Health:
         """Whether the service answers."""
         return await self._send(requests.get_health())
+
+    async def whoami(self) -> WhoAmI:
+        """Who the service takes this client for, and its roles."""
+        return await self._send(identity_requests.whoami())
+
+    async def create_token(
+        self,
+        name: str,
+        grants: Mapping[str, Role | str],
+        *,
+        expires_in_s: float | None = 90 * 86_400.0,
+        owner: str | None = None,
+    ) -> NewToken:
+        """Create a token with roles by project, `{"vision": "submitter"}`, or `{"*": "operator"}`.
+
+        Its text is in this answer only.  None as `expires_in_s`: it does not expire.  It stands for itself, or for
+        `owner`.  Raises Forbidden for roles that one cannot give.
+        """
+        return await self._send(identity_requests.create_token(name, grants, expires_in_s, owner))
+
+    async def tokens(self) -> list[Token]:
+        """One's own tokens, and those of the projects that one administers, newest first."""
+        return await self._run(flows.all_pages(identity_requests.list_tokens))
+
+    async def revoke_token(self, token_id: str) -> Token:
+        """Make a token good for nothing, within five seconds."""
+        return await self._send(identity_requests.revoke_token(token_id))
+
+    async def grants(self) -> list[Grant]:
+        """Roles of users and groups in the projects that one administers."""
+        return await self._run(flows.all_pages(identity_requests.list_grants))
+
+    async def put_grant(self, subject: str, project: str, role: Role | str) -> Grant:
+        """Give `user:NAME` or `group:NAME` a role in a project, in place of the one that it has there."""
+        return await self._send(identity_requests.put_grant(subject, project, role))
+
+    async def remove_grant(self, subject: str, project: str) -> Grant:
+        """Take the role of a user or group in a project away.  Raises NotFound."""
+        return await self._send(identity_requests.remove_grant(subject, project))
+
+    async def audit(self, *, project: str | None = None, limit: int | None = None) -> list[AuditEntry]:
+        """Writes of all or of one project, newest first; for operators and admins of projects."""
+        most = requests.PAGE_ITEMS if limit is None else limit
+        return await self._run(
+            flows.all_pages(lambda cursor: identity_requests.list_audit(project, most, cursor), limit)
+        )
 
     async def wait(self, job_id: str, timeout_s: float | None = None) -> AsyncClientJob:
         """Wait until the job has ended, by its event stream.  Raises WaitTimeout; the job itself goes on."""

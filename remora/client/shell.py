@@ -19,6 +19,7 @@ import platformdirs
 
 import remora
 from remora.client import requests
+from remora.client.credentials import BearerToken, TokenSource, checked, find_token
 from remora.client.proxies import options_for
 from remora.client.requests import Answer, Request
 from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
@@ -109,11 +110,33 @@ _CHANCE = random.SystemRandom()
 class Shell:
     """What both clients share: the address, how long they retry, and the messages of errors."""
 
-    def __init__(self, server: str | None, timeout_s: float, retry_s: float, resume_s: float) -> None:
+    def __init__(
+        self,
+        server: str | None,
+        token: TokenSource | None,
+        timeout_s: float,
+        retry_s: float,
+        resume_s: float,
+    ) -> None:
         self.server: Server = find_server(os.environ, server)
+        self._auth = self._proof(token)
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._resume_s = resume_s
+
+    def _proof(self, given: TokenSource | None) -> BearerToken | None:
+        """What proves who the client is, if anything does.  Raises ConfigurationError."""
+        url = self.server.url
+        source = find_token(os.environ, url, home_folder(os.environ)) if given is None else given
+        if source is None:
+            return None
+        if isinstance(source, str):
+            source = checked(source, "the token")
+        if not self.server.is_local and not url.startswith("https://"):
+            raise ConfigurationError(
+                f"a token is not sent to {url}, which is another machine without TLS; use its https:// address"
+            )
+        return BearerToken(source)
 
     def _http_options(self) -> dict[str, Any]:
         return {
@@ -121,6 +144,7 @@ class Shell:
             "timeout": httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s)),
             "headers": {"User-Agent": f"remora/{remora.__version__}"},
             **options_for(self.server.url),
+            "auth": self._auth,
         }
 
     def _after_error(self, request: Request[T], error: httpx2.TransportError, patience: Patience) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -25,6 +26,7 @@ from cluster.local.records import MachineRecord
 from cluster.processes import values_of
 from cluster.provider import ProviderError
 from cluster.ray.joining import FORKED_VARIABLE
+from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.ports import free_port
 from service.embedded.upkeep import Part
 from service.private_home import make_private_file
@@ -120,6 +122,7 @@ class ServicePart:
             # The raylets of the nodes that the controller or the emulator starts have it from there.
             **{PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: settings.forked_modules},
             REMORA_CLOUD=settings.cloud,
+            REMORA_AUTHENTICATION=settings.authentication,
             REMORA_AZURE_FILE=str(settings.azure),
             REMORA_NODES=str(settings.nodes),
             REMORA_NODE_CPUS=str(settings.node_cpus),
@@ -226,7 +229,7 @@ def nodes_ready(url: str, home: Path, ray_address: str) -> int:
 
     Rows of an earlier life say ready until the controller has looked, so the provider is asked too.
     """
-    page = get(f"{url}/v1/nodes") or {}
+    page = get(f"{url}/v1/nodes", home) or {}
     items: list[dict[str, Any]] = page.get("items", [])
     ready = {item.get("id") for item in items if item.get("state") == "ready"}
     try:
@@ -236,9 +239,9 @@ def nodes_ready(url: str, home: Path, ray_address: str) -> int:
     return len(ready & running)
 
 
-def policies_version(url: str) -> int | None:
+def policies_version(url: str, home: Path) -> int | None:
     """The version of the policies in force, 0 when none were applied; None when the API does not answer."""
-    version = (get(f"{url}/v1/policies/newest") or {}).get("version")
+    version = (get(f"{url}/v1/policies/newest", home) or {}).get("version")
     return version if isinstance(version, int) else None
 
 
@@ -255,10 +258,15 @@ def port_problem(host: str, port: int) -> str | None:
     return None
 
 
-def get(url: str) -> dict[str, Any] | None:
-    """The JSON object at an address of ours; None when there is none."""
+def get(url: str, home: Path | None = None) -> dict[str, Any] | None:
+    """The JSON object at an address of ours, asked for as the operator of the home; None when there is none."""
+    request = urllib.request.Request(url)  # noqa: S310  # our own address
+    if home is not None:
+        with contextlib.suppress(OSError):
+            token = (home / OPERATOR_TOKEN_FILE).read_text(encoding="utf-8").strip()
+            request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(url, timeout=1.0) as answer:  # noqa: S310  # our own address
+        with urllib.request.urlopen(request, timeout=1.0) as answer:  # noqa: S310  # our own address
             body = json.load(answer)
     except (OSError, ValueError, urllib.error.URLError):
         return None
