@@ -15,6 +15,8 @@ from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
 
 if TYPE_CHECKING:
+    from remora.client.device_flow import Prompt
+    from remora.client.sign_ins import StoredSignIn
     from remora.identity_views import AuditEntry, Token
     from remora.roles import Role
 
@@ -42,31 +44,77 @@ def login(
         typer.Option(
             "--token",
             metavar="-",
-            help="- reads the token from standard input; else it is asked for and not shown.",
+            help="- reads a token from standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    issuer: Annotated[
+        str | None,
+        typer.Option(
+            "--issuer",
+            metavar="NAME",
+            help="Where to sign in, if the service trusts several.",
             show_default=False,
         ),
     ] = None,
     server: ServerOption = None,
 ) -> None:
-    """Store the token of a service for later commands, in a file that only you may read."""
+    """Sign in at the issuer that the service trusts, or store a token, for later commands.
+
+    It is stored in a file that only you may read.
+    """
     from remora.client.blocking import Client
-    from remora.client.credentials import checked, credentials_path, store_token
+    from remora.client.credentials import credentials_path, store_token
 
     if token not in (None, "-"):
         # Other users of a machine see the arguments of processes.
         raise typer.BadParameter("a token is no argument: write --token - and pipe it in, or leave it out")
-    if token is None and not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask at; pipe the token in with --token -")
-    text = sys.stdin.read(_MOST) if token == "-" else typer.prompt("Token", hide_input=True)  # noqa: S105
-    with Client(server, token=checked(text, "what was read"), retry_s=3.0) as client:
+    held = _read_token() if token == "-" else _signed_in(server, issuer)  # noqa: S105
+    shown = held if isinstance(held, str) else held.token
+    with Client(server, token=shown, retry_s=3.0) as client:
         found = client.whoami()
         url = client.server.url
-    store_token(url, text.strip())
+    store_token(url, held)
     output.print_line(
         f"You are {output.printable(found.name)} ({found.id}) at {url}; stored in {credentials_path()}."
     )
     if os.environ.get("REMORA_TOKEN"):
         output.say("REMORA_TOKEN is set, and goes before what is stored.")
+
+
+def _read_token() -> str:
+    from remora.client.credentials import checked
+
+    return checked(sys.stdin.read(_MOST), "what was read")
+
+
+def _signed_in(server: str | None, name: str | None) -> str | StoredSignIn:
+    """What a sign-in at an issuer gave, or a token that was asked for where the service trusts no issuer."""
+    from remora.client.blocking import Client
+    from remora.client.credentials import checked
+    from remora.client.device_flow import DeviceFlow
+    from remora.client.sign_ins import stored
+
+    # What is stored may have ended, and would be refused.
+    with Client(server, token="", retry_s=3.0) as client:
+        issuers = {one.name: one for one in client.sign_in_ways().issuers}
+    if name is None and not issuers:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("there is no terminal to ask at; pipe the token in with --token -")
+        return checked(typer.prompt("Token", hide_input=True), "what was read")
+    if name is None and len(issuers) == 1:
+        (name,) = issuers
+    if name not in issuers:
+        said = "names no issuer" if name is None else f"{name!r} is none"
+        trusted = ", ".join(sorted(issuers)) or "none, so that it takes its own tokens: --token -"
+        raise typer.BadParameter(f"--issuer {said}; the service trusts {output.printable(trusted)}")
+    with DeviceFlow(issuers[name]) as flow:
+        return stored(issuers[name], flow.sign_in(_show_prompt))
+
+
+def _show_prompt(prompt: Prompt) -> None:
+    page, code = output.printable(prompt.page), output.printable(prompt.code)
+    output.say(f"Open {page} and enter the code {code}; this command waits for it.")
 
 
 def logout(server: ServerOption = None) -> None:
@@ -193,7 +241,7 @@ def grants(context: typer.Context, as_json: JsonOption = False, server: ServerOp
 
 
 SubjectArgument = Annotated[
-    str, typer.Argument(metavar="SUBJECT", help="user:NAME or group:NAME.", show_default=False)
+    str, typer.Argument(metavar="SUBJECT", help="user:ISSUER/NAME or group:ISSUER/NAME.", show_default=False)
 ]
 
 

@@ -68,6 +68,7 @@ from remora.views import (
     RecordedTrace,
     Schedule,
     ScheduleRun,
+    SignInWays,
     WhatIf,
 )
 
@@ -88,7 +89,7 @@ class Client(Shell):
     ) -> None:
         """Talk to `server`, or to the one that `find_server` finds, as who `token` proves or `find_token` finds.
 
-        A function as `token` is asked for the one that is good now, before each request.
+        A function as `token` is asked for the one that is good now, before each request; an empty text sends none.
         `timeout_s` bounds each network operation, `retry_s` how long a failing request is sent again, `resume_s` how
         long a broken stream (and `wait`) outlasts a service that is away.
         """
@@ -415,6 +416,10 @@ class Client(Shell):
     def health(self) -> Health:
         """Whether the service answers."""
         return self._send(requests.get_health())
+
+    def sign_in_ways(self) -> SignInWays:
+        """At which issuers people sign in, and whether they have to."""
+        return self._send(identity_requests.sign_in_ways())
 
     def whoami(self) -> WhoAmI:
         """Who the service takes this client for, and its roles."""

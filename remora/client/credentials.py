@@ -10,11 +10,15 @@ import json
 import os
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx2
 import platformdirs
 
 from remora.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from remora.client.sign_ins import StoredSignIn
 
 #: Where `remora login` stores tokens, by the addresses of services.
 CREDENTIALS_FILE = "credentials.json"
@@ -52,15 +56,20 @@ def checked(token: str, source: str) -> str:
     return text
 
 
-def find_token(environ: Mapping[str, str], url: str, home: Path) -> str | None:
+def find_token(environ: Mapping[str, str], url: str, home: Path) -> TokenSource | None:
     """The token for the service at `url`: `REMORA_TOKEN`, a stored one, or that of the home whose service it is.
 
     Raises ConfigurationError for one that cannot be read.
     """
     if environ.get("REMORA_TOKEN"):
         return checked(environ["REMORA_TOKEN"], "REMORA_TOKEN")
-    if (stored := stored_tokens().get(url)) is not None:
+    stored = stored_tokens().get(url)
+    if isinstance(stored, str):
         return checked(stored, f"what {credentials_path()} says of {url}")
+    if stored is not None:
+        from remora.client.sign_ins import RenewedToken
+
+        return RenewedToken(url)
     file = home / OPERATOR_TOKEN_FILE
     if _read(home / "api.url").strip() == url and (text := _read(file)):
         return checked(text, str(file))
@@ -72,22 +81,25 @@ def credentials_path() -> Path:
     return Path(platformdirs.user_config_dir("remora")) / CREDENTIALS_FILE
 
 
-def stored_tokens() -> dict[str, str]:
-    """Tokens by the address of their service.  Raises ConfigurationError for a file that is not ours."""
+def stored_tokens() -> dict[str, str | StoredSignIn]:
+    """Tokens and sign-ins by the address of their service.  Raises ConfigurationError for a file that is not ours."""
+    from remora.client.sign_ins import StoredSignIn
+
     text = _read(credentials_path())
     try:
         found = json.loads(text) if text else {}
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(token, str) for token in found.values()):
+        return {
+            url: one if isinstance(one, str) else StoredSignIn.model_validate(one)
+            for url, one in found.items()
+        }
+    except (ValueError, AttributeError):
         raise ConfigurationError(
             f"{credentials_path()} cannot be understood; remove it and run `remora login`"
-        )
-    return found
+        ) from None
 
 
-def store_token(url: str, token: str | None) -> None:
-    """Store the token of a service in a file that only this user may read, or forget it.  Raises OSError."""
+def store_token(url: str, token: str | StoredSignIn | None) -> None:
+    """Store the token or sign-in of a service in a file that only this user may read, or forget it.  Raises OSError."""
     found = stored_tokens()
     if token is None:
         if found.pop(url, None) is None:
@@ -96,7 +108,8 @@ def store_token(url: str, token: str | None) -> None:
         found[url] = token
     path = credentials_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(path, json.dumps(found, indent=2) + "\n")
+    written = {one: held if isinstance(held, str) else held.model_dump() for one, held in found.items()}
+    write_private(path, json.dumps(written, indent=2) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:

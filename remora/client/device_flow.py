@@ -16,7 +16,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from remora.client.proxies import options_for
-from remora.errors import RemoraError
+from remora.errors import ConfigurationError
 from remora.loopback import is_loopback_url
 from remora.views import SignInIssuer
 
@@ -32,7 +32,7 @@ Text = Annotated[str, Field(min_length=1, max_length=16 * 1024)]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-class SignInFailed(RemoraError):
+class SignInFailed(ConfigurationError):
     """The issuer gave no token; the message says why and what to do."""
 
 

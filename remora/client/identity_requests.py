@@ -11,7 +11,7 @@ from remora.client.requests import PAGE_ITEMS, Answer, Request
 from remora.errors import ConfigurationError, NotFound
 from remora.identity_views import AuditEntry, Grant, NewToken, Token, WhoAmI
 from remora.roles import Role
-from remora.views import Page, View
+from remora.views import Page, SignInWays, View
 
 ViewT = TypeVar("ViewT", bound=View)
 
@@ -21,6 +21,11 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 def whoami() -> Request[WhoAmI]:
     """Who sends the request."""
     return Request(method="GET", path="/v1/whoami", parse=_one(WhoAmI))
+
+
+def sign_in_ways() -> Request[SignInWays]:
+    """How people prove to the service who they are; asked without a token."""
+    return Request(method="GET", path="/v1/sign-in", parse=_one(SignInWays))
 
 
 def create_token(
@@ -70,7 +75,7 @@ def _grant_path(subject: str, project: str) -> str:
     for text, what in ((subject, "the user or group"), (project, "the project")):
         if not text.strip():
             raise ConfigurationError(f"{what} is empty: name it")
-    return f"/v1/grants/{quote(subject, safe='')}/{quote(project, safe='')}"
+    return f"/v1/grants/{quote(project, safe='')}/{quote(subject, safe='')}"
 
 
 def _params(cursor: str | None) -> dict[str, str]:

@@ -128,7 +128,7 @@ class Shell:
         """What proves who the client is, if anything does.  Raises ConfigurationError."""
         url = self.server.url
         source = find_token(os.environ, url, home_folder(os.environ)) if given is None else given
-        if source is None:
+        if not source:
             return None
         if isinstance(source, str):
             source = checked(source, "the token")

@@ -47,15 +47,17 @@ async def list_grants(request: Request, query: Annotated[PageParameters, Query()
     return as_json(await context_of(request).database.read(work))
 
 
-@router.put("/{subject}/{project}", operation_id="put_grant", response_model=Grant)
-async def put_grant(request: Request, subject: str, project: str, _: Annotated[Parameters, Query()]) -> Grant:
+@router.put("/{project}/{subject:path}", operation_id="put_grant", response_model=Grant)
+async def put_grant(request: Request, project: str, subject: str, _: Annotated[Parameters, Query()]) -> Grant:
     """Give a user or a group a role in a project, `{"role": "viewer"}`, in place of the one that it has there.
 
     The project `*` with the role `operator` stands for the whole service.
     """
     wanted = await read_body(request, _Wanted)
     if not granting.is_subject(subject):
-        raise invalid_parameter("subject", "expected user: or group: and a name of letters, digits and ._@+-")
+        raise invalid_parameter(
+            "subject", "expected user: or group: and a name of letters, digits and ._@+:/-"
+        )
     if problem := granting.problem_of({project: wanted.role}):
         raise invalid_parameter("role", problem)
     principal, now = principal_of(request), context_of(request).clock()
@@ -74,9 +76,9 @@ async def put_grant(request: Request, subject: str, project: str, _: Annotated[P
     return _view(row)
 
 
-@router.delete("/{subject}/{project}", operation_id="remove_grant", response_model=Grant)
+@router.delete("/{project}/{subject:path}", operation_id="remove_grant", response_model=Grant)
 async def remove_grant(
-    request: Request, subject: str, project: str, _: Annotated[Parameters, Query()]
+    request: Request, project: str, subject: str, _: Annotated[Parameters, Query()]
 ) -> Grant:
     """Take the role of a user or a group in a project away; tokens keep theirs until they are revoked."""
     _check(principal_of(request), project, Role.OPERATOR if project == EVERYWHERE else Role.ADMIN)
