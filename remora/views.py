@@ -635,6 +635,15 @@ class SignInWays(View):
     issuers: list[SignInIssuer] = Field(default_factory=list)
 
 
+class Session(View):
+    """A session of a browser that has begun."""
+
+    principal: str
+    name: str
+    #: Value of the header `X-CSRF-Token` of writes.
+    csrf_token: str
+
+
 class Health(View):
     """Answer of `/healthz` and `/readyz`."""
 

@@ -30,6 +30,7 @@ from service.api import (
     pools,
     problem_documents,
     schedules,
+    sessions,
     sign_in,
     streams,
     tokens,
@@ -142,6 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
         ledgers.router,
         tokens.router,
         sign_in.router,
+        sessions.router,
         grants.router,
         audit.router,
     )

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remora.loopback import is_loopback
+from service.api import sessions
 from service.api.authentication import Authenticator, proof_missing, proof_refused
 from service.api.problem_documents import ApiProblem, of_database
 from service.api.prometheus import Telemetry
@@ -139,9 +140,18 @@ def _too_often(scope: Scope) -> ApiProblem | None:
 async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProblem | None:
     """Put into the scope who sends the request, if it proves that; why it is refused otherwise."""
     identities: Authenticator = scope["app"].state.remora.identities
+    given = dict(headers)
+    cookie = sessions.token_of(given) if identities.is_required and "authorization" not in given else None
+    if cookie is not None:
+        if (refused := sessions.csrf_problem(scope["method"], given, cookie)) is not None:
+            return refused
+        given["authorization"] = f"Bearer {cookie}"
+    is_open = scope["path"] in OPEN_PATHS
     try:
-        principal = await identities.authenticate(dict(headers))
+        principal = await identities.authenticate(given)
     except ApiProblem as problem:
+        if cookie is not None and problem.status == 401:
+            return None if is_open else sessions.forgotten(problem)
         return problem
     except DBAPIError as error:
         log.error("%s", why_failed(error))  # noqa: TRY400 - the sentence says it all
@@ -149,9 +159,10 @@ async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProb
     if principal is not None:
         scope["remora.principal"] = principal
         return None
-    if _only(headers, "authorization") is not None:
-        return proof_refused("invalid_token", "the token is none that this service knows")
-    return None if scope["path"] in OPEN_PATHS else proof_missing()
+    if "authorization" in given and not (is_open and cookie is not None):
+        unknown = proof_refused("invalid_token", "the token is none that this service knows")
+        return unknown if cookie is None else sessions.forgotten(unknown)
+    return None if is_open else proof_missing()
 
 
 def _too_long(query: bytes) -> ApiProblem | None:

@@ -134,6 +134,35 @@ def test_programs_ask_without_a_token_how_people_sign_in(client: TestClient, iss
     ]
 
 
+def test_a_page_has_a_session_whose_writes_need_what_only_it_has_read(
+    client: TestClient, issuer: Issuer, grant: Callable[..., None]
+) -> None:
+    grant("user:corp/alice", "vision", Role.SUBMITTER)
+    begun = client.post("/v1/session", headers=shown(issuer.token("alice")))
+    assert begun.status_code == 201
+    cookie = begun.headers["set-cookie"]
+    assert all(part in cookie for part in ("HttpOnly", "SameSite=strict", "Path=/"))
+    assert client.get("/v1/whoami").json()["id"] == "user:corp/alice"
+    assert client.get("/v1/session").json() == begun.json()
+    spec = SPEC | {"project": "vision"}
+    for headers in ({}, {"X-CSRF-Token": "guessed"}):
+        assert client.post("/v1/jobs", json=spec, headers=headers).json()["code"] == "csrf_token_missing"
+    known = {"X-CSRF-Token": begun.json()["csrf_token"]}
+    assert client.post("/v1/jobs", json=spec, headers=known).status_code == 201
+    assert client.delete("/v1/session", headers=known).status_code == 204
+    assert client.get("/v1/whoami").status_code == 401
+
+
+def test_a_cookie_that_proves_nothing_is_refused(client: TestClient, issuer: Issuer) -> None:
+    for value in ("nonsense", issuer.token("alice", aud="another")):
+        client.cookies.set("remora_session", value)
+        assert client.get("/v1/sign-in").status_code == 200
+        refused = client.get("/v1/whoami")
+        assert refused.status_code == 401
+        assert "Max-Age=0" in refused.headers["set-cookie"]
+    assert client.get("/v1/whoami", headers=shown(issuer.token("alice"))).status_code == 200
+
+
 def test_a_principal_that_asks_too_often_waits_and_others_do_not(client: TestClient, issuer: Issuer) -> None:
     eager, calm = shown(issuer.token("alice")), shown(issuer.token("bob"))
     answers = [client.get("/v1/whoami", headers=eager) for _ in range(40)]
