@@ -122,7 +122,7 @@ def test_a_refusal_of_a_script_is_redacted_before_it_is_cut(stage: Stage) -> Non
         secrets={"TOKEN": "TOKEN"},
     )
     refused = stage.end()["start_failed"]
-    assert refused.endswith("x [secret")
+    assert refused.endswith("x [secret T")
     assert "canary" not in repr(stage.driver.messages)
 
 
