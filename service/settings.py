@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     storage_url: str = ""
     #: Other places for checkpoints and outputs, by the names that jobs use: JSON, `{"name": "folder or fsspec URL"}`.
     stores: Annotated[dict[str, str], NoDecode, BeforeValidator(_decoded), AfterValidator(_stores)] = {}
+    #: File with the keys of the secrets in the database; empty means `secrets.key` in `home`.
+    secrets_key_file: Path | None = None
     #: Address the API listens on.  Anything but loopback is refused while there is no authentication.
     host: str = "127.0.0.1"
     #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.
@@ -114,6 +116,11 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """SQLAlchemy URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'remora.db'}"
+
+    @property
+    def secrets_key(self) -> Path:
+        """The file in force with the keys of secrets."""
+        return (self.secrets_key_file or self.home / "secrets.key").expanduser()
 
     @property
     def azure(self) -> Path:

@@ -27,6 +27,7 @@ from service.api import (
     pools,
     problem_documents,
     schedules,
+    secrets,
     streams,
 )
 from service.api.context import Context
@@ -106,6 +107,7 @@ def create_app(settings: Settings) -> FastAPI:
         policies.router,
         plans.router,
         ledgers.router,
+        secrets.router,
     )
     problem_documents.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     for part in parts:

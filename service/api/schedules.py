@@ -16,12 +16,12 @@ from remora.views import Page, Schedule, ScheduleRun
 from service.api.context import context_of
 from service.api.pages import as_json, write_page
 from service.api.parameters import PageParameters, Parameters, read_cursor
-from service.api.problem_documents import ApiProblem
+from service.api.problem_documents import ApiProblem, invalid_spec
 from service.api.submissions import check_bundle, idempotency_key, no_bundle, read_elements, read_spec
 from service.api.views import run_view, schedule_view
 from service.queue.schedules import ScheduleRow
 from service.store import schedules as store
-from service.store import submissions
+from service.store import secret_rows, submissions
 from service.store.ids import is_id, new_id
 
 router = APIRouter(prefix="/v1/schedules")
@@ -59,9 +59,12 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             said = f"there are {MOST_SCHEDULES} schedules, and no more are possible"
             raise ApiProblem(429, "too_many_schedules", said, hint="delete some: remora schedules delete")
         try:
+            secret_rows.check_there(connection, spec)
             submissions.use_bundle(connection, spec, now)
         except submissions.BundleMissing as missing:
             raise no_bundle(str(missing)) from None
+        except SpecError as error:
+            raise invalid_spec(error) from None
         assert spec.schedule is not None
         row = ScheduleRow(
             id=new_id("sched", now),

@@ -146,6 +146,10 @@ class Driver:
         self.take(plan)
         self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
+        if versions := self._plan.secret_versions:
+            names = ", ".join(f"{name} (version {version})" for name, version in versions.items())
+            text = f"Its workers get the secrets {names}."
+            self._account.event("attempt.secrets_given", text, versions=dict(versions))
         unwrapped = unwrap(self._plan.command)
         if unwrapped.launcher is not None:
             self._account.event(
