@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from remora.states import EndReason
@@ -46,16 +46,20 @@ class AttemptSecrets:
     """The secrets of attempts whose drivers do not have them yet; for one thread."""
 
     def __init__(
-        self, read_vault: ReadVault = read_secret, clock: Callable[[], float] = time.monotonic
+        self,
+        read_vault: ReadVault = read_secret,
+        clock: Callable[[], float] = time.monotonic,
+        threads: Executor | None = None,
     ) -> None:
+        """`threads` ask vaults; None: some of its own."""
         self._read_vault = read_vault
         self._clock = clock
+        self._threads = threads
         self._given: dict[str, GivenSecrets] = {}
         #: What the database said, and what the vaults are being asked for, by attempt.
         self._asked: dict[str, tuple[Resolved, Future[dict[str, str]]]] = {}
         #: Why a vault has not given a secret, and when it is asked again, by attempt.
         self._away: dict[str, tuple[str, float]] = {}
-        self._threads: ThreadPoolExecutor | None = None
 
     def of(self, tick: Tick, project: str, plan: AttemptPlan) -> GivenSecrets | NotYet | DriverGone:
         """The secrets of a plan, the same ones until `forget`; DriverGone: it cannot have them.  Does not wait."""
