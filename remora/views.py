@@ -425,6 +425,33 @@ class PolicyVersion(View):
     digest: str
 
 
+class Secret(View):
+    """A secret of a project, without its value."""
+
+    project: str
+    name: str
+    #: 1, 2, ...: grows with each value.
+    version: int
+    #: `value`: it is stored here; `key_vault`: it is read from Azure Key Vault for each attempt.
+    source: str
+    created_at: float
+    updated_at: float
+    #: As the client sent it; it is not checked yet.
+    updated_by: str = ""
+
+
+class SecretsRotation(View):
+    """What a rotation of the key of all secrets did."""
+
+    key_id: str
+    #: Secrets that were encrypted with the key.
+    rewritten: int
+    #: One that was interrupted was brought to its end, and no other key was made.
+    is_resumed: bool = False
+    #: `project/name` of those that cannot be decrypted, and stay as they are.
+    unreadable: list[str] = Field(default_factory=list)
+
+
 class Policy(PolicyVersion):
     """A version with what it says."""
 

@@ -73,6 +73,8 @@ class Settings(BaseSettings):
     storage_url: str = ""
     #: Other places for checkpoints and outputs, by the names that jobs use: JSON, `{"name": "folder or fsspec URL"}`.
     stores: Annotated[dict[str, str], NoDecode, _decoded(_STORES_FORM), AfterValidator(_stores)] = {}
+    #: File with the keys of the secrets in the database; empty means `secrets.key` in `home`.
+    secrets_key_file: Path | None = None
     #: Address the API listens on.  Anything but loopback needs authentication, and TLS or proxies that end it.
     host: str = "127.0.0.1"
     #: Whether requests have to prove who sends them; `none`: everyone on this machine is the operator `local`.
@@ -146,6 +148,11 @@ class Settings(BaseSettings):
     def database(self) -> str:
         """SQLAlchemy URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'remora.db'}"
+
+    @property
+    def secrets_key(self) -> Path:
+        """The file in force with the keys of secrets."""
+        return (self.secrets_key_file or self.home / "secrets.key").expanduser()
 
     @property
     def azure(self) -> Path:

@@ -25,6 +25,7 @@ from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
+from trainers.secret_values import values_of
 
 
 def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
@@ -87,6 +88,8 @@ class FakeDriver:
     heard: list[dict[str, str]] = field(default_factory=list)
     #: The orders by which its sizes changed.
     orders: list[float] = field(default_factory=list)
+    #: The values of the secrets that it was sent.
+    secrets: dict[str, str] = field(default_factory=dict)
 
     def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
@@ -121,7 +124,7 @@ class FakeLauncher:
         if name in self.failing:
             raise self.failing[name]
 
-    def start(self, plan: AttemptPlan) -> bool | DriverGone:
+    def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         self._maybe_fail("start")
         driver = self.drivers.setdefault(plan.attempt_id, FakeDriver(plan, has_plan=False))
         if not driver.has_plan and not self.loses_plans:
@@ -132,6 +135,7 @@ class FakeLauncher:
             assert not others, f"job {plan.job_id} would run twice"
             self.claimed.add(plan.attempt_id)
             driver.has_plan = True
+            driver.secrets = values_of(secrets)
             self.history.append(driver)
         return driver.has_plan and not self.is_mute
 

@@ -96,18 +96,19 @@ class RayLauncher:
         self._builds_ahead = BuildsAhead()
         self._looked_at = 0.0
 
-    def start(self, plan: AttemptPlan) -> bool | DriverGone:
+    def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         """Start the attempt's driver, and return whether it has the plan; to be called until it has.
 
+        `secrets` are the pieces of the values of the plan's secrets (`trainers.secret_values`).
         True: it has the plan, and the attempt is its own.  False: it has not answered yet.  `DriverGone`: this attempt
         will have no driver.
         """
         if plan.attempt_id not in self._starting:
-            self._send(plan)
+            self._send(plan, secrets)
             return False
         return self._start_result(plan.attempt_id)
 
-    def _send(self, plan: AttemptPlan) -> None:
+    def _send(self, plan: AttemptPlan, secrets: Sequence[bytes]) -> None:
         self._started_at = time.monotonic()
         name = driver_actors.name_of(plan.attempt_id)
         if name is None:
@@ -121,7 +122,7 @@ class RayLauncher:
                 self._kept[plan.attempt_id] = _Kept({}, self._started_at)
         handle = driver_actors.make(name)
         self._handles[plan.attempt_id] = handle
-        self._starting[plan.attempt_id] = handle.start.remote(plan)
+        self._starting[plan.attempt_id] = handle.start.remote(plan, *secrets)
 
     def _start_result(self, attempt_id: str) -> bool | DriverGone:
         """The answer of a driver that was sent its plan."""

@@ -7,6 +7,7 @@ forget the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -59,6 +60,11 @@ class AttemptPlan:
     inputs: dict[str, InputSource] = field(default_factory=dict)
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
+    #: The job's secrets by name, each with the variable that has its value; None: a file alone has it.  Values are
+    #: no part of the plan (`trainers.secret_values`).
+    secrets: dict[str, str | None] = field(default_factory=dict)
+    #: Which version of each is given.
+    secret_versions: Mapping[str, int] = field(default_factory=dict)
     #: Our variables with what the job asks of an elastic loop (`REMORA_EXACTNESS`, ...).
     elastic_variables: dict[str, str] = field(default_factory=dict)
     #: Names of the job's outputs: folders that the script finds in its outputs folder.

@@ -17,7 +17,7 @@ from azure.core.exceptions import (
 )
 from azure.core.pipeline.transport import RequestsTransport
 from azure.core.rest import HttpRequest
-from azure.identity import ManagedIdentityCredential
+from azure.identity import DefaultAzureCredential, ManagedIdentityCredential
 from azure.keyvault.secrets import SecretClient
 
 log = logging.getLogger(__name__)
@@ -34,14 +34,20 @@ class VaultUnusable(Exception):
 class Vault:
     """One vault; to be closed."""
 
-    def __init__(self, url: str, client_id: str | None) -> None:
+    def __init__(self, url: str, client_id: str | None, *, is_developer: bool = False) -> None:
         """`client_id` names the machine's identity where it has several.
+
+        `is_developer`: it is asked with the login on this machine, such as that of `az login`, in place of it.
 
         Raises VaultUnusable for an address to which no secret may travel.
         """
         patience = {"connection_timeout": _CONNECT_S, "read_timeout": _ANSWER_S}
         # No retries inside a call, which nothing could end: `fetch` asks again.
-        self._credential = ManagedIdentityCredential(client_id=client_id or None, retry_total=0)
+        self._credential: DefaultAzureCredential | ManagedIdentityCredential = (
+            DefaultAzureCredential(retry_total=0)
+            if is_developer
+            else ManagedIdentityCredential(client_id=client_id or None, retry_total=0)
+        )
         self._url = url
         if url.startswith(_LOOPBACK):
             # The emulator's.  The client speaks HTTPS alone, so it gets an HTTPS address that its transport maps.
@@ -61,6 +67,13 @@ class Vault:
         """Close the connections."""
         self._client.close()
         self._credential.close()
+
+    def ask(self, name: str, version: str | None = None) -> str:
+        """The secret as it is now, the newest version when none is named; asked for once.
+
+        Raises AzureError, and ValueError when what answers is no vault.
+        """
+        return self._client.get_secret(name, version).value or ""
 
     def fetch(self, name: str, stopping: threading.Event) -> str:
         """The secret of this name, however long that takes; empty when stopped before.

@@ -22,6 +22,7 @@ from remora.cli import (
     policies,
     results,
     schedules,
+    secrets,
     submission,
 )
 from remora.cli.exits import HELP, ExitCode, code_of_error
@@ -77,6 +78,7 @@ app.add_typer(schedules.app, name="schedules")
 app.add_typer(models.app, name="models")
 app.add_typer(local.env_app, name="env")
 app.add_typer(policies.app, name="policy")
+app.add_typer(secrets.app, name="secrets")
 app.add_typer(cluster.pools_app, name="pools")
 app.add_typer(plans.trace_app, name="trace")
 app.add_typer(identities.tokens_app, name="tokens")

@@ -68,6 +68,8 @@ from remora.views import (
     RecordedTrace,
     Schedule,
     ScheduleRun,
+    Secret,
+    SecretsRotation,
     SignInWays,
     WhatIf,
 )
@@ -343,6 +345,34 @@ class AsyncClient(Shell):
     async def reopen_pool(self, pool: str) -> Pool:
         """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""
         return await self._send(requests.reopen_pool(pool))
+
+    async def secrets(self, project: str = "default") -> list[Secret]:
+        """The secrets of a project by name, without their values."""
+        return (await self._send(requests.list_secrets(project))).items
+
+    async def set_secret(
+        self,
+        name: str,
+        value: str | None = None,
+        *,
+        key_vault: str | None = None,
+        project: str = "default",
+        author: str = "",
+    ) -> Secret:
+        """Store a secret of a project: its `value`, or the address of a secret in Azure Key Vault.
+
+        The attempts that start from now on use it.  Raises Invalid for a value that cannot be one.
+        """
+        sent = requests.set_secret(project, name, value=value, key_vault=key_vault, author=author)
+        return await self._send(sent)
+
+    async def delete_secret(self, name: str, *, project: str = "default") -> Secret:
+        """Delete a secret of a project; jobs that use it cannot start any more.  Raises NotFound."""
+        return await self._send(requests.delete_secret(project, name))
+
+    async def rotate_secrets(self) -> SecretsRotation:
+        """Encrypt the secrets of all projects with a new key."""
+        return await self._send(requests.rotate_secrets())
 
     async def policy(self, version: int | None = None) -> Policy:
         """A version of the operators' policies, or the one in force.  Raises NotFound."""

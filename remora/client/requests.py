@@ -44,6 +44,8 @@ from remora.views import (
     RecordedTrace,
     Schedule,
     ScheduleRun,
+    Secret,
+    SecretsRotation,
     WhatIf,
 )
 
@@ -222,6 +224,38 @@ def _schedule_path(schedule_id: str) -> str:
         hint = "remora schedules lists them"
         raise NotFound(404, "schedule_not_found", f"there is no schedule {schedule_id[:80]!r}", hint=hint)
     return f"/v1/schedules/{schedule_id}"
+
+
+def list_secrets(project: str) -> Request[Page[Secret]]:
+    """The secrets of a project, without their values."""
+    return Request(method="GET", path=f"{_project_path(project)}/secrets", parse=_one(Page[Secret]))
+
+
+def set_secret(
+    project: str, name: str, *, value: str | None, key_vault: str | None, author: str
+) -> Request[Secret]:
+    """Store a secret: its value, or the address of a secret in a key vault."""
+    content = {"value": value} if key_vault is None else {"key_vault": key_vault}
+    path = _secret_path(project, name)
+    return Request(method="PUT", path=path, json={**content, "author": author}, parse=_one(Secret))
+
+
+def delete_secret(project: str, name: str) -> Request[Secret]:
+    """Delete a secret."""
+    return Request(method="DELETE", path=_secret_path(project, name), parse=_one(Secret))
+
+
+def rotate_secrets() -> Request[SecretsRotation]:
+    """Encrypt all secrets with a new key."""
+    return Request(method="POST", path="/v1/secrets/rotate", parse=_one(SecretsRotation))
+
+
+def _project_path(project: str) -> str:
+    return f"/v1/projects/{_part(project, 'the name of the project')}"
+
+
+def _secret_path(project: str, name: str) -> str:
+    return f"{_project_path(project)}/secrets/{_part(name, 'the name of the secret')}"
 
 
 def clone_job(job_id: str, values: Mapping[str, Any], idempotency_key: str) -> Request[Job]:

@@ -15,7 +15,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from remora.errors import SpecError, SpecProblem
-from remora.spec.unsupported import REFUSED
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -97,7 +96,7 @@ def section_of(annotation: object) -> type[BaseModel] | None:
 
 def _nearest(path: list[str], model: type[BaseModel]) -> str:
     """A suggestion for an unknown key: the same word elsewhere, or the nearest word in the same section."""
-    known: tuple[str, ...] = (*getattr(model, "known_fields", ()), *REFUSED)
+    known: tuple[str, ...] = getattr(model, "known_fields", ())
     *section, word = path
     elsewhere = [name for name in known if name.rpartition(".")[2] == word]
     if elsewhere:
@@ -108,7 +107,7 @@ def _nearest(path: list[str], model: type[BaseModel]) -> str:
     near = difflib.get_close_matches(word[:80].lower(), siblings, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {prefix}{near[0]}?"
-    return f"; known are {', '.join(name for name in siblings if prefix + name not in REFUSED)}"
+    return f"; known are {', '.join(siblings)}"
 
 
 def read_yaml(source: str | Path, limit_bytes: int) -> Any:

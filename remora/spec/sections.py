@@ -52,6 +52,7 @@ from remora.spec.fields import (
     whole,
 )
 from remora.spec.quantities import BUDGET_FORM, DURATION_FORM, MOMENT_FORM, SIZE_FORM
+from remora.spec.secret_uses import MAX_SECRETS, SECRETS_FORM, SecretUse, refuses_uses
 
 #: Characters of a path in a specification.
 LONGEST_PATH = 1024
@@ -167,6 +168,21 @@ class Environment(Section):
     variables: dict[StrictStr, Text] = Field(
         {}, description="names with text values; put quotes around numbers"
     )
+    #: Secrets of the job's project that its workers get.
+    secrets: tuple[SecretUse, ...] = Field((), max_length=MAX_SECRETS, description=SECRETS_FORM)
+
+    @field_validator("secrets", mode="before")
+    @classmethod
+    def _one_secret_needs_no_list(cls, value: object) -> object:
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, str | Mapping) else value
+
+    @model_validator(mode="after")
+    def _secrets_are_distinct(self) -> Self:
+        if refusal := refuses_uses(self.secrets, self.variables):
+            raise ValueError(f"secrets: {refusal}")
+        return self
 
     @field_validator("python")
     @classmethod

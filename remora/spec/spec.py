@@ -109,7 +109,7 @@ class JobSpec(Section):
     workers_per_node: WorkerCount | None = Field(None, description=f"a whole number from 1 to {MAX_WORKERS}")
     resources: Resources = Field(Resources(), description="keys gpus, cpus, memory")
     environment: Environment = Field(
-        Environment(), description="keys image, python, pip, requirements, setup, inherit, variables"
+        Environment(), description="keys image, python, pip, requirements, setup, inherit, variables, secrets"
     )
     #: What the job reads, by name.
     inputs: dict[Name, Input] = Field(

@@ -30,6 +30,7 @@ from service.api import (
     pools,
     problem_documents,
     schedules,
+    secrets,
     sessions,
     sign_in,
     streams,
@@ -141,11 +142,12 @@ def create_app(settings: Settings) -> FastAPI:
         policies.router,
         plans.router,
         ledgers.router,
-        tokens.router,
-        sign_in.router,
-        sessions.router,
-        grants.router,
         audit.router,
+        grants.router,
+        secrets.router,
+        sessions.router,
+        sign_in.router,
+        tokens.router,
     )
     problem_documents.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     writes.install(app)

@@ -23,7 +23,7 @@ from service.api.views import run_view, schedule_view
 from service.api.writes import Noted, write
 from service.queue.schedules import ScheduleRow
 from service.store import schedules as store
-from service.store import submissions
+from service.store import secret_rows, submissions
 from service.store.ids import is_id, new_id
 from service.store.scoped import find_schedule
 
@@ -63,6 +63,7 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             said = f"there are {MOST_SCHEDULES} schedules, and no more are possible"
             raise ApiProblem(429, "too_many_schedules", said, hint="delete some: remora schedules delete")
         try:
+            secret_rows.check_there(connection, spec)
             submissions.use_bundle(connection, spec, now, access)
             submissions.check_references(connection, spec, access)
         except submissions.BundleMissing as missing:

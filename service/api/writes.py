@@ -74,6 +74,12 @@ async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> 
     return await context_of(request).database.write(audited)
 
 
+def appender(request: Request) -> Callable[[sa.Connection, Noted], None]:
+    """What tells the audit of a write whose transaction is made elsewhere."""
+    row_of = _row_maker(request)
+    return lambda connection, noted: audit.append(connection, row_of(noted))
+
+
 async def note(request: Request, noted: Noted) -> None:
     """Tell the audit of what was done elsewhere than in the database."""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from cluster.policies.placement import LASTING
 from remora.errors import SpecError
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
+from service.loops.attempt_secrets import AttemptSecrets, NotYet
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
@@ -56,6 +58,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         image=spec.environment.image,
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
         variables=dict(spec.environment.variables),
+        secrets={use.name: use.variable for use in spec.environment.secrets},
         outputs=tuple(spec.outputs),
         output_paths=_paths(spec, is_file=False),
         output_files=_paths(spec, is_file=True),
@@ -103,9 +106,12 @@ def _paths(spec: JobSpec, *, is_file: bool) -> dict[str, str]:
 class Launching:
     """Starts drivers until each reports that it has its plan, and knows since when this controller has tried."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, secrets: AttemptSecrets | None = None
+    ) -> None:
         self._clock = clock
         self._since: dict[str, float] = {}
+        self._secrets = secrets or AttemptSecrets()
 
     def launch(self, tick: Tick, live: LiveAttempts, launcher: Launcher, pairs: Iterable[JobAttempt]) -> None:
         """Bring the drivers of attempts whose rows exist nearer to their plans, and write down which have theirs.
@@ -121,6 +127,7 @@ class Launching:
                 ends[attempt.id] = (answer.reason, answer.message)
             elif answer:
                 launched.append(attempt.id)
+                self._secrets.forget(attempt.id)
                 log.info("attempt %d of %s was launched", attempt.attempt, job.id)
         live.launched(launched)
         live.end(ends)
@@ -134,12 +141,19 @@ class Launching:
             return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
         except UnknownStore as error:
             return DriverGone(EndReason.START_FAILED, f"{FIELD}: {error}")
+        answer: bool | DriverGone = False
         why = "it has not said that it has its plan"
-        try:
-            answer = launcher.start(plan)
-        except Exception as error:
-            log.warning("the driver of %s cannot be started: %s", attempt.id, error)
-            answer, why = False, str(error)[:500]
+        secrets = self._secrets.of(tick, job.project, plan)
+        if isinstance(secrets, DriverGone):
+            return secrets
+        if isinstance(secrets, NotYet):
+            why = secrets.why
+        else:
+            try:
+                answer = launcher.start(replace(plan, secret_versions=secrets.versions), secrets.pieces)
+            except Exception as error:
+                log.warning("the driver of %s cannot be started: %s", attempt.id, error)
+                why = str(error)[:500]
         if answer is False and self._clock() - since > LAUNCH_TIMEOUT_S:
             message = f"its driver could not be started within {LAUNCH_TIMEOUT_S:g} s: {why}"
             return DriverGone(EndReason.DRIVER_LOST, message)
@@ -149,3 +163,4 @@ class Launching:
         """Drop all other attempts; only these may still have to be launched."""
         kept = set(attempt_ids)
         self._since = {one: since for one, since in self._since.items() if one in kept}
+        self._secrets.forget_others(kept)

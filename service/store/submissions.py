@@ -16,7 +16,7 @@ from service.queue.arrays import ArrayRow, waits_for_room
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.early_stop import first_comparison
 from service.queue.rows import JobRow
-from service.store import arrays, bundles, dependencies
+from service.store import arrays, bundles, dependencies, secret_rows
 from service.store import jobs as store
 from service.store.ids import new_id
 from service.store.scoped import visible_jobs
@@ -84,8 +84,10 @@ def submit(
 ) -> JobRow:
     """Store a new job, which begins to wait; `origin` says where it comes from, for people, `by` who submits it.
 
-    Raises BundleMissing, and SpecError for jobs that it names and that are not there or ended otherwise.
+    Raises BundleMissing, and SpecError for secrets that its project does not have, and for jobs that it names and that
+    are not there or ended otherwise.
     """
+    secret_rows.check_there(connection, spec)
     use_bundle(connection, spec, now, access)
     check_references(connection, spec, access)
     row = replace(row_of(spec, now), submitted_by=by)
@@ -106,6 +108,7 @@ def submit_array(
 ) -> ArrayRow:
     """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
     assert spec.array is not None
+    secret_rows.check_there(connection, spec)
     use_bundle(connection, spec, now, access)
     check_references(connection, spec, access)
     most, early = spec.array.most_at_once, spec.array.stop_early

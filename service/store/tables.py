@@ -14,6 +14,7 @@ from cluster.policies.policies import BudgetStep
 from remora.roles import Role
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.rows import WaitKind
+from service.queue.secrets import SecretSource
 
 metadata = sa.MetaData()
 
@@ -536,6 +537,21 @@ idempotency = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Index("ix_idempotency_created_at", "created_at"),
     sa.Index("ix_idempotency_job_id", "job_id"),
+)
+
+# Secrets of projects, encrypted: `service.secrets.encryption`.
+secrets = sa.Table(
+    "secrets",
+    metadata,
+    sa.Column("project", sa.String(63), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("source", Word(SecretSource), nullable=False),
+    sa.Column("key_id", sa.String(40), nullable=False),
+    sa.Column("ciphertext", sa.LargeBinary, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False),
+    sa.Column("updated_by", sa.Text, nullable=False, server_default=""),
 )
 
 leases = sa.Table(

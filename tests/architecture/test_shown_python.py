@@ -14,7 +14,6 @@ import yaml
 
 import remora
 from remora import AsyncClient, Client, JobSpec, training
-from remora.spec.unsupported import REFUSED
 from remora.torch import Loop
 from remora.torch.sharded import ShardedLoop
 from service.settings import Settings
@@ -240,7 +239,6 @@ def test_every_variable_that_a_page_names_is_known_to_the_code() -> None:
 #: What has the form of an event: fields of a specification, calls of a script, and one of DeepSpeed's configuration.
 FIELDS = {
     *JobSpec.known_fields,
-    *REFUSED,
     *(f"training.{name}" for name in vars(training)),
     "checkpoint.writer",
 }

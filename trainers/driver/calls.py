@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -63,9 +63,16 @@ def end_this_actor() -> None:
     ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
-def prepare(members: list[ray_train.Member], assignments: Mapping[int, Assignment]) -> None:
-    """Give every member the assignment of its slot; blocks, for the controller's thread.  Raises RayError."""
-    given: list[Any] = [member.call(supervisor.prepare, assignments[member.slot]) for member in members]
+def prepare(
+    members: list[ray_train.Member], assignments: Mapping[int, Assignment], secrets: Sequence[bytes] = ()
+) -> None:
+    """Give every member the assignment of its slot, and the pieces of the values of the job's secrets.
+
+    Blocks, for the controller's thread.  Raises RayError.
+    """
+    given: list[Any] = [
+        member.call(supervisor.prepare, assignments[member.slot], *secrets) for member in members
+    ]
     ray.get(given, timeout=_PREPARE_S)
 
 

@@ -94,6 +94,8 @@ class Driver:
         self._nominations = Nominations()
         #: The newest order by which the sizes of the worker group changed.
         self._resized = 0.0
+        #: The values of the attempt's secrets, as its workers get them.
+        self._secrets: tuple[bytes, ...] = ()
 
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
@@ -111,15 +113,17 @@ class Driver:
 
     # --- called by the launcher ------------------------------------------------------------------------------------
 
-    async def start(self, plan: AttemptPlan) -> None:
+    async def start(self, plan: AttemptPlan, *secrets: bytes) -> None:
         """Claim the attempt and begin; called again it changes nothing.
 
+        `secrets` are the pieces of the values of the plan's secrets.
         Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, and StorageError when that
         cannot be found out for half a minute; then it begins nothing.
         """
         async with self._starting:
             if not self._has_attempt.is_set():
                 await self._claim(plan)
+                self._secrets = secrets
                 self._begin(plan)
             if plan.attempt_id != self._plan.attempt_id:
                 raise DriverTaken(f"this driver has {self._plan.attempt_id} already")
@@ -142,6 +146,10 @@ class Driver:
         self.take(plan)
         self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
+        if versions := self._plan.secret_versions:
+            names = ", ".join(f"{name} (version {version})" for name, version in versions.items())
+            text = f"Its workers get the secrets {names}."
+            self._account.event("attempt.secrets_given", text, versions=dict(versions))
         unwrapped = unwrap(self._plan.command)
         if unwrapped.launcher is not None:
             self._account.event(
@@ -252,7 +260,8 @@ class Driver:
         peers = free_ports(members) if self._backend.needs_ports else ()
         endpoint = RendezvousEndpoint(address=address, port=port, peers=peers)
         generation = self._call(self._attempt.open_group, members, resume)
-        prepare(members, self._assignments(members, generation, endpoint, resume, is_joining=False))
+        assignments = self._assignments(members, generation, endpoint, resume, is_joining=False)
+        prepare(members, assignments, self._secrets)
         self._call(self._attempt.group_started)
 
     def _on_demand_nodes(self) -> set[str]:
@@ -278,7 +287,8 @@ class Driver:
         # They get the rendezvous endpoint when they take part.
         endpoint = RendezvousEndpoint(address=members[0].address, port=0)
         try:
-            prepare(members, self._assignments(members, generation, endpoint, None, is_joining=True))
+            assignments = self._assignments(members, generation, endpoint, None, is_joining=True)
+            prepare(members, assignments, self._secrets)
         except ray.exceptions.RayError:
             self._call(self._in_place.expect_no_more, members)
             raise

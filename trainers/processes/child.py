@@ -31,7 +31,7 @@ from trainers.processes.fork_server_client import (
     receive_shim,
     shim_environment,
 )
-from trainers.processes.line_cutter import LineCutter
+from trainers.processes.line_cutter import LineCutter, StreamFilter
 
 #: Set in the environment of the command, and so of all that it starts, to find them when the shim cannot.
 _MARK_VARIABLE = "REMORA_CHILD"
@@ -63,6 +63,7 @@ class Child:
         *,
         folder: Path,
         environment: Mapping[str, str],
+        variable_files: Mapping[str, str] | None = None,
         line_bytes: int,
         grace_s: float,
         on_lines: Callable[[str, str], None],
@@ -72,12 +73,15 @@ class Child:
         python: WorkerPython | None = None,
         most_processes: int | None = None,
         container: int = 0,
+        filters: Callable[[], StreamFilter] | None = None,
     ) -> None:
         """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
 
         `python` is the worker's interpreter, above the one that the fork server runs; None: they are the same.
 
         It may have `most_processes` processes and threads, where the machine can count them.
+        Its own process reads the files `variable_files`, by variable, into its environment.  What it prints passes
+        through a filter for each stream, where `filters` makes one.
         It enters the container in which the process `container` is, 0: none; then there is no fork server.
         Raises ValueError or OSError for a command that the operating system cannot take.
         """
@@ -96,6 +100,7 @@ class Child:
             command=command,
             folder=folder,
             environment=environment,
+            variable_files=dict(variable_files or {}),
             grace_s=grace_s,
             python=python,
             container=container,
@@ -118,7 +123,8 @@ class Child:
         self._threads = [
             *(
                 threading.Thread(
-                    target=self._read_lines, args=(name, os.fdopen(pipe[0], "rb"), line_bytes, on_lines)
+                    target=self._read_lines,
+                    args=(name, os.fdopen(pipe[0], "rb"), line_bytes, on_lines, filters and filters()),
                 )
                 for name, pipe in zip(("stdout", "stderr"), outputs, strict=True)
             ),
@@ -186,14 +192,19 @@ class Child:
 
     @staticmethod
     def _read_lines(
-        name: str, pipe: IO[bytes], line_bytes: int, on_lines: Callable[[str, str], None]
+        name: str,
+        pipe: IO[bytes],
+        line_bytes: int,
+        on_lines: Callable[[str, str], None],
+        changed: StreamFilter | None,
     ) -> None:
         cutter = LineCutter(line_bytes)
         with pipe:
             while received := os.read(pipe.fileno(), _READ_SIZE):
-                if lines := list(cutter.feed(received)):
+                passed = received if changed is None else changed.feed(received)
+                if lines := list(cutter.feed(passed)):
                     on_lines(name, "\n".join(lines))
-        for line in cutter.finish():
+        for line in (*cutter.feed(b"" if changed is None else changed.finish()), *cutter.finish()):
             on_lines(name, line)
 
     def _read_messages(self, on_message: Callable[[channel.Message], None]) -> None:

@@ -40,6 +40,7 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
+_RLIMIT_CORE = 4
 #: Signals that wake a shim.
 WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -56,6 +57,7 @@ def main(arguments: list[str]) -> None:
     """Run the command and end with it.
 
     The request: `status`, `life_line` (descriptors), `grace_s`, `supervisor` (a pid), `environment` (of the command),
+    `variable_files` (paths of files with values of more variables, by their names),
     `cgroups` (folders of those that the command enters: all that lives in the first one is the command's; [] for none),
     `own_cgroup` (folder of the shim's), `container` (a pid in the container that the command enters; 0: none).
     """
@@ -77,9 +79,10 @@ def main(arguments: list[str]) -> None:
         os.close(errors_read)
         try:
             leave_shim(request["supervisor"], cgroups)
+            environment = with_secrets(request["environment"], request["variable_files"])
             if request["container"]:
                 enter_container(request["container"])
-            _become(command, request["environment"])
+            _become(command, environment)
         except OSError as error:
             os.write(errors_write, f"{command[0]}: {_why(error)}".encode())
         os._exit(127)
@@ -207,6 +210,23 @@ def leave_shim(supervisor: int, cgroups: list[str]) -> None:
     for cgroup in cgroups:
         _enter(cgroup)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+
+
+def with_secrets(environment: dict[str, str], files: dict[str, str]) -> dict[str, str]:
+    """In the forked process: the environment with the contents of these files as variables.
+
+    A process with secrets leaves no core dump, which would be written to a disk and have its variables beside it: a
+    limit of one byte is too small for a file, and keeps the kernel from starting a program for one (core(5)).
+    Raises OSError.
+    """
+    if "REMORA_SECRETS" in environment:
+        # Without the module `resource`, of which a script may have its own.
+        _LIBC.setrlimit(_RLIMIT_CORE, (ctypes.c_ulong * 2)(1, 1))
+    contents = {}
+    for name, path in files.items():
+        with open(path, "rb") as file:
+            contents[name] = os.fsdecode(file.read())
+    return {**environment, **contents}
 
 
 def enter_container(pid: int) -> None:

@@ -173,6 +173,7 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
         command=request["command"],
         invocation=PythonInvocation(**request["form"]),
         environment=request["environment"],
+        variable_files=request["variable_files"],
         folder=request["folder"],
         supervisor=request["supervisor"],
         own_cgroup=request["own_cgroup"],
@@ -186,12 +187,13 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
 
 
 def _refusal(command: ForkedCommand, warm_state: WarmState) -> str | None:
-    variable = needs_fresh_start(command.environment, warm_state.environment)
+    # Of a variable with a secret its name says enough: its value is not read here.
+    variable = needs_fresh_start({**command.environment, **command.variable_files}, warm_state.environment)
     if variable is not None:
         return f"{variable} is read when an interpreter starts"
     for name, value in warm_state.added.items():
         command.environment.setdefault(name, value)
-    if child_side.size_of(command.environment) > child_side.max_size():
+    if child_side.size_of(command.environment) + _size_of_files(command) > child_side.max_size():
         return "the environment is too big"
     script = os.path.join(command.folder, command.invocation.target)
     folder = (
@@ -205,6 +207,13 @@ def _refusal(command: ForkedCommand, warm_state: WarmState) -> str | None:
         lambda name: os.path.exists(os.path.join(folder, name, "__init__.py")),
     )
     return None if hidden is None else f"{hidden} in the folder of the script has the name of a loaded module"
+
+
+def _size_of_files(command: ForkedCommand) -> int:
+    """Bytes that variables take whose values lie in files."""
+    return sum(
+        len(os.fsencode(name)) + 2 + os.stat(path).st_size for name, path in command.variable_files.items()
+    )
 
 
 def _become_shim(
@@ -223,6 +232,7 @@ def _become_shim(
             connection.close()
             os.close(status)
             # From here on, and not before, the job's variables are in effect.
+            command.environment.update(command_shim.with_secrets(command.environment, command.variable_files))
             child_side.take_environment(command)
             child_side.take_name(" ".join(command.command), command.environment)
             os.set_inheritable(streams[2], True)

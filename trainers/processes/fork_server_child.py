@@ -43,6 +43,8 @@ class ForkedCommand:
     invocation: PythonInvocation
     #: All of it, as `os.environ` shall be.
     environment: dict[str, str]
+    #: Files that are read into it, by variable, by the process of the command: nothing of them stays here.
+    variable_files: dict[str, str]
     #: Working directory.
     folder: str
     #: Process id of the supervisor.

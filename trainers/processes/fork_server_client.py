@@ -82,6 +82,8 @@ class ShimRequest:
     #: All environment variables of the command.
     environment: Mapping[str, str]
     grace_s: float
+    #: Files that the command's own process reads into its environment, by variable: nothing else has their contents.
+    variable_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: Folder of the shim's cgroup; empty where there are none.
     own_cgroup: str = ""
     #: Folders of the cgroups that the command enters; every process in the first one is the command's.
@@ -105,6 +107,7 @@ class ShimRequest:
         """What the shim has to know, apart from descriptors."""
         return {
             "environment": dict(self.environment),
+            "variable_files": dict(self.variable_files),
             "grace_s": self.grace_s,
             "supervisor": os.getpid(),
             "own_cgroup": self.own_cgroup,

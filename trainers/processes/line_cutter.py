@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
+
+
+class StreamFilter(Protocol):
+    """Changes a stream of bytes, which may come in any pieces, before it is cut."""
+
+    def feed(self, received: bytes) -> bytes:
+        """What can be passed on of these bytes and those before."""
+
+    def finish(self) -> bytes:
+        """What was held back."""
 
 
 class LineCutter:

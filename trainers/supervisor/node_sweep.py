@@ -1,4 +1,4 @@
-"""Removes what killed supervisors left on their node: processes, containers, folders, files in memory."""
+"""Removes what killed supervisors left on their node: processes, secrets, containers, folders, files in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from remora import cgroups
 from trainers.containers.container import sweep_containers
 from trainers.node_folders import sweep_folders
+from trainers.supervisor.secret_files import sweep_secrets
 from trainers.supervisor.snapshot_memory import sweep_memory
 from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
 
@@ -25,7 +26,8 @@ def sweep_node() -> None:
 
 
 def sweep_machine() -> None:
-    """Remove what such supervisors left outside of their node's own folder: containers, temporary files, memory."""
+    """Remove what they left outside of their node's own folder: secrets, containers, temporary files, memory."""
+    sweep_secrets()
     sweep_containers()
     sweep_temporary()
     sweep_memory()

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from remora.errors import BundleError
 from remora.script import channel
@@ -37,6 +37,7 @@ from trainers.plan import AttemptPlan
 from trainers.processes.child import Child
 from trainers.processes.fork_server_client import ForkServer, job_fork_server
 from trainers.processes.python_stacks import stacks_below
+from trainers.secret_values import values_of
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.checkpoint_intake import (
     MAX_UNDER_WAY,
@@ -52,6 +53,9 @@ from trainers.supervisor.outbox import Outbox, ReportFilter
 from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.outputs_collector import OutputsCollector
 from trainers.supervisor.preparation import NodeFolders, Preparation, prepare_node
+from trainers.supervisor.redacted_messages import Messages, RedactedMessages
+from trainers.supervisor.redaction import Redactor
+from trainers.supervisor.secret_files import FOLDER_VARIABLE, secret_files
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshot_memory import SnapshotSpace, most_bytes, snapshot_space
@@ -111,6 +115,8 @@ class Assignment:
     slot: int
     #: True for a worker that joins a worker group which trains already.
     is_joining: bool = False
+    #: The values of the plan's secrets, by name.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 _assignment: Assignment | None = None
@@ -120,10 +126,10 @@ _early: list[channel.Message] = []
 _starting = threading.Lock()
 
 
-def prepare(assignment: Assignment) -> None:
-    """Take an assignment; called by the driver before the training function starts."""
+def prepare(assignment: Assignment, *secrets: bytes) -> None:
+    """Take an assignment, and the pieces of the values of its secrets; called before the training function starts."""
     global _assignment
-    _assignment = assignment
+    _assignment = dataclasses.replace(assignment, secrets=values_of(secrets))
 
 
 def instruct(message: channel.Message) -> None:
@@ -152,24 +158,6 @@ def supervise() -> None:
     running.run()
 
 
-class Messages(Protocol):
-    """Where a supervisor's messages and lines go: an `Outbox`, unless there is no driver."""
-
-    generation: int
-
-    def put(self, message: dict[str, Any]) -> None:
-        """Send a message."""
-
-    def put_lines(self, stream: str, text: str) -> None:
-        """Send lines; may block."""
-
-    def flush(self) -> None:
-        """Send what waits now."""
-
-    def close(self) -> None:
-        """Send what is left, and nothing more."""
-
-
 class Supervisor:
     """One rank's supervisor."""
 
@@ -180,9 +168,16 @@ class Supervisor:
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
-        self._outbox: Messages = messages or Outbox(
+        #: What is sent as it is; the command's lines are redacted before they are cut.
+        self._sent: Messages = messages or Outbox(
             assignment.driver, assignment.identity.generation, assignment.slot, self._driver_is_gone
         )
+        self._secrets = assignment.secrets
+        #: Takes the values of secrets out of texts; None: the job has none.
+        self._redactor = Redactor(assignment.secrets) if assignment.secrets else None
+        self._outbox = self._sent if self._redactor is None else RedactedMessages(self._sent, self._redactor)
+        #: The folder with the secrets of this worker; None: it has none.
+        self._secrets_folder: Path | None = None
         self._report_filter = ReportFilter()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
@@ -228,8 +223,9 @@ class Supervisor:
             raise
         except Exception as error:
             # So that the driver learns what has failed.
-            self._report_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
-            raise ChildFailed(str(error)) from error
+            why = self._clean(f"the supervisor failed: {type(error).__name__}: {error}")
+            self._report_trouble(why[:1000])
+            raise ChildFailed(self._clean(str(error))) from error
 
     def _run(self) -> None:
         identity = self._identity
@@ -248,6 +244,7 @@ class Supervisor:
             contextlib.ExitStack() as in_use,
         ):
             try:
+                self._secrets_folder = in_use.enter_context(secret_files(own, self._secrets))
                 code = fetch_code(self._plan, folder)
                 resume = fetch_resume(self._plan, self._resume, folder / f"resume-{identity.rank}")
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
@@ -276,7 +273,7 @@ class Supervisor:
             except (CommandUnusable, InputMissing) as error:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
-                self._finish({"environment_failed": str(error)[:4000]})
+                self._finish({"environment_failed": self._clean(str(error))[:4000]})
             except (StorageError, OSError) as error:
                 self._report_trouble(f"preparing the code failed: {error}")
                 raise ChildFailed(str(error)) from error
@@ -315,6 +312,23 @@ class Supervisor:
             # A rank that waited in the rendezvous for one whose node still prepares could give up.
             self._may_begin.wait()
         return prepared
+
+    def _clean(self, text: str) -> str:
+        """The text without values of secrets, before it is cut."""
+        return text if self._redactor is None else self._redactor.redact(text)
+
+    def _command_environment(self, launch: LaunchContext) -> Mapping[str, str]:
+        """Variables of the command alone, and not of its sidecar; those with secrets are read from their files."""
+        folder = self._secrets_folder
+        return launch.environment if folder is None else {**launch.environment, FOLDER_VARIABLE: str(folder)}
+
+    def _secret_variables(self) -> Mapping[str, str]:
+        """The files whose contents become variables of the command, by the names of these."""
+        folder = self._secrets_folder
+        if folder is None:
+            return {}
+        uses = self._plan.secrets.items()
+        return {variable: str(folder / name) for name, variable in uses if variable and name in self._secrets}
 
     def _conclude(self, child: Child, launch: LaunchContext) -> None:
         try:
@@ -477,10 +491,12 @@ class Supervisor:
                 child = self._child = Child(
                     command,
                     folder=launch.code,
-                    environment=launch.environment,
+                    environment=self._command_environment(launch),
+                    variable_files=self._secret_variables(),
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
-                    on_lines=self._outbox.put_lines,
+                    on_lines=self._sent.put_lines,
+                    filters=None if self._redactor is None else self._redactor.stream,
                     on_over=self._outbox.flush,
                     on_message=self._receive,
                     fork_server=self._fork_server,
@@ -536,12 +552,13 @@ class Supervisor:
             if self._report_filter.is_needed(message, self._identity, time.monotonic()):
                 self._outbox.put(message)
         elif message["type"] == "refused":
-            self._refusal = str(message.get("message", ""))[:1000]
+            self._refusal = self._clean(str(message.get("message", "")))[:1000]
         elif message["type"] == "checkpoint":
             try:
                 offer = CheckpointOffer.from_message(message, self._identity.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                self._outbox.put_lines("remora", f"a checkpoint message was not understood: {error!r}"[:400])
+                why = self._clean(f"a checkpoint message was not understood: {error!r}")
+                self._outbox.put_lines("remora", why[:400])
             else:
                 self._take(offer)
 
@@ -557,7 +574,7 @@ class Supervisor:
                 raise OSError(f"{MAX_UNDER_WAY} checkpoints before it are still on their way to the storage")  # noqa: TRY301
             taken = self._intake.take(offer)
         except OSError as error:
-            why = f"the checkpoint of step {offer.step} could not be taken: {error}"
+            why = self._clean(f"the checkpoint of step {offer.step} could not be taken: {error}")
             self._outbox.put_lines("remora", why[:1000])
             self._outbox.put({"type": "abandoned", "step": offer.step})
         else:
@@ -639,7 +656,7 @@ class Supervisor:
             return
         if self._stop_requested:
             raise PlannedStop
-        raise ChildFailed(str(status))
+        raise ChildFailed(self._clean(str(status)))
 
     def _driver_is_gone(self) -> None:
         """The driver is gone: end the child."""

@@ -138,8 +138,8 @@ class MortalLauncher:
         self._launcher = launcher
         self._life = life
 
-    def start(self, plan: AttemptPlan) -> bool | DriverGone:
-        return self._life.call(lambda: self._launcher.start(plan))
+    def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
+        return self._life.call(lambda: self._launcher.start(plan, secrets))
 
     def prepare(self, token: int) -> None:
         self._launcher.prepare(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -564,7 +565,7 @@ class TestTwoControllers:
         start = ready.launcher.start
         answers: list[bool | DriverGone] = []
 
-        def stopped_before(plan: AttemptPlan) -> bool | DriverGone:
+        def stopped_before(plan: AttemptPlan, _: Sequence[bytes] = ()) -> bool | DriverGone:
             if answers:
                 return start(plan)
             answers.append(False)

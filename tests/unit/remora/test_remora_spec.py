@@ -19,7 +19,6 @@ from remora.spec.backends import BACKEND_WORDS
 from remora.spec.quantities import format_duration, format_size, parse_duration, parse_size
 from remora.spec.sections import Best
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
-from remora.spec.unsupported import REFUSED
 
 
 def refusal(**fields: Any) -> str:
@@ -358,15 +357,6 @@ def test_what_joins_the_machines_of_a_job_is_left_open_unless_it_says_so(written
     assert JobSpec.from_mapping(asked.to_mapping()) == asked
 
 
-@pytest.mark.parametrize("field", REFUSED)
-def test_what_comes_later_is_refused_by_name_and_never_ignored(field: str) -> None:
-    section, _, key = field.partition(".")
-    said = refusal(**{section: {key: "x"} if key else "x"})
-    assert said.startswith(f"{field}: this version cannot do it yet; ")
-    assert "\n" not in said
-    JobSpec.from_mapping({"command": "x", section: {key: None} if key else None})
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -473,7 +463,7 @@ def test_every_field_is_documented() -> None:
         for name in JobSpec.known_fields
         if not any(o.startswith(f"{name}.") for o in JobSpec.known_fields)
     ]
-    assert [name for name in (*leaves, *REFUSED) if f"`{name}`" not in text] == []
+    assert [name for name in leaves if f"`{name}`" not in text] == []
 
 
 def test_outputs_are_folders_by_name_that_may_become_models() -> None:

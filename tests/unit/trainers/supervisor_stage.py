@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +78,7 @@ def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("trainers.supervisor.temporary_folders._PATH_BYTES", 4096)
     (folder / "memory").mkdir()
     monkeypatch.setattr("trainers.supervisor.snapshot_memory._MEMORY", folder / "memory")
+    monkeypatch.setattr("trainers.supervisor.secret_files._MEMORY", folder / "memory")
 
 
 class Stage:
@@ -88,13 +90,22 @@ class Stage:
         self.storage = Storage(folder / "storage")
         #: Takes the place of the file system in memory.
         self.memory = folder / "memory" / f"remora-{os.getuid()}"
+        self.secrets = folder / "memory" / f"remora-secrets-{os.getuid()}"
         #: Where folders of temporary files lie.
         self.temporary = folder / "temporary" / f"remora-tmp-{os.getuid()}"
         self.outcome: Exception | None = None
         self.supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, code: str = "", is_joining: bool = False, rank: int = 1, **fields: Any) -> Supervisor:
+    def start(
+        self,
+        code: str = "",
+        is_joining: bool = False,
+        rank: int = 1,
+        values: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> Supervisor:
+        """`values` are those of secrets, by name."""
         source = self.folder / "code"
         source.mkdir()
         (source / "train.py").write_text(code)
@@ -120,6 +131,7 @@ class Stage:
                 resume=None,
                 slot=identity.rank,
                 is_joining=is_joining,
+                secrets=values or {},
             )
         )
         self._thread = threading.Thread(target=self._run)
@@ -147,3 +159,4 @@ class Stage:
             self.end()
         assert list((self.folder / "work").iterdir()) == []
         assert not self.temporary.exists() or list(self.temporary.iterdir()) == []
+        assert not self.secrets.exists() or list(self.secrets.iterdir()) == []

@@ -1,0 +1,1 @@
+"""Secrets of projects: encrypted in the store, and resolved for each attempt."""

@@ -1,0 +1,94 @@
+"""Stores secrets, encrypted with the newest key; the key is on the disk before anything is encrypted with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from service.queue.secrets import MAX_SECRETS_OF_PROJECT, SecretPlace, SecretRow, SecretSource
+from service.secrets.encryption import Key, seal
+from service.secrets.key_file import KeyFile, KeysUnusable
+from service.store import secret_rows as store
+from service.store.database import Database
+
+
+class TooManySecrets(Exception):
+    """The project has as many secrets as it may; the message is one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSecret:
+    """What is to be stored."""
+
+    project: str
+    name: str
+    source: SecretSource
+    #: The value, or the address of a secret in a key vault.
+    content: str = field(repr=False)
+    updated_by: str = ""
+
+
+def store_secret(
+    database: Database,
+    key_file: KeyFile,
+    new: NewSecret,
+    now: float,
+    also: Callable[[sa.Connection, SecretRow], None] = lambda *_: None,
+) -> SecretRow:
+    """Store a secret, as the next version of the one of its name if there is one; may wait for a rotation.
+
+    `also` is done in the same transaction.  Raises KeysUnusable, TooManySecrets.
+    """
+    with key_file.locked():
+        keys = key_file.read()
+        if not keys:
+            # Never where rows need the key of a lost file: its copy has to come back, and not another key.
+            if database.query(store.is_any):
+                raise KeysUnusable(
+                    f"the key file {key_file.path} is gone, and there are secrets that need it; restore it from its"
+                    " copy, or delete all secrets"
+                )
+            keys = key_file.add()
+
+        def work(connection: sa.Connection) -> SecretRow:
+            row = _put(connection, keys[0], new, now)
+            also(connection, row)
+            return row
+
+        try:
+            return database.transact(work)
+        except IntegrityError:
+            # The API of another machine stored the first version at the same moment.
+            return database.transact(work)
+
+
+def _put(connection: sa.Connection, key: Key, new: NewSecret, now: float) -> SecretRow:
+    before = store.lock(connection, new.project, new.name)
+    if before is None and store.count(connection, new.project) >= MAX_SECRETS_OF_PROJECT:
+        raise TooManySecrets(
+            f"the project {new.project} has {MAX_SECRETS_OF_PROJECT} secrets, and no more are possible"
+        )
+    place = SecretPlace(new.project, new.name, 1 if before is None else before.version + 1, new.source)
+    sealed = seal(key, place, new.content.encode())
+    row = SecretRow(
+        project=new.project,
+        name=new.name,
+        version=place.version,
+        source=new.source,
+        key_id=sealed.key_id,
+        ciphertext=sealed.ciphertext,
+        created_at=now if before is None else before.created_at,
+        updated_at=now,
+        updated_by=new.updated_by,
+    )
+    store.put(connection, row)
+    return row
+
+
+def sealed_again(row: SecretRow, key: Key, content: bytes) -> SecretRow:
+    """The same secret, encrypted with another key."""
+    sealed = seal(key, row.place, content)
+    return replace(row, key_id=sealed.key_id, ciphertext=sealed.ciphertext)

@@ -1,0 +1,108 @@
+"""Secrets of projects, encrypted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+
+import sqlalchemy as sa
+
+from remora.errors import SpecError, SpecProblem
+from remora.spec.spec import JobSpec
+from service.queue.secrets import SecretRow
+from service.store.tables import secrets
+
+
+def get(connection: sa.Connection, project: str, name: str) -> SecretRow | None:
+    """One secret, or None."""
+    return _one(connection.execute(_of(project, name)).first())
+
+
+def lock(connection: sa.Connection, project: str, name: str) -> SecretRow | None:
+    """One secret, kept from changing by others until the transaction ends, or None."""
+    return _one(connection.execute(_of(project, name).with_for_update()).first())
+
+
+def of_project(
+    connection: sa.Connection, project: str, names: Iterable[str] | None = None
+) -> list[SecretRow]:
+    """Secrets of a project, by name; of these names alone, when some are given."""
+    statement = sa.select(secrets).where(secrets.c.project == project).order_by(secrets.c.name)
+    if names is not None:
+        statement = statement.where(secrets.c.name.in_(sorted(names)))
+    return [SecretRow(**row._mapping) for row in connection.execute(statement)]
+
+
+def put(connection: sa.Connection, row: SecretRow) -> None:
+    """Store a secret in place of the one of its name, if there is one.  Raises IntegrityError beside another one."""
+    is_there = sa.and_(secrets.c.project == row.project, secrets.c.name == row.name)
+    if connection.execute(sa.update(secrets).where(is_there).values(asdict(row))).rowcount == 0:
+        connection.execute(sa.insert(secrets), asdict(row))
+
+
+def delete(connection: sa.Connection, project: str, name: str) -> None:
+    """Delete a secret; fine when there is none."""
+    statement = sa.delete(secrets).where(secrets.c.project == project, secrets.c.name == name)
+    connection.execute(statement)
+
+
+def is_any(connection: sa.Connection) -> bool:
+    """True when some project has a secret."""
+    return connection.execute(sa.select(secrets.c.name).limit(1)).first() is not None
+
+
+def count(connection: sa.Connection, project: str) -> int:
+    """How many secrets a project has."""
+    statement = sa.select(sa.func.count()).where(secrets.c.project == project)
+    return int(connection.execute(statement).scalar_one())
+
+
+def of_other_keys(
+    connection: sa.Connection, key_id: str, after: tuple[str, str] | None, limit: int
+) -> list[SecretRow]:
+    """Secrets that are not encrypted with this key, locked, behind a project and name, in their order."""
+    statement = (
+        sa.select(secrets)
+        .where(secrets.c.key_id != key_id)
+        .order_by(secrets.c.project, secrets.c.name)
+        .limit(limit)
+        .with_for_update()
+    )
+    if after is not None:
+        project, name = after
+        behind = sa.or_(
+            secrets.c.project > project, sa.and_(secrets.c.project == project, secrets.c.name > name)
+        )
+        statement = statement.where(behind)
+    return [SecretRow(**row._mapping) for row in connection.execute(statement)]
+
+
+def check_there(connection: sa.Connection, spec: JobSpec) -> None:
+    """Raise SpecError for each secret of a job that its project does not have."""
+    uses = spec.environment.secrets
+    if not uses:
+        return
+    statement = sa.select(secrets.c.name).where(
+        secrets.c.project == spec.project, secrets.c.name.in_([use.name for use in uses])
+    )
+    known = set(connection.execute(statement).scalars())
+    problems = [
+        SpecProblem(f"environment.secrets.{place}", missing(spec.project, use.name))
+        for place, use in enumerate(uses)
+        if use.name not in known
+    ]
+    if problems:
+        raise SpecError(problems)
+
+
+def missing(project: str, name: str) -> str:
+    """What is said of a secret that a project does not have."""
+    return f"the project {project} has no secret {name}; store it with: remora secrets set {name} --project {project}"
+
+
+def _of(project: str, name: str) -> sa.Select[tuple[object, ...]]:
+    return sa.select(secrets).where(secrets.c.project == project, secrets.c.name == name)
+
+
+def _one(row: sa.Row[tuple[object, ...]] | None) -> SecretRow | None:
+    return None if row is None else SecretRow(**row._mapping)

@@ -1,0 +1,177 @@
+"""A worker's secrets: files and variables of its command alone, redacted in all that leaves it, gone at its end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
+from trainers.environments.commands import EnvironmentFailed
+from trainers.processes.fork_server_client import ForkServer
+from trainers.secret_values import PIECE_BYTES, pieces_of, values_of
+from trainers.supervisor import secret_files as files_module
+from trainers.supervisor import supervisor as module
+from trainers.supervisor.node_sweep import sweep_node
+
+CANARY = 'canary-4f1d/\\x"9b7c2e\u00e4'
+SECRETS = {"TOKEN": "TOKEN", "WANDB": "WANDB_API_KEY", "FILE_ONLY": None}
+VALUES = {
+    "TOKEN": CANARY,
+    "WANDB": "another-canary-77",
+    "FILE_ONLY": "-----BEGIN-----\nthird-canary-line\n-----END-----\n",
+}
+
+#: Shows what it has by digests, and says its secret in all ways.
+SCRIPT = """
+import base64, hashlib, json, os, pathlib, resource, stat, sys, urllib.parse
+from remora import training
+
+folder = pathlib.Path(os.environ["REMORA_SECRETS"])
+digest = lambda text: hashlib.sha256(text.encode()).hexdigest()[:12]
+found = {path.name: digest(path.read_text()) for path in sorted(folder.iterdir())}
+modes = {oct(stat.S_IMODE(path.stat().st_mode)) for path in folder.iterdir()}
+variables = {name: digest(os.environ[name]) for name in ("TOKEN", "WANDB_API_KEY")}
+print(json.dumps({"files": found, "modes": sorted(modes), "variables": variables,
+    "others": [name for name in os.environ if name in ("WANDB", "FILE_ONLY")],
+    "core": resource.getrlimit(resource.RLIMIT_CORE), "folder": oct(stat.S_IMODE(folder.stat().st_mode)),
+    "argv": any("canary" in text for text in open("/proc/self/cmdline"))}))
+token = os.environ["TOKEN"]
+print("raw", token, flush=True)
+print("json", json.dumps(token))
+print("base64", base64.b64encode(("user:" + token).encode()).decode())
+print("url", urllib.parse.quote(token))
+print((folder / "FILE_ONLY").read_text())
+for letter in "split " + token + "\\n":
+    os.write(1, letter.encode("utf-8", "surrogateescape"))
+print("long", "." * 16370, token)
+training.report(1, {token: 1.0})
+sys.exit("ends with " + token)
+"""
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
+    """The driver, reached without Ray."""
+    played = Driver()
+    without_ray(played, tmp_path, monkeypatch)
+    return played
+
+
+@pytest.fixture
+def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
+    played = Stage(driver, tmp_path)
+    yield played
+    played.close()
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_secrets_are_files_and_variables_of_the_command_and_nothing_that_it_says(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_forked: bool
+) -> None:
+    warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["json"]) if is_forked else None
+    monkeypatch.setattr(module, "job_fork_server", lambda *_: warm)
+    fields: dict[str, Any] = {} if not is_forked else {"variables": {}, "warm_modules": ("json",)}
+    stage.start(SCRIPT, values=VALUES, secrets=SECRETS, **fields)
+    assert stage.end()["exit_code"] == 1
+    assert stage.driver.all("started")[0]["is_warm"] is is_forked
+    first, *lines = [line["text"] for line in stage.driver.all("log") if line["stream"] == "stdout"]
+    shown = json.loads(first)
+    assert shown["files"] == {name: digest(value) for name, value in VALUES.items()}
+    assert shown["variables"] == {"TOKEN": digest(CANARY), "WANDB_API_KEY": digest(VALUES["WANDB"])}
+    assert (shown["modes"], shown["folder"], shown["others"]) == (["0o400"], "0o700", [])
+    assert (shown["core"], shown["argv"]) == ([1, 1], False)
+    assert lines[0] == "raw [secret TOKEN]"
+    assert lines[1] == 'json "[secret TOKEN]"'
+    assert "split [secret TOKEN]" in lines
+    (long,) = [line for line in lines if line.startswith("long")]
+    assert long.startswith(f"long {'.' * 16370} [secret"), "it is redacted before it is cut"
+    said = repr(stage.driver.messages)
+    assert "canary" not in said
+    assert "Y2FuYXJ5" not in said, "nor in base64"
+    assert [message["metrics"] for message in stage.driver.all("report")] == [{"[secret TOKEN]": 1.0}]
+    assert "canary" not in repr(stage.outcome)
+
+
+def digest(value: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(value.encode()).hexdigest()[:12]
+
+
+def test_a_worker_without_secrets_has_no_folder_for_them(stage: Stage) -> None:
+    stage.start("import os; print(os.environ.get('REMORA_SECRETS'))")
+    stage.end()
+    assert [line["text"] for line in stage.driver.all("log")] == ["None"]
+    assert not stage.secrets.exists()
+
+
+def test_a_refusal_of_a_script_is_redacted_before_it_is_cut(stage: Stage) -> None:
+    stage.start(
+        "import os\nfrom remora import training\n"
+        "said = 'x' * 990 + ' ' + os.environ['TOKEN']\n"
+        "training.open_link().send({'type': 'refused', 'message': said})\n"
+        "raise SystemExit(2)",
+        values={"TOKEN": CANARY},
+        secrets={"TOKEN": "TOKEN"},
+    )
+    refused = stage.end()["start_failed"]
+    assert refused.endswith("x [secret T")
+    assert "canary" not in repr(stage.driver.messages)
+
+
+def test_a_node_without_memory_for_files_says_so(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(files_module, "_MEMORY", tmp_path / "absent")
+    stage.start(values=VALUES, secrets=SECRETS)
+    assert "this node has no file system in memory" in stage.end()["environment_failed"]
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "_MEMORY", tmp_path)
+    (tmp_path / f"remora-secrets-{os.getuid()}").mkdir()
+    (tmp_path / f"remora-secrets-{os.getuid()}").chmod(0o777)
+    with (
+        pytest.raises(EnvironmentFailed, match="no folder of this user alone"),
+        files_module.secret_files("w", VALUES),
+    ):
+        pass
+
+
+def hold(memory: Path, there: Any) -> None:
+    files_module._MEMORY = memory
+    with files_module.secret_files("worker", VALUES):
+        there.set()
+        signal.pause()
+
+
+def test_the_secrets_of_a_killed_supervisor_are_swept(driver: Driver, stage: Stage) -> None:
+    del driver
+    context = multiprocessing.get_context("fork")
+    there = context.Event()
+    process = context.Process(target=hold, args=(stage.secrets.parent, there))
+    process.start()
+    assert there.wait(20.0)
+    sweep_node()
+    assert (stage.secrets / "worker" / "TOKEN").read_text() == CANARY, "it lives"
+    process.kill()
+    process.join()
+    assert (stage.secrets / "worker").exists()
+    sweep_node()
+    assert list(stage.secrets.iterdir()) == []
+
+
+def test_values_travel_in_pieces_that_ray_passes_in_the_call_itself() -> None:
+    values = {f"S{number}": "\u00e4" * 60_000 for number in range(3)}
+    pieces = pieces_of(values)
+    assert len(pieces) > 3
+    assert max(len(piece) for piece in pieces) <= PIECE_BYTES < 100 * 1024
+    assert values_of(pieces) == values
+    assert (pieces_of({}), values_of(())) == ((), {})
