@@ -125,8 +125,9 @@ async def rotate_secrets(request: Request, _: Annotated[Parameters, Query()]) ->
     """Encrypt the secrets of all projects with a new key; one that was interrupted is brought to its end instead."""
     context = context_of(request)
     key_file = KeyFile(context.settings.secrets_key)
+    # Before it, as it is made of many transactions: one that is killed has been noted.
+    await note(request, Noted(outcome="begun"))
     done = await _in_thread(lambda: rotate(context.database, key_file))
-    await note(request, Noted(after={"key_id": done.key_id, "rewritten": done.rewritten}))
     return SecretsRotation(**asdict(done) | {"unreadable": list(done.unreadable)})
 
 
