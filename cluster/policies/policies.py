@@ -116,6 +116,8 @@ class ProjectPolicy(_Policy):
     #: Weight against other projects that want more than there is.
     share: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
     gpus: Count | None = None
+    #: Jobs that wait or run; further ones are refused when they are submitted.
+    jobs: Count | None = None
     usd_per_day: Money | None = None
     usd_per_month: Money | None = None
 

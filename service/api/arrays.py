@@ -56,7 +56,7 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
         view = array_view(row, {JobState.QUEUED.value: row.size}, 0.0)
         return store.job_ids(connection, row.id)[0], view.model_dump_json()
 
-    return await answer_once(request, body.digest, create, "/v1/arrays", JobArray, len(elements))
+    return await answer_once(request, body, create, "/v1/arrays", JobArray, len(elements))
 
 
 @router.get("", operation_id="list_arrays", response_model=Page[JobArray])

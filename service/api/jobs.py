@@ -51,7 +51,7 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
         noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 
-    return await answer_once(request, body.digest, create, "/v1/jobs", Job)
+    return await answer_once(request, body, create, "/v1/jobs", Job)
 
 
 def _one_job(body: dict[str, Any]) -> JobSpec:
@@ -90,7 +90,7 @@ async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]
         noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 
-    return await answer_once(request, body.digest, create, "/v1/jobs", Job)
+    return await answer_once(request, body, create, "/v1/jobs", Job)
 
 
 @router.get("", operation_id="list_jobs", response_model=Page[Job])

@@ -26,6 +26,8 @@ from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
 from service.api.writes import Noted, write
 from service.images import IMAGE_FIELD, NoImages, check_image
+from service.policies_in_force import limits_in_force
+from service.queue.intake import Limits
 from service.storage_locations import FIELD, UnknownStore, check_name
 from service.store import answers, submissions
 from service.store.answers import SavedAnswer
@@ -149,13 +151,14 @@ class SubmissionOrder:
     key: str | None
     digest: str
     create: Create
-    #: Jobs that it makes.
+    #: Jobs that it makes, and of which project.
     jobs: int
+    project: str
     now: float
 
 
 async def answer_once(
-    request: Request, digest: str, create: Create, path: str, view: type[BaseModel], jobs: int = 1
+    request: Request, body: SpecBody, create: Create, path: str, view: type[BaseModel], jobs: int = 1
 ) -> Response:
     """Create what was asked for, or give the answer that was given for the same `Idempotency-Key`.
 
@@ -163,11 +166,16 @@ async def answer_once(
     """
     context = context_of(request)
     order = SubmissionOrder(
-        key=scoped_key(request), digest=digest, create=create, jobs=jobs, now=context.clock()
+        key=scoped_key(request),
+        digest=body.digest,
+        create=create,
+        jobs=jobs,
+        project=body.spec.project,
+        now=context.clock(),
     )
 
     def work(connection: sa.Connection, noted: Noted) -> tuple[str, bool]:
-        return carry_out(connection, order, context.settings.max_active_jobs, noted)
+        return carry_out(connection, order, limits_in_force(connection, context.settings), noted)
 
     try:
         answer, is_replay = await write(request, work)
@@ -184,7 +192,7 @@ async def answer_once(
 
 
 def carry_out(
-    connection: sa.Connection, order: SubmissionOrder, max_active_jobs: int, noted: Noted
+    connection: sa.Connection, order: SubmissionOrder, limits: Limits, noted: Noted
 ) -> tuple[str, bool]:
     """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
     key = order.key
@@ -199,7 +207,7 @@ def carry_out(
         noted.outcome, noted.object = "replayed", saved.job_id
         return saved.answer, True
     try:
-        submissions.check_room(connection, order.jobs, max_active_jobs)
+        submissions.check_room(connection, order.project, order.jobs, limits)
         job_id, answer = order.create(connection, noted)
     except submissions.QueueFull as full:
         refusal = full.refusal

@@ -13,6 +13,7 @@ from remora.spec.arrays import elements_of
 from remora.spec.fields import MAX_LABELS
 from remora.spec.spec import JobSpec
 from service.loops.tick import Tick
+from service.policies_in_force import limits_in_force
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
 from service.store import schedules as store
 from service.store import submissions
@@ -94,12 +95,13 @@ def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: s
         labels.setdefault(LABEL, schedule.id)
     others = [*schedule.spec["after"], *([{"job": after, "when": "any"}] if after else [])]
     spec = JobSpec.from_mapping({**schedule.spec, "schedule": None, "labels": labels, "after": others})
-    most, origin = tick.settings.max_active_jobs, f"by the schedule {schedule.id}"
+    limits = limits_in_force(connection, tick.settings)
+    origin = f"by the schedule {schedule.id}"
     if spec.array is None:
-        submissions.check_room(connection, 1, most)
+        submissions.check_room(connection, spec.project, 1, limits)
         job = submissions.submit(connection, spec, tick.now, origin, by=schedule.submitted_by)
         return _Submitted(job_id=job.id)
     elements = elements_of(spec)
-    submissions.check_room(connection, len(elements), most)
+    submissions.check_room(connection, spec.project, len(elements), limits)
     array = submissions.submit_array(connection, spec, elements, tick.now, by=schedule.submitted_by)
     return _Submitted(array_id=array.id)

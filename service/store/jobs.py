@@ -41,6 +41,7 @@ _JOB = sa.select(jobs).where(jobs.c.id == sa.bindparam("id"))
 _LOCKED_JOB = _JOB.with_for_update()
 _ATTEMPT = sa.select(attempts).where(attempts.c.id == sa.bindparam("id"))
 _ACTIVE = sa.select(sa.func.count()).select_from(jobs).where(ACTIVE_JOBS)
+_ACTIVE_OF_PROJECT = _ACTIVE.where(jobs.c.project == sa.bindparam("project"))
 _LIVE = sa.select(attempts).where(LIVE_ATTEMPTS)
 # In the inner selection `state` is the attempt's.
 _JOBS_OF_LIVE = sa.select(jobs).where(jobs.c.id.in_(sa.select(attempts.c.job_id).where(LIVE_ATTEMPTS)))
@@ -297,9 +298,11 @@ def _insert_events(connection: sa.Connection, rows: list[dict[str, Any]]) -> Non
         connection.execute(insert_into(events), rows)
 
 
-def count_active(connection: sa.Connection) -> int:
-    """Jobs that wait or run."""
-    return int(connection.execute(_ACTIVE).scalar_one())
+def count_active(connection: sa.Connection, project: str | None = None) -> int:
+    """Jobs that wait or run, of all projects or of one."""
+    if project is None:
+        return int(connection.execute(_ACTIVE).scalar_one())
+    return int(connection.execute(_ACTIVE_OF_PROJECT, {"project": project}).scalar_one())
 
 
 def queued_jobs(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:

@@ -210,3 +210,19 @@ def test_odd_texts_are_no_trouble(client: TestClient) -> None:
         problem(post(client, document=document, based_on=1), 422, "invalid_policies")
     for version in ("9", "-1", "9" * 30, "x", "1.0", "%00"):
         problem(client.get(f"/v1/policies/{version}"), 404, "policies_not_found")
+
+
+def test_a_project_has_no_more_jobs_than_its_policy_lets_it(client: TestClient) -> None:
+    apply(client, f"{FIRST}projects:\n  vision: {{jobs: 2}}\n", 0)
+
+    def submit(path: str, **fields: Any) -> Any:
+        return client.post(path, json={"command": "python train.py", "project": "vision", **fields})
+
+    three = {"list": [{"seed": seed} for seed in range(3)]}
+    problem(submit("/v1/arrays", array=three), 429, "too_many_jobs_of_project")
+    first, _ = (submit("/v1/jobs").json()["id"] for _ in range(2))
+    refused = problem(submit("/v1/jobs"), 429, "too_many_jobs_of_project")
+    assert refused.detail == "2 jobs of the project vision wait or run and its limit is 2"
+    assert submit("/v1/jobs", project="speech").status_code == 201
+    client.post(f"/v1/jobs/{first}/cancel")
+    assert submit("/v1/jobs").status_code == 201

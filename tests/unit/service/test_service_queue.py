@@ -450,6 +450,12 @@ class TestIntake:
         assert refusal is not None
         assert "10" in refusal.message
 
+    def test_a_project_may_have_fewer(self) -> None:
+        assert intake.check_project("vision", 1, 2) is None
+        refusal = intake.check_project("vision", 2, 2)
+        assert refusal is not None
+        assert refusal.message == "2 jobs of the project vision wait or run and its limit is 2"
+
 
 class TestRecords:
     junk = st.recursive(
