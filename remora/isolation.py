@@ -109,7 +109,10 @@ def offered() -> Offer:
 
 
 def missing(status: str, uid_map: str, uids: UidRange) -> str:
-    """What a process lacks to give its commands to these users, by the texts of its files in /proc; "": nothing (pure)."""
+    """What a process lacks to give its commands to these users; "": nothing (pure).
+
+    `status` and `uid_map` are the texts of its files of these names in /proc.
+    """
     line = next((one for one in status.splitlines() if one.startswith("CapEff:")), "CapEff: 0")
     effective = int(line.split()[1], 16)
     lacking = [name for number, name in _NEEDED.items() if not effective >> number & 1]

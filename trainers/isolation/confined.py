@@ -17,9 +17,10 @@ from typing import Any
 
 from remora.isolation import Isolation, decide, offered
 from trainers.environments.public_package import public_package
-from trainers.isolation.memory import JobMemory
+from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.users import job_user
+from trainers.node_folders import work_root
 
 #: Devices that a command may use by their own rights or by their group.
 _DEVICES = ("dev/nvidia*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
@@ -96,13 +97,15 @@ class ConfinedJob:
             for path, name in places.items()
         ]
         if memory is not None:
-            found.append(Shown(source=memory.shared, target=Path("/dev/shm"), is_read_only=False))  # noqa: S108
+            found.append(Shown(source=memory.shared, target=SEEN, is_read_only=False))
         return found
 
 
 @contextlib.contextmanager
-def confined_job(asked: Isolation, job: str, folder: Path, temporary: Path) -> Iterator[ConfinedJob | None]:
-    """The job of this name, whose folders on this node are `folder` and `temporary`; None: it is not confined.
+def confined_job(
+    asked: Isolation, attempt_id: str, folder: Path, temporary: Path
+) -> Iterator[ConfinedJob | None]:
+    """The job of this attempt, whose folders on this node are `folder` and `temporary`; None: it is not confined.
 
     Raises IsolationImpossible, OSError.
     """
@@ -110,7 +113,8 @@ def confined_job(asked: Isolation, job: str, folder: Path, temporary: Path) -> I
     if uids is None:
         yield None
         return
-    with job_user(job, uids) as uid:
+    # Nodes that are simulated on one machine have work folders, and users, of their own.
+    with job_user(f"{attempt_id} {work_root()}", uids) as uid:
         home = folder / "home"
         temporary = temporary.resolve()
         for path, mode in ((home, 0o700), (temporary / "tmp", 0o1777), (temporary / "var-tmp", 0o1777)):
@@ -148,7 +152,7 @@ def redirected(environment: Mapping[str, str], job: ConfinedJob | None) -> dict[
 
 def _hidden() -> list[Path]:
     """Folders that are covered whatever their rights are: the home of the node's user."""
-    home = Path(os.path.expanduser("~")).resolve()
+    home = Path.home().resolve()
     return [home] if len(home.parts) > 1 and home.is_dir() else []
 
 

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.node_folders import Clear, open_lock, shared_folder
+from trainers.node_folders import Clear, shared_folder
 from trainers.processes.confinement import MEMORY
 
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2
 #: Files and folders that one job may have in its memory.
 _MOST_FILES = 1_000_000
-#: Held while a file system is mounted or looked for; beside the locks of folders, which end in `.lock`.
-_MOUNTING = "mounting"
+#: Where the job's commands see it.
+SEEN = Path("/dev/shm")  # noqa: S108 - the job's own one
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,7 +36,7 @@ class JobMemory:
 
     @property
     def shared(self) -> Path:
-        """What the job's commands see as /dev/shm."""
+        """What the job's commands see as `SEEN`."""
         return self.root / "shm"
 
 
@@ -48,13 +48,17 @@ def job_memory(name: str, root: Path, size_bytes: int, clear: Clear) -> Iterator
     Raises OSError.
     """
     with shared_folder(name, root, clear) as folder:
-        with open_lock(root / _MOUNTING) as lock:
+        # What is opened here is the folder itself, unless it is mounted already.
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_mount():
                 _mount(folder, size_bytes)
                 # As in /dev/shm everyone may make files, and remove only his own.
                 (folder / "shm").mkdir()
                 (folder / "shm").chmod(0o1777)
+        finally:
+            os.close(lock)
         yield JobMemory(folder)
 
 

@@ -87,13 +87,14 @@ def end_user(uid: int) -> int:
 def processes_of(uid: int) -> list[int]:
     """Living processes of a user, by any of its numbers in /proc/PID/status."""
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/status") as file:
-                fields = dict(line.split(":", 1) for line in file if ":" in line)
-                is_dead = fields["State"].split()[0] in "ZX"
-                if str(uid) in fields["Uid"].split() and not is_dead:
-                    found.append(int(entry))
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                status = (entry / "status").read_text()
+                _, _, uids = status.partition("\nUid:")
+                is_dead = status.partition("\nState:\t")[2][:1] in "ZX"
+                if str(uid) in uids.partition("\n")[0].split() and not is_dead:
+                    found.append(int(entry.name))
     return found
 
 

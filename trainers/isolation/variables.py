@@ -1,7 +1,7 @@
 """Which of a node's environment variables the command of a job sees (pure).
 
-A node's own variables may hold its credentials for a cloud, for a registry or for the cluster, under names that no list has in full.
-So those that commands need are named here, and all others stay with the node.
+A node's own variables may hold its credentials for a cloud, for a registry or for the cluster, under names that no
+list has in full.  So those that commands need are named here, and all others stay with the node.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 import struct
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Under this name file systems in memory for jobs are mounted.
 MEMORY = "remora-memory"
@@ -140,7 +142,7 @@ def _become_user(uid: int, groups: list[int]) -> None:
             break
     _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-    number = _KEYCTL.get(platform.machine())
+    number = _KEYCTL.get(os.uname().machine)
     if number is not None:
         # That of the node's user may hold keys.
         _LIBC.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainers.confined_folders import remove_tree
 from trainers.isolation.confined import ConfinedJob
-from trainers.isolation.memory import JobMemory, job_memory, unmount
+from trainers.isolation.memory import SEEN, JobMemory, job_memory, unmount
 from trainers.node_folders import is_in_use, is_private, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
@@ -49,7 +49,7 @@ class SnapshotSpace:
         """Environment variables for the script."""
         seen = self.folder
         if self.confined is not None:
-            seen = _MEMORY / self.folder.relative_to(self.confined.shared)
+            seen = SEEN / self.folder.relative_to(self.confined.shared)
         return {"REMORA_MEMORY_DIR": str(seen), "REMORA_MEMORY_BYTES": str(self.limit_bytes)}
 
 
@@ -95,11 +95,11 @@ def snapshot_space(name: str, workers: int) -> Iterator[SnapshotSpace | None]:
 
 @contextlib.contextmanager
 def confined_space(
-    name: str, attempt_id: str, workers: int, most_shared: int, job: ConfinedJob
+    name: str, workers: int, most_shared: int, job: ConfinedJob
 ) -> Iterator[SnapshotSpace | None]:
-    """The same in a file system in memory that the job has for itself; `most_shared` bytes are for files of its scripts.
+    """The same in a file system in memory that the job has for itself.
 
-    0 bytes: as many as for snapshots.  Raises OSError.
+    Files of its scripts may have `most_shared` bytes there, 0: as many as snapshots.  Raises OSError.
     """
     root = memory_root()
     if root is None:
@@ -107,7 +107,7 @@ def confined_space(
         return
     sweep_memory()
     most = most_bytes(root)
-    with job_memory(f"{attempt_id}.job", root, most + (most_shared or most), _clear) as memory:
+    with job_memory(f"user{job.uid}", root, most + (most_shared or most), _clear) as memory:
         own = memory.shared / "remora" / name
         for path, mode in ((own.parent, 0o755), (own, 0o1777), (own / _SCRIPT, 0o700), (own / _TAKEN, 0o755)):
             path.mkdir(exist_ok=True)

@@ -524,7 +524,7 @@ class Supervisor:
         workers = self._identity.local_world_size
         if self._job is None:
             return snapshot_space(name, workers)
-        return confined_space(name, self._identity.attempt_id, workers, self._plan.max_shm_bytes, self._job)
+        return confined_space(name, workers, self._plan.max_shm_bytes, self._job)
 
     def _confined(self, launch: LaunchContext, folder: Path) -> LaunchContext:
         """Give the worker's folders to the job's user; returns how its commands become that user's."""
