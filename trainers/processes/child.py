@@ -24,6 +24,7 @@ from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.script import channel
 from trainers.environments.worker_python import WorkerPython
+from trainers.isolation.confined import Confinement
 from trainers.processes.fork_server_client import (
     CommandShim,
     ForkServer,
@@ -74,6 +75,7 @@ class Child:
         most_processes: int | None = None,
         container: int = 0,
         filters: Callable[[], StreamFilter] | None = None,
+        confinement: Confinement | None = None,
     ) -> None:
         """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
 
@@ -83,6 +85,7 @@ class Child:
         Its own process reads the files `variable_files`, by variable, into its environment.  What it prints passes
         through a filter for each stream, where `filters` makes one.
         It enters the container in which the process `container` is, 0: none; then there is no fork server.
+        `confinement` makes it a process of its job's own user; None: it is one of the node's.
         Raises ValueError or OSError for a command that the operating system cannot take.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -104,6 +107,7 @@ class Child:
             grace_s=grace_s,
             python=python,
             container=container,
+            confinement=confinement,
         )
         if self._cgroup is not None:
             request = _inside(request, self._cgroup)

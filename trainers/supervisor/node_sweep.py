@@ -6,6 +6,7 @@ import logging
 
 from remora import cgroups
 from trainers.containers.container import sweep_containers
+from trainers.isolation.users import sweep_users
 from trainers.node_folders import sweep_folders
 from trainers.supervisor.secret_files import sweep_secrets
 from trainers.supervisor.snapshot_memory import sweep_memory
@@ -26,7 +27,11 @@ def sweep_node() -> None:
 
 
 def sweep_machine() -> None:
-    """Remove what they left outside of their node's own folder: secrets, containers, temporary files, memory."""
+    """Remove what such supervisors left outside of their node's own folder: secrets, containers, files, memory."""
+    try:
+        sweep_users()
+    except OSError as error:
+        log.warning("users of jobs are not given back: %s", error)
     sweep_secrets()
     sweep_containers()
     sweep_temporary()

@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from remora.code.bundle import pack
+from remora.machine_isolation import offered
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
 from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
@@ -91,6 +92,8 @@ class Stage:
         #: Takes the place of the file system in memory.
         self.memory = folder / "memory" / f"remora-{os.getuid()}"
         self.secrets = folder / "memory" / f"remora-secrets-{os.getuid()}"
+        #: Where a script finds it: one that is confined sees the memory of its job there.
+        self.memory_of_scripts = self.memory if offered().uids is None else Path("/dev/shm")
         #: Where folders of temporary files lie.
         self.temporary = folder / "temporary" / f"remora-tmp-{os.getuid()}"
         self.outcome: Exception | None = None
