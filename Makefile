@@ -21,7 +21,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -69,7 +69,7 @@ test-tools:
 	deploy/install-tools --or-warn initdb mpirun ip cc git podman
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
-test: test-tools setup deepspeed transformers
+test: test-tools setup deepspeed transformers schemathesis
 	$(BIN)/python -m pytest $(LANES) -m "not slow and not soak"
 	$(BIN)/python -m pytest $(LANES) -m "slow and not soak"
 
@@ -110,6 +110,15 @@ transformers: .venv-transformers/.installed
 	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
 	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# Schemathesis asks the API what its description allows, and more.
+schemathesis: .venv-schemathesis/.installed
+
+.venv-schemathesis/.installed: requirements/schemathesis.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-schemathesis
+	.venv-schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    -r requirements/schemathesis.txt
 	touch $@
 
 # MLflow, Weights & Biases and TensorBoard, layered in the same way.
@@ -214,4 +223,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

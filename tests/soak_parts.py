@@ -111,6 +111,10 @@ PARTS: Mapping[str, Part] = {
         ),
         ("service/api", "service/loops", "service/queue", "service/store", "tests/service_fakes.py"),
     ),
+    "description": Part(
+        (f"{CONTRACTS}/test_api_description.py",),
+        ("remora/views.py", "service/api", "service/identities", "requirements/schemathesis.txt"),
+    ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
         (

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx2
 from fastapi import Depends, FastAPI
@@ -31,6 +32,7 @@ from service.api import (
     problem_documents,
     schedules,
     secrets,
+    security_scheme,
     sessions,
     sign_in,
     streams,
@@ -59,6 +61,13 @@ from trainers.storage import Storage
 
 #: Seconds after which an upload that did not end is taken for interrupted.
 STALE_UPLOAD_S = 24 * 3600.0
+
+
+def _problem_schema() -> dict[str, Any]:
+    """That of an error answer; what it is made of is described beside it, as parts of other answers."""
+    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs")
+    return schema
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -122,7 +131,7 @@ def create_app(settings: Settings) -> FastAPI:
         responses={
             "default": {
                 "description": "An error with a stable code.",
-                "content": {"application/problem+json": {"schema": Problem.model_json_schema()}},
+                "content": {"application/problem+json": {"schema": _problem_schema()}},
             }
         },
     )
@@ -153,5 +162,6 @@ def create_app(settings: Settings) -> FastAPI:
     writes.install(app)
     for part in parts:
         app.include_router(part)
+    security_scheme.describe(app)
     app.add_middleware(Gate, telemetry=telemetry)
     return app

@@ -62,7 +62,7 @@ async def _exists(request: Request, digest: str) -> bool:
 async def has_bundle(request: Request, digest: str, _: Annotated[Parameters, Query()]) -> Response:
     """200 when the bundle is there, so that it need not be uploaded."""
     if not await _exists(request, digest):
-        return Response(status_code=404)
+        return Response(status_code=404, media_type="application/problem+json")
     return Response(media_type="application/zip")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy.exc import DBAPIError
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 import remora
 from remora.views import Health, Pruned
@@ -34,7 +34,7 @@ async def healthz(_: Annotated[Parameters, Query()]) -> Health:
     return Health(status="ok", version=remora.__version__)
 
 
-@router.get("/readyz", operation_id="ready", response_model=Health)
+@router.get("/readyz", operation_id="ready", response_model=Health, responses={503: {"model": Health}})
 async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """200 when jobs can be accepted and a controller is at work, else 503 with what is missing."""
     context = context_of(request)
@@ -51,7 +51,7 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     return Response(health.model_dump_json(), code, media_type="application/json")
 
 
-@router.get("/metrics", operation_id="metrics")
+@router.get("/metrics", operation_id="metrics", response_class=PlainTextResponse)
 async def metrics(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """Numbers for Prometheus."""
     context = context_of(request)
