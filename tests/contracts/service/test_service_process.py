@@ -418,7 +418,7 @@ class TestStarting:
     def test_it_refuses_to_be_reached_from_outside(self, home: Path) -> None:
         code, said = self.start(home, "--port", "0", "--host", "0.0.0.0")
         assert code == 2
-        assert "no authentication yet" in said
+        assert "no encryption yet" in said
         assert len(said.splitlines()) == 1
 
     def test_a_taken_port_is_one_sentence(self, home: Path) -> None:
