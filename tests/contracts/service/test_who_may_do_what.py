@@ -258,7 +258,7 @@ def check_list(service: Service, rule: Rule, who: Any, answer: Any) -> None:
 
 def sees(who: Any, project: str) -> bool:
     return who == "operator" or (
-        who != "outsider" and dict(zip(PROJECTS, who, strict=True))[project] is not None
+        who not in ("outsider", "anonymous") and dict(zip(PROJECTS, who, strict=True))[project] is not None
     )
 
 
