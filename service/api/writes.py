@@ -111,6 +111,8 @@ def _row_maker(request: Request) -> Callable[[Noted], AuditRow]:
     now = context_of(request).clock()
     principal: Principal = request.scope["remora.principal"]
     client = request.client
+    # Of this task: the transaction has a thread of its own.
+    asked = request_id.get()
 
     def row(noted: Noted) -> AuditRow:
         return AuditRow(
@@ -125,7 +127,7 @@ def _row_maker(request: Request) -> Callable[[Noted], AuditRow]:
             object=noted.object,
             before=_bounded(noted.before),
             after=_bounded(noted.after),
-            request_id=request_id.get(),
+            request_id=asked,
             outcome=noted.outcome,
         )
 

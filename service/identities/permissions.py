@@ -20,7 +20,7 @@ class Where(StrEnum):
     #: The one that the body names.
     NAMED = "the project that is named"
     #: Any at all: the list has what belongs to the projects in which one has the role.
-    LISTED = "the projects that are listed"
+    LISTED = "some project; the answer has what belongs to such projects"
     #: None: the whole service.
     SERVICE = "the service"
 
@@ -105,7 +105,8 @@ PERMISSIONS: Mapping[str, Permission] = {
     "cancel_plan": OPERATOR,
     "export_trace": OPERATOR,
     "prune": OPERATOR,
-    "metrics": OPERATOR,
+    # Counts of the whole cluster, without a name.
+    "metrics": ANY,
     "health": OPEN,
     "ready": OPEN,
     "list_secrets": Permission(Role.SUBMITTER, Where.NAMED),

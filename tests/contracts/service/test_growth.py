@@ -181,6 +181,7 @@ class TestASubmission:
         """Two thirds of its time went into that."""
         from remora.spec.spec import JobSpec
         from service.api.submissions import SubmissionOrder, carry_out
+        from service.api.writes import Noted
         from service.store import submissions
 
         spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
@@ -195,11 +196,11 @@ class TestASubmission:
             order = SubmissionOrder(
                 key=key,
                 digest="0" * 64,
-                create=lambda connection: (submissions.submit(connection, spec, 1000.0).id, "{}"),
+                create=lambda connection, _: (submissions.submit(connection, spec, 1000.0).id, "{}"),
                 jobs=1,
                 now=1000.0,
             )
-            database.transact(lambda connection, order=order: carry_out(connection, order, 10))
+            database.transact(lambda connection, order=order: carry_out(connection, order, 10, Noted()))
         event.remove(database.engine, "before_execute", note)
         # PostgreSQL is also asked for the number of the transaction.
         assert len(sent[0]) == (5 if database.is_sqlite else 6)

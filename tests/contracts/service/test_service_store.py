@@ -435,7 +435,7 @@ class TestJobs:
                 database,
                 lambda connection, before=before: list(  # type: ignore[misc]
                     jobs.page_of_jobs(
-                        connection, states=[JobState.QUEUED], project="even", before=before, limit=2
+                        connection, states=[JobState.QUEUED], projects=["even"], before=before, limit=2
                     )
                 ),
             )
@@ -449,7 +449,7 @@ class TestJobs:
         ids = [submit(database).id for _ in range(30)]
 
         def first(connection: sa.Connection) -> str:
-            page = jobs.page_of_jobs(connection, states=[], project=None, before=None, limit=100)
+            page = jobs.page_of_jobs(connection, states=[], projects=None, before=None, limit=100)
             return next(page).id
 
         # More often than there are connections.
@@ -504,7 +504,7 @@ class TestTransactions:
             written = [job_id for job_id in pool.map(write, range(40)) if job_id]
         assert len(written) == 32
         page = read(
-            database, lambda c: list(jobs.page_of_jobs(c, states=[], project=None, before=None, limit=100))
+            database, lambda c: list(jobs.page_of_jobs(c, states=[], projects=None, before=None, limit=100))
         )
         assert {job.id for job in page} == set(written)
 

@@ -1,0 +1,299 @@
+"""Every operation, for every mix of roles in two projects, against a table of who may do what that is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from service.identities.permissions import OPEN_PATHS, PERMISSIONS
+from service.store.database import Database
+from tests.contracts.service.two_projects import (
+    COMMAND,
+    PROJECTS,
+    ROLES,
+    Objects,
+    Service,
+    packed,
+    routes_of,
+    two_projects,
+)
+
+pytestmark = pytest.mark.postgresql_in_soak
+
+RANKS = (*ROLES, "operator")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An operation as it is asked for, and who may."""
+
+    #: The least role in the object's project; "any": whoever has proved who it is; "anyone": all.
+    least: str
+    method: str
+    #: With the fields of the objects of the project in braces.
+    path: str
+    #: What is sent, for the objects.
+    body: Callable[[Objects], Any] | None = None
+    #: `object`: others' are not there (404); `named`: others' are refused (403); `list`: others' are left out.
+    kind: str = "object"
+    #: Makes an object that the operation uses up, and returns the path.
+    fresh: Callable[[Service, Objects], str] | None = None
+    content: bytes | None = None
+
+
+def spec(more: dict[str, Any] | None = None) -> Callable[[Objects], Any]:
+    return lambda objects: {"command": COMMAND, "project": objects.project, **(more or {})}
+
+
+def fresh_job(service: Service, objects: Objects) -> str:
+    return f"/v1/jobs/{service.submit(objects.project)}"
+
+
+def ended_job(service: Service, objects: Objects) -> str:
+    path = fresh_job(service, objects)
+    service.made("POST", f"{path}/cancel")
+    return path
+
+
+def paused_job(service: Service, objects: Objects) -> str:
+    path = fresh_job(service, objects)
+    service.made("POST", f"{path}/pause")
+    return f"{path}/resume"
+
+
+def fresh_schedule(service: Service, objects: Objects) -> str:
+    made = service.made("POST", "/v1/schedules", json=spec({"schedule": {"cron": "0 3 * * *"}})(objects))
+    return f"/v1/schedules/{made['id']}"
+
+
+def fresh_array(service: Service, objects: Objects) -> str:
+    made = service.made("POST", "/v1/arrays", json=spec({"array": {"grid": {"lr": [1]}}})(objects))
+    return f"/v1/arrays/{made['id']}/cancel"
+
+
+def fresh_token(service: Service, objects: Objects) -> str:
+    wanted = {"name": "fresh", "grants": {objects.project: "viewer"}}
+    return f"/v1/tokens/{service.made('POST', '/v1/tokens', json=wanted)['id']}"
+
+
+def fresh_grant(service: Service, objects: Objects) -> str:
+    path = f"/v1/grants/user:fresh/{objects.project}"
+    service.made("PUT", path, json={"role": "viewer"})
+    return path
+
+
+DIGEST, CONTENT = packed("# of no project yet")
+
+#: Independent of the table in the code.
+RULES: dict[str, Rule] = {
+    "submit_job": Rule("submitter", "POST", "/v1/jobs", spec(), kind="named"),
+    "submit_array": Rule(
+        "submitter", "POST", "/v1/arrays", spec({"array": {"grid": {"lr": [1]}}}), kind="named"
+    ),
+    "submit_schedule": Rule(
+        "submitter", "POST", "/v1/schedules", spec({"schedule": {"cron": "0 3 * * *"}}), kind="named"
+    ),
+    "clone_job": Rule("submitter", "POST", "/v1/jobs/{done}/clone", lambda _: {"set": {}}),
+    "show_job": Rule("viewer", "GET", "/v1/jobs/{done}"),
+    "list_attempts": Rule("viewer", "GET", "/v1/jobs/{done}/attempts"),
+    "list_events": Rule("viewer", "GET", "/v1/jobs/{done}/events"),
+    "list_logs": Rule("viewer", "GET", "/v1/jobs/{done}/logs"),
+    "list_metrics": Rule("viewer", "GET", "/v1/jobs/{done}/metrics"),
+    "show_ledger": Rule("viewer", "GET", "/v1/jobs/{done}/ledger"),
+    "list_checkpoints": Rule("viewer", "GET", "/v1/jobs/{done}/checkpoints"),
+    "download_checkpoint": Rule("viewer", "GET", "/v1/jobs/{done}/checkpoints/4/content"),
+    "list_outputs": Rule("viewer", "GET", "/v1/jobs/{done}/outputs"),
+    "download_output": Rule("viewer", "GET", "/v1/jobs/{done}/outputs/weights/w.pt"),
+    "cancel_job": Rule("submitter", "POST", "", fresh=lambda s, o: f"{fresh_job(s, o)}/cancel"),
+    "pause_job": Rule("submitter", "POST", "", fresh=lambda s, o: f"{fresh_job(s, o)}/pause"),
+    "resume_job": Rule("submitter", "POST", "", fresh=paused_job),
+    "resize_job": Rule("submitter", "POST", "/v1/jobs/{queued}/resize", lambda _: {"max": 2}),
+    "label_job": Rule("submitter", "PATCH", "/v1/jobs/{queued}/labels", lambda _: {"seen": "yes"}),
+    "delete_job": Rule("admin", "DELETE", "", fresh=ended_job),
+    "show_array": Rule("viewer", "GET", "/v1/arrays/{array}"),
+    "cancel_array": Rule("submitter", "POST", "", fresh=fresh_array),
+    "show_schedule": Rule("viewer", "GET", "/v1/schedules/{schedule}"),
+    "list_runs": Rule("viewer", "GET", "/v1/schedules/{schedule}/runs"),
+    "delete_schedule": Rule("submitter", "DELETE", "", fresh=fresh_schedule),
+    "list_model_versions": Rule("viewer", "GET", "/v1/models/{model}/versions"),
+    "download_model_file": Rule("viewer", "GET", "/v1/models/{model}/versions/1/files/w.pt"),
+    "has_bundle": Rule("viewer", "HEAD", "/v1/bundles/{bundle}"),
+    "get_bundle": Rule("viewer", "GET", "/v1/bundles/{bundle}"),
+    "list_jobs": Rule("any", "GET", "/v1/jobs", kind="list"),
+    "list_arrays": Rule("any", "GET", "/v1/arrays", kind="list"),
+    "list_schedules": Rule("any", "GET", "/v1/schedules", kind="list"),
+    "list_models": Rule("any", "GET", "/v1/models", kind="list"),
+    "show_cluster_ledger": Rule("any", "GET", "/v1/ledger"),
+    "put_bundle": Rule("submitter somewhere", "PUT", f"/v1/bundles/{DIGEST}", content=CONTENT),
+    "list_nodes": Rule("any", "GET", "/v1/nodes"),
+    "show_node": Rule("any", "GET", "/v1/nodes/{node}"),
+    "list_node_events": Rule("any", "GET", "/v1/nodes/{node}/events"),
+    "list_pools": Rule("any", "GET", "/v1/pools"),
+    "whoami": Rule("any", "GET", "/v1/whoami"),
+    "list_tokens": Rule("any", "GET", "/v1/tokens"),
+    "revoke_token": Rule("admin only", "DELETE", "", fresh=fresh_token),
+    "create_token": Rule(
+        "admin", "POST", "/v1/tokens", lambda o: {"name": "n", "grants": {o.project: "admin"}}, kind="named"
+    ),
+    "list_grants": Rule("admin somewhere", "GET", "/v1/grants"),
+    "put_grant": Rule(
+        "admin", "PUT", "/v1/grants/user:new/{project}", lambda _: {"role": "viewer"}, kind="named"
+    ),
+    "remove_grant": Rule("admin", "DELETE", "", kind="named", fresh=fresh_grant),
+    "list_audit": Rule("admin somewhere", "GET", "/v1/audit"),
+    "reopen_pool": Rule("operator", "POST", "/v1/pools/local/reopen"),
+    "drill_node": Rule("operator", "POST", "/v1/nodes/{node}/drill", lambda _: {"silent": True}),
+    "drill_pool": Rule("operator", "POST", "/v1/pools/local/drill", lambda _: {"silent": True}),
+    "show_drill": Rule("operator", "GET", "/v1/drills/{drill}"),
+    "list_policies": Rule("operator", "GET", "/v1/policies"),
+    "get_policies": Rule("operator", "GET", "/v1/policies/newest"),
+    "apply_policies": Rule("operator", "POST", "/v1/policies", lambda _: {"restores": 0, "based_on": 0}),
+    "check_policies": Rule("operator", "POST", "/v1/policies/check", lambda _: {"document": "pools: {}"}),
+    "list_cluster_events": Rule("operator", "GET", "/v1/events"),
+    "create_plan": Rule("operator", "POST", "/v1/plans", lambda _: {}),
+    "get_plan": Rule("operator", "GET", "/v1/plans/plan_1"),
+    "cancel_plan": Rule("operator", "DELETE", "/v1/plans/plan_1"),
+    "export_trace": Rule("operator", "GET", "/v1/trace"),
+    "prune": Rule("operator", "POST", "/v1/prune"),
+    "metrics": Rule("any", "GET", "/metrics"),
+    "health": Rule("anyone", "GET", "/healthz"),
+    "ready": Rule("anyone", "GET", "/readyz"),
+}
+
+#: What an operator is answered here that is no success: nothing of the kind is there, or it is under way already.
+NOT_HERE = {
+    "get_plan": 404,
+    "cancel_plan": 404,
+    "drill_node": 409,
+    "drill_pool": 409,
+    "create_plan": 422,
+    "ready": 503,
+}
+
+
+def expected(rule: Rule, who: Any, project: str) -> int | None:
+    """The status of the refusal, or None: it is done."""
+    if rule.least == "anyone":
+        return None
+    if who == "anonymous":
+        return 401
+    if who == "operator":
+        return None
+    roles = (None, None) if who == "outsider" else who
+    held = dict(zip(PROJECTS, roles, strict=True))[project]
+    best = "admin" if who == "outsider" else max(roles, key=RANKS.index)
+    match rule.least:
+        case "any":
+            return None
+        case "operator":
+            return 403
+        case "admin somewhere":
+            return None if best == "admin" else 403
+        case "submitter somewhere":
+            return None if best in ("submitter", "admin") else 403
+        case "admin only":
+            return None if held == "admin" else 404
+    if RANKS.index(held) >= RANKS.index(rule.least):
+        return None
+    # Nothing is said about what is in a project in which one has no role.
+    return 404 if held is None and rule.kind == "object" else 403
+
+
+@pytest.fixture(scope="module")
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One service for all examples: making its objects takes longer than most of them."""
+    folder = tmp_path_factory.mktemp("two")
+    migrated: Path = request.getfixturevalue("migrated_sqlite")
+    url = f"sqlite:///{folder / 'remora.db'}"
+    (folder / "remora.db").write_bytes(migrated.read_bytes())
+    database = Database(url)
+    with two_projects(database, url, folder / "home") as service:
+        yield service
+    database.close()
+
+
+def check(service: Service, operation: str, who: Any, project: str) -> None:
+    """Ask as this principal for the operation on what is in the project, and compare with the table."""
+    rule, objects = RULES[operation], service.objects[project]
+    path = rule.fresh(service, objects) if rule.fresh is not None else rule.path
+    path = path.format(**vars(objects), node=service.node, drill=service.drill)
+    options: dict[str, Any] = {} if rule.body is None else {"json": rule.body(objects)}
+    if rule.content is not None:
+        options["content"] = rule.content
+    token = None if who == "anonymous" else service.tokens[who]
+    answer = service.ask(token, rule.method, path, **options)
+    refusal = expected(rule, who, project)
+    said = f"{operation} in {project} by {who}: {answer.status_code} {answer.text[:300]}"
+    if refusal is not None:
+        assert answer.status_code == refusal, said
+        secret = (objects.done, objects.queued, objects.array, objects.model, "a secret")
+        named = [one for one in secret if one in answer.text and one not in path]
+        assert named == [] or refusal != 404, said
+    elif operation in NOT_HERE:
+        assert answer.status_code == NOT_HERE[operation], said
+    else:
+        assert answer.status_code < 300, said
+        check_list(service, rule, who, answer)
+
+
+def check_list(service: Service, rule: Rule, who: Any, answer: Any) -> None:
+    """A list has all that the principal sees, and nothing else; sentences name no job of others."""
+    hidden = [one for one in service.objects.values() if not sees(who, one.project)]
+    for one in hidden:
+        for text in (one.done, one.queued, one.array, one.schedule, one.model, one.token):
+            assert text not in answer.text
+    if rule.kind == "list":
+        projects = {
+            one.get("project") or one["name"].removeprefix("model-") for one in answer.json()["items"]
+        }
+        assert projects == {project for project in PROJECTS if sees(who, project)}
+
+
+def sees(who: Any, project: str) -> bool:
+    return who == "operator" or (
+        who not in ("outsider", "anonymous") and dict(zip(PROJECTS, who, strict=True))[project] is not None
+    )
+
+
+WHO = st.sampled_from(
+    ["anonymous", "operator", "outsider", *[(a, b) for a in ROLES for b in ROLES if (a, b) != (None, None)]]
+)
+
+
+@given(operation=st.sampled_from(sorted(RULES)), who=WHO, project=st.sampled_from(PROJECTS))
+@hypothesis_settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_a_principal_may_do_is_what_the_table_says(
+    shared: Service, operation: str, who: Any, project: str
+) -> None:
+    check(shared, operation, who, project)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("operation", sorted(RULES))
+def test_every_operation_for_every_principal(shared: Service, operation: str) -> None:
+    for project in PROJECTS:
+        for who in ["anonymous", *shared.tokens]:
+            check(shared, operation, who, project)
+
+
+def test_every_route_is_in_the_table_of_permissions(shared: Service) -> None:
+    routes = routes_of(shared.client)
+    operations = [one.operation_id for one in routes]
+    assert sorted(map(str, operations)) == sorted(PERMISSIONS)
+    assert sorted(RULES) == sorted(PERMISSIONS), "the table of this test"
+    open_ones = {one.path for one in routes if PERMISSIONS[str(one.operation_id)].is_open}
+    assert open_ones == OPEN_PATHS - {"/openapi.json"}
+
+
+def test_a_route_that_is_in_no_table_is_refused_to_operators_too(
+    shared: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(PERMISSIONS, "list_pools")  # type: ignore[arg-type]
+    assert shared.ask(shared.operator, "GET", "/v1/pools").status_code == 403
