@@ -100,6 +100,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_reasons_shown.py",
             f"{CONTRACTS}/test_resized_jobs.py",
             f"{CONTRACTS}/test_retry_rules.py",
+            f"{CONTRACTS}/test_secrets_of_projects.py",
             f"{CONTRACTS}/test_service_api.py",
             f"{CONTRACTS}/test_service_buying.py",
             f"{CONTRACTS}/test_service_fabric.py",
@@ -109,7 +110,14 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_slow_cloud.py",
             f"{CONTRACTS}/test_trace_export.py",
         ),
-        ("service/api", "service/loops", "service/queue", "service/store", "tests/service_fakes.py"),
+        (
+            "service/api",
+            "service/loops",
+            "service/queue",
+            "service/secrets",
+            "service/store",
+            "tests/service_fakes.py",
+        ),
     ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
