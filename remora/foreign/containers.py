@@ -93,8 +93,10 @@ def _take_secret(draft: Draft, name: str, given: object, where: str) -> None:
     is_needed = isinstance(reference, Mapping) and reference.get("optional") is not True
     if is_needed and is_secret_name(name) and refuses_variable(name) is None:
         draft.add_secret(name, where)
+    elif reference is not None:
+        draft.leave(where, "the secret may be absent; name it in environment.secrets where the project has it")
     else:
-        draft.leave(where, "its value stands elsewhere; give it by --env, or name it in environment.secrets")
+        draft.leave(where, "its value stands elsewhere; give it by --env")
 
 
 def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> Command | None:
