@@ -258,6 +258,7 @@ PARTS: Mapping[str, Part] = {
             "tests/e2e/test_losses.py",
             "tests/e2e/test_outages.py",
             "tests/e2e/test_scripts.py",
+            "tests/e2e/test_secrets.py",
             f"{TRAINERS}/test_launcher_commands.py",
             f"{TRAINERS}/test_outputs_folder.py",
         ),

@@ -94,7 +94,9 @@ def _take_secret(draft: Draft, name: str, given: object, where: str) -> None:
     if is_needed and is_secret_name(name) and refuses_variable(name) is None:
         draft.add_secret(name, where)
     elif reference is not None:
-        draft.leave(where, "the secret may be absent; name it in environment.secrets where the project has it")
+        draft.leave(
+            where, "the secret may be absent; name it in environment.secrets where the project has it"
+        )
     else:
         draft.leave(where, "its value stands elsewhere; give it by --env")
 
