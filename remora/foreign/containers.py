@@ -10,6 +10,7 @@ from typing import Any
 from remora.foreign.field_outcomes import Draft, Fields
 from remora.spec.fields import refuses_variable
 from remora.spec.problems import short
+from remora.spec.secret_uses import is_secret_name
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)([A-Za-z]*)")
@@ -74,10 +75,8 @@ def read_environment(draft: Draft, fields: Fields) -> dict[str, str]:
         entry = Fields(draft, one, fields.name("env"))
         name, value = entry.text("name") or "", entry.text("value")
         where = f"{entry.path}.{name[:80]}"
-        if entry.take("valueFrom") is not None:
-            draft.leave(
-                where, "its value stands elsewhere; give it by --env, or read it from a file on the nodes"
-            )
+        if (given := entry.take("valueFrom")) is not None:
+            _take_secret(draft, name, given, where)
         elif refusal := refuses_variable(name):
             draft.leave(where, refusal)
         else:
@@ -86,6 +85,20 @@ def read_environment(draft: Draft, fields: Fields) -> dict[str, str]:
         entry.close()
     fields.leave("envFrom", "its values stand elsewhere; give them by --env")
     return variables
+
+
+def _take_secret(draft: Draft, name: str, given: object, where: str) -> None:
+    """A variable whose value is in a secret of Kubernetes becomes a secret of the project, called like the variable."""
+    reference = given.get("secretKeyRef") if isinstance(given, Mapping) else None
+    is_needed = isinstance(reference, Mapping) and reference.get("optional") is not True
+    if is_needed and is_secret_name(name) and refuses_variable(name) is None:
+        draft.add_secret(name, where)
+    elif reference is not None:
+        draft.leave(
+            where, "the secret may be absent; name it in environment.secrets where the project has it"
+        )
+    else:
+        draft.leave(where, "its value stands elsewhere; give it by --env")
 
 
 def words_of(draft: Draft, fields: Fields, variables: dict[str, str]) -> Command | None:

@@ -93,6 +93,15 @@ class Draft:
         """Set an environment variable; the remark does not show its value, which may be a password."""
         self.put("environment.variables", value, source, key=name, shown="...")
 
+    def add_secret(self, name: str, source: str) -> None:
+        """Let the job use a secret of its project as the variable of its name."""
+        uses = self.spec.setdefault("environment", {}).setdefault("secrets", [])
+        if name not in uses:
+            uses.append(name)
+        self.note(
+            source, f"environment.secrets: {name}, which the project has to have: remora secrets set {name}"
+        )
+
     def leave(self, source: str, why: str) -> None:
         """Note what the job does not get."""
         self.unhonoured.append(Remark(self.prefix + source, why))

@@ -68,7 +68,7 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.SIGNAL: "some rank was ended by a signal; for a script that uses `remora.torch` a single SIGKILL is no"
     " end, as long as others hold the state; or its files in `/dev/shm` had more than `REMORA_MAX_SHM_BYTES`",
     EndReason.ENVIRONMENT_FAILED: "the Python environment of the job could not be built on a node, or its image could"
-    " not be run there; the message has the last lines of uv or podman",
+    " not be run there; the message has the last lines of uv or podman; or a secret of the job is not there any more",
     EndReason.START_FAILED: "the command could not be started, the code bundle is unusable, or a rank ended with exit"
     " code 0 while all others wait for it in PyTorch's rendezvous",
     EndReason.SUPERVISOR_LOST: "the supervisor of some rank died while its node lived, or something that it needs"

@@ -5,10 +5,14 @@ What a project may name is a vault that the service's identity may read: give it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable, read_azure_settings
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from azure.core.exceptions import AzureError
 
 
 class VaultRefused(Exception):
@@ -22,7 +26,7 @@ class VaultAway(Exception):
 def read_secret(settings: Settings, url: str) -> str:
     """The value of the secret at this address, asked for once; takes seconds.  Raises VaultRefused, VaultAway."""
     try:
-        from azure.core.exceptions import AzureError, HttpResponseError
+        from azure.core.exceptions import AzureError
 
         from cluster.node.vault import Vault, VaultUnusable
     except ImportError:
@@ -39,24 +43,29 @@ def read_secret(settings: Settings, url: str) -> str:
         raise VaultRefused(str(error)) from None
     try:
         value = vault.ask(name, version[0] if version else None)
-    except HttpResponseError as error:
-        status = error.status_code
-        if status == 404:
-            raise VaultRefused(f"the vault {where} has no secret {name}, or not that version") from None
-        if status == 403:
-            raise VaultRefused(
-                f"the vault {where} refuses the service's identity: give it the role Key Vault Secrets User, and let"
-                " the vault's firewall admit the service"
-            ) from None
-        raise VaultAway(f"the vault {where} answered {status or 'without a status'}") from None
     except AzureError as error:
-        first = str(error.message or type(error).__name__).strip().split("\n", 1)[0]
-        raise VaultAway(f"the vault {where} cannot be asked: {first[:300]}") from None
+        raise _failure(error, where, name) from None
     except ValueError as error:
         raise VaultRefused(f"the vault {where} does not answer as a vault does: {str(error)[:300]}") from None
     finally:
         vault.close()
     return value
+
+
+def _failure(error: AzureError, where: str, name: str) -> VaultRefused | VaultAway:
+    """What to raise for an error of Azure's client; nothing of an answer's body is in it."""
+    status = getattr(error, "status_code", None)
+    if status == 404:
+        return VaultRefused(f"the vault {where} has no secret {name}, or not that version")
+    if status == 403:
+        return VaultRefused(
+            f"the vault {where} refuses the service's identity: give it the role Key Vault Secrets User, and let the"
+            " vault's firewall admit the service"
+        )
+    if status is not None:
+        return VaultAway(f"the vault {where} answered {status}")
+    first = str(error.message or type(error).__name__).strip().split("\n", 1)[0]
+    return VaultAway(f"the vault {where} cannot be asked: {first[:300]}")
 
 
 def _identity(settings: Settings) -> tuple[str | None, bool]:

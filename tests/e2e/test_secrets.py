@@ -13,6 +13,7 @@ from cluster.local.folders import ClusterFolders
 from remora import Client
 from remora.errors import Invalid
 from remora.states import EndReason, JobState
+from tests.container_images import image
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, processes_with, until
 from tests.e2e.traces_of_a_value import files_with, memory_has, processes_showing
@@ -157,4 +158,52 @@ def test_a_rotation_leaves_values_as_they_are(service: Embedded, client: Client)
             "environment": {"secrets": ["TURNED"]},
         }
     )
+    assert job.wait(PATIENCE_S).state is JobState.SUCCEEDED, service.remora("logs", job.id).out
+
+
+CHECK = 'test "$(cat "$REMORA_SECRETS/PLACED")" = "$PLACED" && echo "rank $RANK has $PLACED"'
+
+
+@pytest.mark.soak
+def test_a_command_in_a_container_has_them(service: Embedded, client: Client) -> None:
+    client.set_secret("PLACED", "value-for-a-container")
+    job = client.submit(
+        {
+            "command": ["sh", "-c", CHECK],
+            "workers": 2,
+            "environment": {"image": image(), "secrets": ["PLACED"]},
+        }
+    )
+    ended = job.wait(PATIENCE_S)
+    log = service.remora("logs", job.id).out
+    assert ended.state is JobState.SUCCEEDED, log
+    for rank in (0, 1):
+        assert f"rank {rank} has [secret PLACED]" in log
+
+
+@pytest.mark.soak
+def test_each_rank_of_mpi_has_them_and_mpirun_does_not(
+    service: Embedded, client: Client, mpirun: str, tmp_path: Path
+) -> None:
+    del mpirun
+    client.set_secret("PLACED", "value-for-ranks-of-mpi")
+    go = tmp_path / "go"
+    command = f"{CHECK} && until test -e {go}; do sleep 0.05; done"
+    job = client.submit(
+        {
+            "command": ["bash", "-c", command],
+            "backend": "mpi",
+            "workers": 2,
+            "environment": {"secrets": ["PLACED"]},
+        }
+    )
+
+    def both() -> bool:
+        return len([one for one in client.logs(job.id) if one.text.endswith("has [secret PLACED]")]) == 2
+
+    until(both, "both ranks have said it")
+    shown = processes_showing(b"value-for-ranks-of-mpi", "environ")
+    assert shown
+    assert {one.name() for one in shown} <= {"bash", "sleep"}
+    go.touch()
     assert job.wait(PATIENCE_S).state is JobState.SUCCEEDED, service.remora("logs", job.id).out

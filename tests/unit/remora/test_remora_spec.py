@@ -54,6 +54,7 @@ def test_a_command_is_enough() -> None:
             "setup": None,
             "inherit": None,
             "variables": {},
+            "secrets": [],
         },
         "inputs": {},
         "outputs": {},
