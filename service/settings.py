@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     storage_url: str = ""
     #: Other places for checkpoints and outputs, by the names that jobs use: JSON, `{"name": "folder or fsspec URL"}`.
     stores: Annotated[dict[str, str], NoDecode, BeforeValidator(_decoded), AfterValidator(_stores)] = {}
+    #: File with credentials of storages in Azure, by account; None: the identity of the service's machine.
+    storage_credentials: Path | None = None
     #: Address the API listens on.  Anything but loopback is refused while there is no authentication.
     host: str = "127.0.0.1"
     #: Port the API listens on; 0 takes a free one and writes it to `home/api.url`.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 
+from service.azure_storage import azure_account, azure_place, filesystem_options
 from service.settings import Settings
 from trainers.confined_folders import OutsideFolder, parts_of
 from trainers.storage import Storage, StorageError
@@ -48,6 +49,15 @@ def _unknown(settings: Settings, store: str) -> str:
     return f"there is no store {store[:80]!a}; operators name them, and {there_are}"
 
 
+def open_storage(settings: Settings, url: str) -> Storage:
+    """A storage of the service, opened with the service's own credential.  Raises StorageError."""
+    place = azure_place(url)
+    if place is None:
+        return Storage(url)
+    account = azure_account(place, settings.storage_credentials)
+    return Storage(url, options=filesystem_options(account))
+
+
 def open_location(settings: Settings, location: str) -> Storage:
     """The folder of a checkpoint or of outputs, which is in a storage of the service.  Raises UnknownStore.
 
@@ -56,10 +66,10 @@ def open_location(settings: Settings, location: str) -> Storage:
     for url in (settings.storage, *settings.stores.values()):
         # A store that cannot be opened is passed over: what lies in it cannot be read anyway.
         with contextlib.suppress(StorageError, OutsideFolder):
-            jobs = Storage(url).location("jobs")
+            jobs = open_storage(settings, url).location("jobs")
             if location.startswith(f"{jobs}/"):
                 parts_of(location.removeprefix(f"{jobs}/"))
-                return Storage(location)
+                return open_storage(settings, location)
     raise UnknownStore(
         "it lies in no storage that the service knows now; operators name them in REMORA_STORES"
     )

@@ -37,9 +37,9 @@ from service.api.replays import Replays
 from service.api.validation_thread import Checks
 from service.private_home import make_private
 from service.settings import Settings
+from service.storage_locations import open_storage
 from service.store.database import Database
 from service.store.migrate import migrate
-from trainers.storage import Storage
 
 #: Seconds after which an upload that did not end is taken for interrupted.
 STALE_UPLOAD_S = 24 * 3600.0
@@ -62,7 +62,13 @@ def create_app(settings: Settings) -> FastAPI:
             await asyncio.to_thread(bundles.forget_interrupted, settings.home, time.time() - STALE_UPLOAD_S)
             looking = asyncio.create_task(feed.run())
             app.state.remora = Context(
-                settings, database, Storage(settings.storage), feed, telemetry, replays, checks=checks
+                settings,
+                database,
+                open_storage(settings, settings.storage),
+                feed,
+                telemetry,
+                replays,
+                checks=checks,
             )
             yield
         finally:

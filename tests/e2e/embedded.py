@@ -65,7 +65,7 @@ class Answer:
 class Embedded:
     """`remora up`: started, killed in parts or whole, started again on the same home, ended."""
 
-    def __init__(self, home: Path, nodes: int = 2, cloud: str = "local") -> None:
+    def __init__(self, home: Path, nodes: int = 2, cloud: str = "local", **settings: str) -> None:
         self.home = home
         self.nodes = nodes
         self.cloud = cloud
@@ -78,6 +78,7 @@ class Embedded:
             **{name: value for name, value in os.environ.items() if not name.startswith("REMORA_")},
             "REMORA_HOME": str(home),
             "REMORA_STORES": json.dumps({"datasets": str(self.datasets)}),
+            **settings,
         }
 
     def start(self) -> None:
