@@ -235,12 +235,18 @@ def _connected(account: AzureAccount) -> Any:
     """Azure's client.  Raises StorageError without it."""
     try:
         from azure.identity import ManagedIdentityCredential
-        from azure.storage.blob import BlobServiceClient
+        from azure.storage.blob import BlobServiceClient, ExponentialRetry
     except ImportError as error:
         raise StorageError(f"storages in Azure need its clients, install remora[azure]: {error}") from error
+    # Who asks waits for half a minute.
+    options: dict[str, Any] = {
+        "retry_policy": ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=2),
+        "connection_timeout": 5,
+        "read_timeout": 15,
+    }
     if account.connection_string:
-        return BlobServiceClient.from_connection_string(account.connection_string)
+        return BlobServiceClient.from_connection_string(account.connection_string, **options)
     if account.account_key:
-        return BlobServiceClient(account.endpoint, credential=account.account_key)
+        return BlobServiceClient(account.endpoint, credential=account.account_key, **options)
     credential = ManagedIdentityCredential(client_id=account.client_id or None)
-    return BlobServiceClient(account.endpoint, credential=credential)
+    return BlobServiceClient(account.endpoint, credential=credential, **options)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 
 from service.azure_storage import azure_account, azure_place, filesystem_options
+from service.private_home import close_to_others
 from service.settings import Settings
 from trainers.confined_folders import OutsideFolder, parts_of
 from trainers.storage import Storage, StorageError
+from trainers.storage_grants import is_brokered
 
 #: Where a specification names one.
 FIELD = "checkpoint.store"
@@ -56,6 +58,20 @@ def open_storage(settings: Settings, url: str) -> Storage:
         return Storage(url)
     account = azure_account(place, settings.storage_credentials)
     return Storage(url, options=filesystem_options(account))
+
+
+def close_folders(settings: Settings) -> None:
+    """Take other users' rights on the folders of jobs and their code in storages that are folders of this machine.
+
+    A store is an operator's: what else is in it may be for others.
+    """
+    for url in (settings.storage, *settings.stores.values()):
+        with contextlib.suppress(StorageError):
+            root = None if is_brokered(url) else Storage(url).local_root
+            if root is not None:
+                own = (root,) if url == settings.storage else ()
+                for folder in (*own, root / "jobs", root / "bundles"):
+                    close_to_others(folder)
 
 
 def open_location(settings: Settings, location: str) -> Storage:

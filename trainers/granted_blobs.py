@@ -29,6 +29,10 @@ from trainers.storage_grants import (
 
 #: Bytes of one request of an upload or download, and how many are under way for one file.
 _BLOCK_BYTES, _AT_ONCE = 16 * 2**20, 8
+#: Further tries of one request.
+_RETRIES = 3
+#: Seconds until a connection is made, and until something more is read from it.
+_CONNECTED_S, _READ_S = 10, 60
 #: Tokens that are remembered.
 _MOST_TOKENS = 10_000
 
@@ -213,7 +217,7 @@ class GrantedBlobs(AbstractFileSystem):  # type: ignore[misc]
             client.upload_blob(content, overwrite=may_replace, max_concurrency=_AT_ONCE)
 
     def _client(self, name: str, action: Action) -> Any:
-        from azure.storage.blob import BlobClient
+        from azure.storage.blob import BlobClient, ExponentialRetry
 
         grant = self._grants.grant(name, action)
         return BlobClient(
@@ -222,6 +226,10 @@ class GrantedBlobs(AbstractFileSystem):  # type: ignore[misc]
             "/".join(filter(None, (grant.root, name))),
             credential=grant.token(name),
             transport=self._transport,
+            # The usual one waits for minutes; those that store files try again themselves.
+            retry_policy=ExponentialRetry(initial_backoff=1, increment_base=2, retry_total=_RETRIES),
+            connection_timeout=_CONNECTED_S,
+            read_timeout=_READ_S,
             max_block_size=_BLOCK_BYTES,
             max_single_put_size=_BLOCK_BYTES,
             max_chunk_get_size=_BLOCK_BYTES,

@@ -103,6 +103,16 @@ class Storage:
             way = "write to" if action == "write" else "read"
             raise StorageError(f"this process may not {way} {name[:200]!r} in the storage")
 
+    def _make_folder(self, path: str) -> None:
+        """A folder of the storage; on a local disk only this user reaches what is made."""
+        if self.local_root is None:
+            self._fs.makedirs(path, exist_ok=True)
+            return
+        whole = Path(path)
+        if not whole.is_dir():
+            for folder in reversed([one for one in (whole, *whole.parents) if not one.exists()]):
+                folder.mkdir(mode=0o700, exist_ok=True)
+
     def location(self, name: str) -> str:
         """How a person finds the name: a path on a local disk, else a URL."""
         path = self.path(name)
@@ -156,7 +166,7 @@ class Storage:
         """Write a small file at once."""
         with self._errors(name):
             path = self.path(name, "write")
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            self._make_folder(posixpath.dirname(path))
             if self.local_root is None:
                 self._fs.pipe_file(path, content)
                 return
@@ -173,7 +183,7 @@ class Storage:
         """
         with self._errors(name):
             path = self.path(name, "write")
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            self._make_folder(posixpath.dirname(path))
             try:
                 if self.local_root is None:
                     # Unlike `pipe_file`, every implementation that cannot do it refuses the mode.
@@ -191,7 +201,7 @@ class Storage:
         """Put a local file there; with `move` the source may be consumed instead of copied."""
         with self._errors(name):
             path = self.path(name, "write")
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            self._make_folder(posixpath.dirname(path))
             if self.local_root is None:
                 self._fs.put_file(str(source), path)
                 if move:
@@ -218,7 +228,7 @@ class Storage:
         opened = Path(f"/proc/self/fd/{source.fileno()}")
         with self._errors(name):
             path = self.path(name, "write")
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            self._make_folder(posixpath.dirname(path))
             if self.local_root is None:
                 self._fs.put_file(str(opened), path)
                 return
@@ -232,6 +242,17 @@ class Storage:
         """Copy a file to the local disk."""
         with self._errors(name):
             target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get_file(self.path(name), str(target))
+
+    def link_file(self, name: str, target: Path) -> None:
+        """Have a file on the local disk, without a copy where the storage is on the same one; it is not written to."""
+        with self._errors(name):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if self.local_root is not None:
+                with _opened(self.path(name), name) as file:
+                    target.unlink(missing_ok=True)
+                    if _is_linked(file.fileno(), target):
+                        return
             self._fs.get_file(self.path(name), str(target))
 
     def names(self, folder: str) -> list[str]:

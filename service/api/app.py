@@ -37,7 +37,7 @@ from service.api.replays import Replays
 from service.api.validation_thread import Checks
 from service.private_home import make_private
 from service.settings import Settings
-from service.storage_locations import open_storage
+from service.storage_locations import close_folders, open_storage
 from service.store.database import Database
 from service.store.migrate import migrate
 
@@ -52,6 +52,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         make_private(settings.home)
+        close_folders(settings)
         database = Database(settings.database)
         feed = Feed(database)
         replays = Replays()

@@ -39,7 +39,7 @@ from service.private_home import make_private
 from service.process_log import write_log
 from service.settings import Settings, read_settings
 from service.steady_clock import CLOCK
-from service.storage_locations import open_storage
+from service.storage_locations import close_folders, open_storage
 from service.store.database import Database
 from service.store.failures import Fenced, StoreError, is_database_wide, why_failed
 from service.store.ids import new_id
@@ -376,6 +376,7 @@ def main(words: list[str]) -> int:
         return 2
     try:
         make_private(settings.home)
+        close_folders(settings)
         database = Database(settings.database)
         migrate(database)
     except StoreError as error:

@@ -121,6 +121,7 @@ class Driver:
         Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, and StorageError when that
         cannot be found out for half a minute; then it begins nothing.
         """
+        self._loop = asyncio.get_running_loop()
         async with self._starting:
             if not self._has_attempt.is_set():
                 await self._claim(plan)
@@ -143,17 +144,15 @@ class Driver:
                 await asyncio.sleep(_CLAIM_PAUSE_S)
 
     def _storages(self, plan: AttemptPlan) -> JobStorages:
-        """The attempt's storages, to be used in threads; called on the event loop."""
-        loop = asyncio.get_running_loop()
+        """The attempt's storages, to be used in threads: the event loop itself would wait for ever."""
 
         def ask(request: StorageRequest) -> StorageAnswer:
-            return asyncio.run_coroutine_threadsafe(self._storage_requests.ask(request), loop).result()
+            return self._wait_for(self._storage_requests.ask(request))
 
         return JobStorages(plan, ask)
 
     def _begin(self, plan: AttemptPlan) -> None:
         self.take(plan)
-        self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
         unwrapped = unwrap(self._plan.command)
         if unwrapped.launcher is not None:
@@ -387,7 +386,7 @@ class Driver:
     def _run_controller(self) -> Exception | None:
         plan = self._plan
         try:
-            storage = self._call(self._storages, plan).open(plan.checkpoint_url)
+            storage = self._storages(plan).open(plan.checkpoint_url)
         except StorageError as refused:
             self._call(self._attempt.conclude, _unusable_storage(refused, EndReason.START_FAILED))
             raise

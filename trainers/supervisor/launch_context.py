@@ -46,9 +46,9 @@ def fetch_code(plan: AttemptPlan, storages: JobStorages, folder: Path) -> Path:
 def fetch_resume(
     plan: AttemptPlan, storages: JobStorages, resume: Manifest | None, target: Path
 ) -> Path | None:
-    """The folder of the checkpoint to resume from: `target`, or the storage's own where that is a folder of the node.
+    """The folder of the checkpoint to resume from, which is `target`; None: there is none.
 
-    None: there is none.  Raises StorageError, OSError.
+    Raises StorageError, OSError.
     """
     if resume is None:
         return None
