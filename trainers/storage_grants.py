@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 TOKEN_S = 3600.0
 #: Seconds after which its holder asks for another one: the rest is for clocks that differ and for long transfers.
 RENEWED_S = 1800.0
+#: Seconds until a process hears that there is no answer.
+ANSWERED_S = 30.0
 #: Names in one request.
 MOST_NAMES = 1000
 #: Files that one list may have.

@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainers.storage_grants import StorageAnswer, StorageRequest
+from trainers.storage_grants import ANSWERED_S, StorageAnswer, StorageRequest
 
-#: Seconds until a process hears that there is no answer.
-ANSWERED_S = 30.0
 #: Seconds after which a request is handed out again: the controller that took it may be gone.
 _AGAIN_S = 3.0
 #: Seconds that a poll waits for a request.

@@ -6,11 +6,10 @@ from typing import Any
 
 import ray
 
-from trainers.driver.storage_requests import ANSWERED_S
 from trainers.granted_blobs import Ask
 from trainers.job_storage import no_service
 from trainers.storage import StorageError
-from trainers.storage_grants import StorageAnswer, StorageRequest
+from trainers.storage_grants import ANSWERED_S, StorageAnswer, StorageRequest
 
 
 def ask_through(driver: Any) -> Ask:
