@@ -48,10 +48,26 @@ def _issuers(issuers: dict[str, Issuer]) -> dict[str, Issuer]:
     return issuers
 
 
+def check_no_credential(what: str, url: str) -> None:
+    """Raise ValueError for a URL with a password or a token in it: URLs are shown and sent to nodes."""
+    authority, _, rest = url.partition("://")[2].partition("/")
+    if ":" in authority.rpartition("@")[0] or ("?" in f"{authority}{rest}" and "://" in url):
+        raise ValueError(
+            f"the URL of {what} has a credential in it; write it into the file of REMORA_STORAGE_CREDENTIALS, or into"
+            " the configuration of its library"
+        )
+
+
+def _storage_url(url: str) -> str:
+    check_no_credential("the service's storage", url)
+    return url
+
+
 def _stores(stores: dict[str, str]) -> dict[str, str]:
     for name, url in stores.items():
         if not is_name(name):
             raise ValueError(f"{name[:80]!a} is no name of a store; use {NAME_FORM}")
+        check_no_credential(f"the store {name}", url)
         if url.startswith(("http://", "https://")):
             raise ValueError(
                 f"the store {name} is at an {url.partition(':')[0]} URL, to which nothing can be written"
@@ -71,9 +87,11 @@ class Settings(BaseSettings):
     #: SQLAlchemy URL; empty means SQLite in `home`.  `postgresql://...` uses PostgreSQL.
     database_url: str = ""
     #: Where bundles and checkpoints lie: a folder or an fsspec URL; empty means `home/storage`.
-    storage_url: str = ""
+    storage_url: Annotated[str, AfterValidator(_storage_url)] = ""
     #: Other places for checkpoints and outputs, by the names that jobs use: JSON, `{"name": "folder or fsspec URL"}`.
     stores: Annotated[dict[str, str], NoDecode, _decoded(_STORES_FORM), AfterValidator(_stores)] = {}
+    #: File with credentials of storages in Azure, by account; None: the identity of the service's machine.
+    storage_credentials: Path | None = None
     #: File with the keys of the secrets in the database; empty means `secrets.key` in `home`.
     secrets_key_file: Path | None = None
     #: Address the API listens on.  Anything but loopback needs authentication, and TLS or proxies that end it.

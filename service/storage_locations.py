@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 
+from service.azure_storage import azure_account, azure_place, filesystem_options
+from service.private_home import close_to_others
 from service.settings import Settings
 from trainers.confined_folders import OutsideFolder, parts_of
 from trainers.storage import Storage, StorageError
+from trainers.storage_grants import is_brokered
 
 #: Where a specification names one.
 FIELD = "checkpoint.store"
@@ -48,6 +51,29 @@ def _unknown(settings: Settings, store: str) -> str:
     return f"there is no store {store[:80]!a}; operators name them, and {there_are}"
 
 
+def open_storage(settings: Settings, url: str) -> Storage:
+    """A storage of the service, opened with the service's own credential.  Raises StorageError."""
+    place = azure_place(url)
+    if place is None:
+        return Storage(url)
+    account = azure_account(place, settings.storage_credentials)
+    return Storage(url, options=filesystem_options(account))
+
+
+def close_folders(settings: Settings) -> None:
+    """Take other users' rights on the folders of jobs and their code in storages that are folders of this machine.
+
+    A store is an operator's: what else is in it may be for others.
+    """
+    for url in (settings.storage, *settings.stores.values()):
+        with contextlib.suppress(StorageError):
+            root = None if is_brokered(url) else Storage(url).local_root
+            if root is not None:
+                own = (root,) if url == settings.storage else ()
+                for folder in (*own, root / "jobs", root / "bundles"):
+                    close_to_others(folder)
+
+
 def open_location(settings: Settings, location: str) -> Storage:
     """The folder of a checkpoint or of outputs, which is in a storage of the service.  Raises UnknownStore.
 
@@ -56,10 +82,10 @@ def open_location(settings: Settings, location: str) -> Storage:
     for url in (settings.storage, *settings.stores.values()):
         # A store that cannot be opened is passed over: what lies in it cannot be read anyway.
         with contextlib.suppress(StorageError, OutsideFolder):
-            jobs = Storage(url).location("jobs")
+            jobs = open_storage(settings, url).location("jobs")
             if location.startswith(f"{jobs}/"):
                 parts_of(location.removeprefix(f"{jobs}/"))
-                return Storage(location)
+                return open_storage(settings, location)
     raise UnknownStore(
         "it lies in no storage that the service knows now; operators name them in REMORA_STORES"
     )

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from service.store.database import Database
 from service.store.migrate import migrate
+from tests.azurite import Azurite, azurite
 from tests.needed import is_missing
 from tests.postgres import OwnServer, PostgresServer, binaries
 
@@ -79,6 +80,13 @@ def postgres() -> Iterator[PostgresServer]:
         yield PostgresServer(own.url)
     finally:
         own.stop()
+
+
+@pytest.fixture(scope="session")
+def azurite_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """Azure's emulator of blob storage, with an empty container."""
+    with azurite(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

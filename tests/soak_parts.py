@@ -123,6 +123,22 @@ PARTS: Mapping[str, Part] = {
         (f"{CONTRACTS}/test_api_description.py",),
         ("remora/views.py", "service/api", "service/identities", "requirements/schemathesis.txt"),
     ),
+    "azure-storage": Part(
+        ("tests/e2e/test_storage_in_azure.py",),
+        (
+            "requirements/azurite",
+            "service/azure_storage.py",
+            "service/storage_broker.py",
+            "service/storage_locations.py",
+            "tests/azurite.py",
+            "trainers/driver/storage_requests.py",
+            "trainers/granted_blobs.py",
+            "trainers/job_storage.py",
+            "trainers/storage.py",
+            "trainers/storage_grants.py",
+            "trainers/storage_server.py",
+        ),
+    ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from remora.errors import BundleError
 from trainers.environments.build import EnvironmentFailed, environment
 from trainers.environments.request import EnvironmentImpossible
+from trainers.job_storage import code_storage
 from trainers.node_folders import shared_folder, unpack_once
 from trainers.plan import BuildAhead
 from trainers.ray_train import ray_nodes_of
-from trainers.storage import Storage, StorageError
+from trainers.storage import StorageError
+from trainers.storage_grants import StorageGrant
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,9 @@ _RUNTIME_ENV = {"env_vars": {"REMORA_BUILDS_AHEAD": "1"}}
 class BuildsAhead:
     """The builds that this process has asked nodes for: one at a time on each node."""
 
-    def __init__(self) -> None:
+    def __init__(self, granted: Callable[[BuildAhead], StorageGrant | None] = lambda _: None) -> None:
+        """`granted` is asked for a grant to read the code of a build; None: its node needs none."""
+        self._granted = granted
         #: By our node id: what is built there (None: it is being ended), with the task that does it.
         self._running: dict[str, tuple[object | None, Any]] = {}
         #: What ended, by node and key, the newest last; a build that failed is not tried again: the job's attempt says
@@ -60,7 +64,7 @@ class BuildsAhead:
         known = ray_nodes_of(asked)
         for node, one in asked.items():
             if node in known:
-                self._running[node] = one.key, _start(known[node], one)
+                self._running[node] = one.key, _start(known[node], one, self._granted(one))
 
     @property
     def is_idle(self) -> bool:
@@ -101,19 +105,22 @@ class BuildsAhead:
         return asked
 
 
-def _start(ray_node_id: str, one: BuildAhead) -> Any:
+def _start(ray_node_id: str, one: BuildAhead, grant: StorageGrant | None) -> Any:
     task = ray.remote(num_cpus=0, max_retries=0, runtime_env=_RUNTIME_ENV)(build_ahead)
     here = NodeAffinitySchedulingStrategy(ray_node_id, soft=False)
-    return task.options(scheduling_strategy=here).remote(one)
+    return task.options(scheduling_strategy=here).remote(one, grant)
 
 
-def build_ahead(one: BuildAhead) -> str | None:
-    """Build the environment on this node unless it is there; returns why it could not, or None."""
+def build_ahead(one: BuildAhead, grant: StorageGrant | None = None) -> str | None:
+    """Build the environment on this node unless it is there; returns why it could not, or None.
+
+    `grant` lets it read the code; None: the node reaches the storage without one.
+    """
     os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     name = f"ahead-{(one.bundle or 'none').removeprefix('sha256:')[:32]}-{os.getpid()}"
     try:
         with shared_folder(name) as folder:
-            code: Path = unpack_once(Storage(one.storage_url), one.bundle, folder)
+            code: Path = unpack_once(code_storage(one, grant), one.bundle, folder)
             with environment(one.request, code, _say, bundle=one.bundle):
                 return None
     except (EnvironmentFailed, EnvironmentImpossible, BundleError, StorageError, OSError) as error:

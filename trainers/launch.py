@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ from trainers.ray_train import forget_reservations, free_resources, names_reserv
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
 from trainers.storage import Storage
+from trainers.storage_grants import StorageGrant
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +74,20 @@ class RayLauncher:
     """
 
     def __init__(
-        self, *, timeout_s: float = 1.0, ready_drivers: int = READY_DRIVERS, forks: bool = False
+        self,
+        *,
+        timeout_s: float = 1.0,
+        ready_drivers: int = READY_DRIVERS,
+        forks: bool = False,
+        open_storage: Callable[[str], Storage] = Storage,
+        granted: Callable[[BuildAhead], StorageGrant | None] = lambda _: None,
     ) -> None:
-        """`ready_drivers`: how many wait for attempts, at most; `forks`: Ray's worker processes are forked."""
+        """`ready_drivers`: how many wait for attempts, at most; `forks`: Ray's worker processes are forked.
+
+        `open_storage` opens a storage of the service by its URL; `granted` is asked, before a build, for a grant to
+        read the code.
+        """
+        self._open_storage = open_storage
         self._forks = forks
         self._timeout_s = timeout_s
         self._handles: dict[str, Any] = {}
@@ -93,7 +105,7 @@ class RayLauncher:
         self._closing: dict[str, Future[None]] = {}
         self._ready_processes = ReadyProcesses()
         self._ready_drivers = ReadyDrivers(ready_drivers)
-        self._builds_ahead = BuildsAhead()
+        self._builds_ahead = BuildsAhead(granted)
         self._looked_at = 0.0
 
     def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
@@ -270,7 +282,9 @@ class RayLauncher:
         """
         closing = self._closing.get(attempt_id)
         if closing is None:
-            self._closing[attempt_id] = _close_in_thread(attempt_id, job_id, storage_url)
+            self._closing[attempt_id] = _close_in_thread(
+                attempt_id, lambda: Claims(self._open_storage(storage_url), job_id)
+            )
             return False
         if not closing.done():
             return False
@@ -323,13 +337,13 @@ class RayLauncher:
         return self._handles[attempt_id]
 
 
-def _close_in_thread(attempt_id: str, job_id: str, storage_url: str) -> Future[None]:
+def _close_in_thread(attempt_id: str, claims: Callable[[], Claims]) -> Future[None]:
     """Close an attempt without waiting for its storage, which may take long; nor does the end of this process."""
     closing: Future[None] = Future()
 
     def close() -> None:
         try:
-            Claims(Storage(storage_url), job_id).close(attempt_id)
+            claims().close(attempt_id)
         except Exception as error:
             closing.set_exception(error)
         else:

@@ -13,13 +13,15 @@ import posixpath
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
 import fsspec.core
+from fsspec import AbstractFileSystem
 
 from trainers.confined_folders import OutsideFolder, parts_of
+from trainers.storage_grants import Action, Scope, without_secrets
 
 #: Bytes of a file that is read as a whole, unless its reader says more.
 MOST_BYTES = 32 * 2**20
@@ -58,11 +60,27 @@ class Storage:
     Raises StorageError from every method when the filesystem fails, and FileNotFoundError for a missing name.
     """
 
-    def __init__(self, url: str | Path) -> None:
-        """Open `url`: a path, `file://...`, or any URL that fsspec knows (`abfs://container/path`)."""
+    def __init__(
+        self,
+        url: str | Path,
+        *,
+        scope: Scope | None = None,
+        options: Mapping[str, Any] | None = None,
+        filesystem: AbstractFileSystem | None = None,
+    ) -> None:
+        """Open `url`: a path, `file://...`, or any URL that fsspec knows (`abfs://container/path`).
+
+        `scope` says which names may be reached; None: all.  `options` are those of its filesystem, such as a
+        credential.  A `filesystem` takes the place of the one that fsspec knows; names in it begin at the storage.
+        """
         self.url = str(url)
+        self._scope = scope
         try:
-            self._fs, root = fsspec.core.url_to_fs(self.url)
+            self._fs, root = (
+                (filesystem, "")
+                if filesystem is not None
+                else fsspec.core.url_to_fs(self.url, **(options or {}))
+            )
         except (ValueError, ImportError) as error:
             raise StorageError(f"cannot open the storage {self.url!r}: {error}") from error
         self._root = str(root).rstrip("/")
@@ -71,18 +89,34 @@ class Storage:
         #: The folder when the storage is on a local disk, else None.
         self.local_root: Path | None = Path(self._root) if "file" in names else None
 
-    def path(self, name: str) -> str:
-        """Full path of a name in the filesystem, without a protocol."""
+    def path(self, name: str, action: Action = "read") -> str:
+        """Full path of a name in the filesystem, without a protocol.  Raises StorageError for one out of its scope."""
         try:
             parts_of(name)
         except OutsideFolder:
             raise StorageError(f"{name[:200]!r} is not a relative name inside the storage") from None
+        self._check_scope(name, action)
         return f"{self._root}/{name}"
+
+    def _check_scope(self, name: str, action: Action) -> None:
+        if self._scope is not None and self._scope.covering(name, action) is None:
+            way = "write to" if action == "write" else "read"
+            raise StorageError(f"this process may not {way} {name[:200]!r} in the storage")
+
+    def _make_folder(self, path: str) -> None:
+        """A folder of the storage; on a local disk only this user reaches what is made."""
+        if self.local_root is None:
+            self._fs.makedirs(path, exist_ok=True)
+            return
+        whole = Path(path)
+        if not whole.is_dir():
+            for folder in reversed([one for one in (whole, *whole.parents) if not one.exists()]):
+                folder.mkdir(mode=0o700, exist_ok=True)
 
     def location(self, name: str) -> str:
         """How a person finds the name: a path on a local disk, else a URL."""
         path = self.path(name)
-        return path if self.local_root is not None else str(self._fs.unstrip_protocol(path))
+        return path if self.local_root is not None else f"{self.url.rstrip('/')}/{name}"
 
     def exists(self, name: str) -> bool:
         """True when a file or folder of that name is there."""
@@ -131,8 +165,8 @@ class Storage:
     def write_bytes(self, name: str, content: bytes) -> None:
         """Write a small file at once."""
         with self._errors(name):
-            path = self.path(name)
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            path = self.path(name, "write")
+            self._make_folder(posixpath.dirname(path))
             if self.local_root is None:
                 self._fs.pipe_file(path, content)
                 return
@@ -148,8 +182,8 @@ class Storage:
         Of any number of writers one is first: local disks decide by a link, object stores by a conditional request.
         """
         with self._errors(name):
-            path = self.path(name)
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            path = self.path(name, "write")
+            self._make_folder(posixpath.dirname(path))
             try:
                 if self.local_root is None:
                     # Unlike `pipe_file`, every implementation that cannot do it refuses the mode.
@@ -166,8 +200,8 @@ class Storage:
     def write_file(self, name: str, source: Path, *, move: bool = False) -> None:
         """Put a local file there; with `move` the source may be consumed instead of copied."""
         with self._errors(name):
-            path = self.path(name)
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            path = self.path(name, "write")
+            self._make_folder(posixpath.dirname(path))
             if self.local_root is None:
                 self._fs.put_file(str(source), path)
                 if move:
@@ -193,8 +227,8 @@ class Storage:
         # Every library that wants a path finds the very file that is open behind this one (proc(5)).
         opened = Path(f"/proc/self/fd/{source.fileno()}")
         with self._errors(name):
-            path = self.path(name)
-            self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+            path = self.path(name, "write")
+            self._make_folder(posixpath.dirname(path))
             if self.local_root is None:
                 self._fs.put_file(str(opened), path)
                 return
@@ -210,6 +244,17 @@ class Storage:
         """Copy a file to the local disk."""
         with self._errors(name):
             target.parent.mkdir(parents=True, exist_ok=True)
+            self._fs.get_file(self.path(name), str(target))
+
+    def link_file(self, name: str, target: Path) -> None:
+        """Have a file on the local disk, without a copy where the storage is on the same one; it is not written to."""
+        with self._errors(name):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if self.local_root is not None:
+                with _opened(self.path(name), name) as file:
+                    target.unlink(missing_ok=True)
+                    if _is_linked(file.fileno(), target):
+                        return
             self._fs.get_file(self.path(name), str(target))
 
     def names(self, folder: str) -> list[str]:
@@ -244,6 +289,8 @@ class Storage:
         """
         with self._errors(path):
             self._fs.invalidate_cache()
+            if not path:
+                self._check_scope("", "read")
             root = self.path(path) if path else self._root
             try:
                 found: dict[str, dict[str, Any]] = self._fs.find(root, detail=True)
@@ -260,17 +307,23 @@ class Storage:
     def rename(self, name: str, new: str) -> None:
         """Give a file or a whole folder another name in the same folder, which nothing has."""
         with self._errors(name):
+            old, path = self.path(name, "write"), self.path(new, "write")
             if self.local_root is not None:
-                Path(self.path(name)).rename(self.path(new))
+                Path(old).rename(path)
                 return
-            if not self._fs.exists(self.path(name)):
+            if not self._fs.exists(old):
                 raise FileNotFoundError(name)
-            self._fs.mv(self.path(name), self.path(new), recursive=True)
+            # One by one: filesystems differ in what a copy of a folder is.
+            for found in self._fs.find(old):
+                self._fs.mv(found, f"{path}{found.removeprefix(old)}")
+            with contextlib.suppress(FileNotFoundError):
+                # Some filesystems have folders.
+                self._fs.rm(old, recursive=True)
 
     def delete(self, name: str) -> None:
         """Remove a file or a whole folder; fine when it is gone already."""
         with self._errors(name), contextlib.suppress(FileNotFoundError):
-            self._fs.rm(self.path(name), recursive=True)
+            self._fs.rm(self.path(name, "write"), recursive=True)
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
@@ -281,7 +334,11 @@ class Storage:
         except Exception as error:  # every fsspec filesystem has errors of its own kind
             if isinstance(error, OSError) and error.errno in FULL:
                 raise StorageFull(f"the storage {self.url!r} is full: make room in it") from error
-            raise StorageError(f"the storage {self.url!r} failed at {name!r}: {error}") from error
+            said = str(error)
+            safe = without_secrets(said)
+            text = f"the storage {self.url!r} failed at {name!r}: {safe}"
+            # A traceback would show what the text leaves out.
+            raise StorageError(text) from (error if safe == said else None)
 
 
 def _check_size(name: str, size_bytes: int, most_bytes: int) -> None:

@@ -55,9 +55,9 @@ from service.openid.keys import KeyCache
 from service.private_home import make_private
 from service.settings import Settings
 from service.steady_clock import CLOCK
+from service.storage_locations import close_folders, open_storage
 from service.store.database import Database
 from service.store.migrate import migrate
-from trainers.storage import Storage
 
 #: Seconds after which an upload that did not end is taken for interrupted.
 STALE_UPLOAD_S = 24 * 3600.0
@@ -78,6 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         make_private(settings.home)
+        close_folders(settings)
         database = Database(settings.database)
         feed = Feed(database)
         replays = Replays()
@@ -96,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
             app.state.remora = Context(
                 settings,
                 database,
-                Storage(settings.storage),
+                open_storage(settings, settings.storage),
                 feed,
                 telemetry,
                 Authenticator(ways),

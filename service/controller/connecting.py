@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from cluster.provider import Provider
 from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
+from service.storage_locations import open_storage
+from trainers.storage_grants import Scopes
 
 
 def _nothing() -> None:
     """The default of `close` and `leave_ray` where nothing is open."""
+
+
+def _serve_none(_: Mapping[str, Scopes]) -> None:
+    """The default of `serve_storage` where no storage needs it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class ClusterConnection:
     follows_policies: bool = False
     #: Seconds between two observations of the cloud at least, now: clouds count requests.
     observation_interval_s: Callable[[], float] = lambda: 0.0
+    #: Answers what these attempts, by id, ask of storages, and no others; does not wait.
+    serve_storage: Callable[[Mapping[str, Scopes]], None] = _serve_none
     #: Closes its own connections; no call may be made through them afterwards.
     close: Callable[[], None] = _nothing
     #: `membership`, `drains` and `rehearsal` do not call Ray from now on; waits for a call under way.
@@ -59,7 +68,9 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     from cluster.ray.membership import RayMembership
     from service.clouds.clouds import cloud_of
     from service.controller.deadlines import TimedDrains, TimedMembership, TimedRehearsal
+    from service.storage_broker import StorageBroker, granted_code
     from trainers.launch import RayLauncher
+    from trainers.storage_server import StorageServer
 
     membership = RayMembership()
     # Before Ray: settings that the cloud cannot use are reported without a connection to Ray.
@@ -71,8 +82,20 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     except BaseException:
         cloud.close()
         raise
+    broker = StorageBroker(settings.storage_credentials)
+    storage_server = StorageServer(broker.answer)
+
+    def close() -> None:
+        storage_server.close()
+        cloud.close()
+
     return ClusterConnection(
-        RayLauncher(ready_drivers=settings.ready_drivers, forks=bool(settings.forked_modules)),
+        RayLauncher(
+            ready_drivers=settings.ready_drivers,
+            forks=bool(settings.forked_modules),
+            open_storage=partial(open_storage, settings),
+            granted=partial(granted_code, broker),
+        ),
         cloud.provider,
         TimedMembership(membership, CLOCK),
         cloud.supply,
@@ -80,6 +103,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         drains=TimedDrains(RayDrains(membership), CLOCK),
         follows_policies=cloud.follows_policies,
         observation_interval_s=cloud.observation_interval_s,
-        close=cloud.close,
+        serve_storage=storage_server.serve,
+        close=close,
         leave_ray=membership.leave,
     )

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -28,8 +29,9 @@ from service.controller.lease_holder import LeaseHolder
 from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
-from service.loops.listing import Listing
+from service.loops.listing import Listing, read_list
 from service.loops.live_attempts import LiveAttempts
+from service.loops.storage_scopes import StorageScopes
 from service.loops.sweep import sweep
 from service.loops.tick import Tick
 from service.loops.track import track
@@ -37,6 +39,7 @@ from service.private_home import make_private
 from service.process_log import write_log
 from service.settings import Settings, read_settings
 from service.steady_clock import CLOCK
+from service.storage_locations import close_folders, open_storage
 from service.store.database import Database
 from service.store.failures import Fenced, StoreError, is_database_wide, why_failed
 from service.store.ids import new_id
@@ -79,7 +82,8 @@ class Controller:
         self._connection = connection
         self._cloud = CloudLoop(connection, monotonic)
         self._launching = Launching(monotonic)
-        self.listing = Listing(monotonic)
+        self._scopes = StorageScopes()
+        self.listing = Listing(monotonic, partial(read_list, opened=partial(open_storage, settings)))
         self.deletion = self._cloud.deletion
         #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
@@ -124,7 +128,9 @@ class Controller:
                     tick, live, self._launching, launcher, connection.supply, self._cloud.why_short
                 ),
             ),
-            # 5. Preparations that make the next start faster.
+            # 5. Storages for those that run, and for those that were just started.
+            ("storage", lambda: self._scopes.serve(tick, live, connection.serve_storage)),
+            # 6. Preparations that make the next start faster.
             ("prepare", lambda: launcher.prepare(lease.token)),
         )
         return all(self._run(lease, name, loop) for name, loop in loops)
@@ -370,6 +376,7 @@ def main(words: list[str]) -> int:
         return 2
     try:
         make_private(settings.home)
+        close_folders(settings)
         database = Database(settings.database)
         migrate(database)
     except StoreError as error:

@@ -12,7 +12,7 @@ from functools import partial
 from service.loops.tick import Tick
 from service.queue.rows import JobRow
 from service.settings import Settings
-from service.storage_locations import UnknownStore, url_of
+from service.storage_locations import UnknownStore, open_storage, url_of
 from service.store import deletion
 from service.store.pruning import ROWS
 from trainers.storage import Storage
@@ -33,10 +33,10 @@ def urls_of(job: JobRow, settings: Settings) -> list[str]:
     return list(dict.fromkeys(urls))
 
 
-def delete_files(job_id: str, urls: list[str]) -> None:
-    """Delete all files of a job; fine when they are gone already.  Raises StorageError."""
+def delete_files(job_id: str, urls: list[str], opened: Callable[[str], Storage]) -> None:
+    """Delete all files of a job from storages that `opened` opens; fine when there are none.  Raises StorageError."""
     for url in urls:
-        Storage(url).delete(f"jobs/{job_id}")
+        opened(url).delete(f"jobs/{job_id}")
 
 
 class Deletion:
@@ -48,7 +48,7 @@ class Deletion:
     def __init__(
         self,
         monotonic: Callable[[], float],
-        delete: Callable[[str, list[str]], None] = delete_files,
+        delete: Callable[[str, list[str], Callable[[str], Storage]], None] = delete_files,
     ) -> None:
         self._monotonic = monotonic
         self._delete = delete
@@ -67,7 +67,7 @@ class Deletion:
             job = tick.load(deletion.next_going)
             if job is not None:
                 tick.check()
-                self._under_way = (job.id, self._begin(job.id, urls_of(job, tick.settings)))
+                self._under_way = (job.id, self._begin(job.id, tick.settings, urls_of(job, tick.settings)))
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the files under way are gone."""
@@ -90,12 +90,12 @@ class Deletion:
             log.info("%s was deleted as its owner asked", job_id)
             self._emptied = None
 
-    def _begin(self, job_id: str, urls: list[str]) -> Future[None]:
+    def _begin(self, job_id: str, settings: Settings, urls: list[str]) -> Future[None]:
         future: Future[None] = Future()
 
         def work() -> None:
             try:
-                self._delete(job_id, urls)
+                self._delete(job_id, urls, partial(open_storage, settings))
             except BaseException as error:
                 future.set_exception(error)
             else:

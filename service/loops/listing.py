@@ -99,9 +99,12 @@ class Listing:
         return future
 
 
-def read_list(job_id: str, url: str) -> CheckpointListRecord:
-    """The job's checkpoints in a storage.  Raises StorageError, and ValueError for a list that cannot be stored."""
-    catalog = Catalog(Storage(url), job_id)
+def read_list(job_id: str, url: str, opened: Callable[[str], Storage] = Storage) -> CheckpointListRecord:
+    """The job's checkpoints in a storage, which `opened` opens by its URL.
+
+    Raises StorageError, and ValueError for a list that cannot be stored.
+    """
+    catalog = Catalog(opened(url), job_id)
     body = [description(one, catalog.location(one)) for one in catalog.listed()]
     said = records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
     if not isinstance(said, CheckpointListRecord):

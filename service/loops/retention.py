@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import partial
 
 from service.loops.tick import Tick
+from service.storage_locations import open_storage
 from service.store import audit, bundles
 from service.store.pruning import ROWS, limits_of, prune
-from trainers.storage import Storage, StorageError
+from trainers.storage import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Retention:
         going = tick.apply(partial(bundles.choose, before=before, now=tick.now, most=BUNDLES))
         if not going:
             return False
-        storage = Storage(tick.settings.storage)
+        storage = open_storage(tick.settings, tick.settings.storage)
         for digest in going:
             try:
                 tick.check()

@@ -9,6 +9,7 @@ from tests.architecture.repository import sources
 #: Modules that may, and what they use it for.
 MAY = {
     "service/steady_clock.py": "the one place where the service reads the machine's clock",
+    "service/storage_broker.py": "when tokens end, by the clock of a cloud, which compares it with its own",
     "service/local_run.py": "the ids of a job that nothing stores",
     "service/api/app.py": "how old files are, by the time that the machine wrote on them",
     "trainers/driver/account.py": "when something was reported, for people",

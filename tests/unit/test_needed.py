@@ -30,6 +30,14 @@ def test_ci_does_not_go_without_cuts_of_the_network(file: str) -> None:
     assert "apt-get install iproute2" in done.stdout or "CAP_NET_ADMIN" in done.stdout
 
 
+def test_ci_does_not_go_without_a_storage_in_azure() -> None:
+    done = run_without_programs(
+        "tests/contracts/trainers/test_storage.py::test_nothing_is_an_empty_file_too", CI="true"
+    )
+    assert "make azurite" in done.stdout, done.stdout
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize("file", CUTS)
 def test_a_laptop_leaves_them_out_and_says_so(file: str) -> None:
     done = run_without_programs(file)

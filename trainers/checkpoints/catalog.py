@@ -169,12 +169,10 @@ class Catalog:
         return any(sizes.get(file.name) != file.size_bytes for file in manifest.files)
 
     def fetch(self, manifest: Manifest, target: Path) -> Path:
-        """A local folder with the checkpoint's files: the storage's own when it is a local one, else `target`."""
+        """`target`, a folder of the local disk, with the checkpoint's files: a script does not reach the storage."""
         folder = f"{self._folder}/{manifest.folder}"
-        if self._storage.local_root is not None:
-            return Path(self._storage.path(folder))
         for file in manifest.files:
-            self._storage.read_file(f"{folder}/{file.name}", target / file.name)
+            self._storage.link_file(f"{folder}/{file.name}", target / file.name)
         return target
 
     def retain(self, keep: int, mode: Mode | None = None) -> Retained:

@@ -38,11 +38,14 @@ from trainers.driver.on_demand import mark_on_demand, on_demand_first
 from trainers.driver.printers import Printers
 from trainers.driver.rendezvous_monitor import RendezvousMonitor
 from trainers.driver.stacks import Stacks
+from trainers.driver.storage_requests import StorageRequests
 from trainers.driver.verdict import Verdict
+from trainers.job_storage import JobStorages
 from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, Record
-from trainers.storage import Storage, StorageError
+from trainers.storage import StorageError
+from trainers.storage_grants import StorageAnswer, StorageRequest
 from trainers.supervisor import supervisor
 from trainers.supervisor.shard_transfer import CheckpointShard
 from trainers.supervisor.supervisor import Assignment
@@ -92,6 +95,7 @@ class Driver:
         self._is_over = asyncio.Event()
         #: The job that each node is nominated for.
         self._nominations = Nominations()
+        self._storage_requests = StorageRequests()
         #: The newest order by which the sizes of the worker group changed.
         self._resized = 0.0
         #: The values of the attempt's secrets, as its workers get them.
@@ -120,6 +124,7 @@ class Driver:
         Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, and StorageError when that
         cannot be found out for half a minute; then it begins nothing.
         """
+        self._loop = asyncio.get_running_loop()
         async with self._starting:
             if not self._has_attempt.is_set():
                 await self._claim(plan)
@@ -132,7 +137,7 @@ class Driver:
         patient_until = time.monotonic() + _CLAIM_S
         while True:
             try:
-                return await asyncio.to_thread(claim, plan, self._name)
+                return await asyncio.to_thread(claim, plan, self._name, self._storages(plan))
             except Refused:
                 # Its controller may be one that was fenced off, and then nothing else ends this process.
                 asyncio.get_running_loop().call_later(_REFUSED_S, end_this_actor)
@@ -142,9 +147,16 @@ class Driver:
                     raise
                 await asyncio.sleep(_CLAIM_PAUSE_S)
 
+    def _storages(self, plan: AttemptPlan) -> JobStorages:
+        """The attempt's storages, to be used in threads: the event loop itself would wait for ever."""
+
+        def ask(request: StorageRequest) -> StorageAnswer:
+            return self._wait_for(self._storage_requests.ask(request))
+
+        return JobStorages(plan, ask)
+
     def _begin(self, plan: AttemptPlan) -> None:
         self.take(plan)
-        self._loop = asyncio.get_running_loop()
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
         if versions := self._plan.secret_versions:
             names = ", ".join(f"{name} (version {version})" for name, version in versions.items())
@@ -161,6 +173,14 @@ class Driver:
             )
         self._attempt.spawn(self._watch_the_clock())
         threading.Thread(target=self._train, name="train-controller", daemon=True).start()
+
+    async def storage_poll(self) -> list[tuple[int, StorageRequest]]:
+        """What the attempt's processes ask of storages; waits a while for it."""
+        return await self._storage_requests.poll()
+
+    async def storage_answer(self, answers: dict[int, StorageAnswer]) -> None:
+        """The service's answers, by the numbers of the requests."""
+        self._storage_requests.answer(answers)
 
     async def poll(self, after: int, limit: int) -> list[Record] | None:
         """Records after that number, `limit` rows at most; those up to it are forgotten.  None: it has no attempt."""
@@ -209,6 +229,10 @@ class Driver:
             await self._attempt.notify_rank_ended()
         room = self._account.log_room(self._printers.count(self._now()))
         return {"log_is_full": self._account.log_is_full, "log_room": room, "log_is_taken": takes_lines}
+
+    async def storage_ask(self, request: StorageRequest) -> StorageAnswer:
+        """A worker asks the service about a storage."""
+        return await self._storage_requests.ask(request)
 
     async def relay_offer(self, shard: CheckpointShard) -> bool:
         """A worker whose machine goes wants to send files here; False when there is no room."""
@@ -372,7 +396,7 @@ class Driver:
     def _run_controller(self) -> Exception | None:
         plan = self._plan
         try:
-            storage = Storage(plan.checkpoint_url)
+            storage = self._storages(plan).open(plan.checkpoint_url)
         except StorageError as refused:
             self._call(self._attempt.conclude, _unusable_storage(refused, EndReason.START_FAILED))
             raise
@@ -468,9 +492,9 @@ class Driver:
             self._attempt.report_totals()
 
 
-def claim(plan: AttemptPlan, driver: str) -> None:
+def claim(plan: AttemptPlan, driver: str, storages: JobStorages) -> None:
     """Claim the attempt for this driver.  Raises Refused and StorageError."""
-    Claims(Storage(plan.storage_url), plan.job_id).take(plan.attempt_id, driver)
+    Claims(storages.open(plan.storage_url), plan.job_id).take(plan.attempt_id, driver)
 
 
 def _unusable_storage(error: StorageError, reason: EndReason) -> Verdict:

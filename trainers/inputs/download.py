@@ -35,6 +35,9 @@ _AT_ONCE = 8
 MOST_FILES = 100_000
 
 
+Opened = Callable[[str], Storage]
+
+
 class InputMissing(Exception):
     """An input is not there, or cannot be had in this way; the message is one sentence."""
 
@@ -56,11 +59,12 @@ def fetched(
     show: Callable[[str], None] = lambda _: None,
     root: Path | None = None,
     stop: threading.Event | None = None,
+    opened: Opened = Storage,
 ) -> Iterator[dict[str, Path]]:
     """The folder or file of each input on this node, by name; they stay as long as the context is open.
 
     `say` is called with lines for the job's log, `show` with how far a download is, which ends when
-    `stop` is set.
+    `stop` is set.  `opened` opens a storage by its URL.
     Raises InputMissing, StorageError, OSError.
     """
     root = root or work_root() / "inputs"
@@ -68,7 +72,7 @@ def fetched(
         found = {}
         for name, source in inputs.items():
             try:
-                found[name] = _here(name, source, root, in_use, say, show, stop or threading.Event())
+                found[name] = _here(name, source, root, in_use, say, show, stop or threading.Event(), opened)
             except (InputMissing, OutsideFolder, FileNotFoundError) as error:
                 raise InputMissing(f"inputs.{name}: {error}") from error
         yield found
@@ -82,12 +86,13 @@ def _here(
     say: Callable[[str], None],
     show: Callable[[str], None],
     stop: threading.Event,
+    opened: Opened,
 ) -> Path:
-    storage = Storage(source.url)
+    storage = opened(source.url)
     if source.is_mounted:
         return _mounted(storage, source)
     if source.job_id is not None:
-        storage, base, files = _files_of_output(source, source.job_id)
+        storage, base, files = _files_of_output(source, source.job_id, opened)
     else:
         base, files = _files_at(storage, source)
     if len(files) > MOST_FILES:
@@ -138,11 +143,11 @@ def _files_at(storage: Storage, source: InputSource) -> tuple[str, list[_File]]:
     return base, sorted(files, key=lambda one: one.name)
 
 
-def _files_of_output(source: InputSource, job_id: str) -> tuple[Storage, str, list[_File]]:
+def _files_of_output(source: InputSource, job_id: str, opened: Opened) -> tuple[Storage, str, list[_File]]:
     """The files of another job's outputs as they are now, with the storage that they are in."""
     prefix = f"{source.output}/" if source.output else ""
     for url in (source.url, *source.also):
-        storage = Storage(url)
+        storage = opened(url)
         catalog = OutputsCatalog(storage, job_id)
         try:
             newest = catalog.newest().newest

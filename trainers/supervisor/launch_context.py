@@ -24,9 +24,9 @@ from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
 from trainers.isolation.variables import machine_variables
+from trainers.job_storage import JobStorages
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
-from trainers.storage import Storage
 from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.snapshot_memory import SnapshotSpace
@@ -34,25 +34,27 @@ from trainers.supervisor.tracker_variables import tracker_variables
 from trainers.worker_identity import WorkerIdentity
 
 
-def fetch_code(plan: AttemptPlan, folder: Path) -> Path:
+def fetch_code(plan: AttemptPlan, storages: JobStorages, folder: Path) -> Path:
     """The folder of the job's code below its worker group's `folder` on this node.
 
     Raises BundleError, StorageError, OSError.
     """
     try:
-        return unpack_once(Storage(plan.storage_url), plan.bundle, folder)
+        return unpack_once(storages.open(plan.storage_url), plan.bundle, folder)
     except FileNotFoundError as error:
         raise BundleError(f"the code bundle {plan.bundle} is not in the storage any more") from error
 
 
-def fetch_resume(plan: AttemptPlan, resume: Manifest | None, target: Path) -> Path | None:
-    """The folder of the checkpoint to resume from: `target`, or the storage's own where that is a folder of the node.
+def fetch_resume(
+    plan: AttemptPlan, storages: JobStorages, resume: Manifest | None, target: Path
+) -> Path | None:
+    """The folder of the checkpoint to resume from, which is `target`; None: there is none.
 
-    None: there is none.  Raises StorageError, OSError.
+    Raises StorageError, OSError.
     """
     if resume is None:
         return None
-    return Catalog(Storage(plan.checkpoint_url), plan.job_id).fetch(resume, target)
+    return Catalog(storages.open(plan.checkpoint_url), plan.job_id).fetch(resume, target)
 
 
 def prepare_launch(

@@ -16,6 +16,7 @@ from trainers.containers.images import node_image
 from trainers.environments.build import BuiltEnvironment, environment
 from trainers.environments.public_package import public_folder, public_package
 from trainers.inputs.download import fetched
+from trainers.job_storage import JobStorages
 from trainers.plan import AttemptPlan
 from trainers.supervisor.device import Devices, devices_of_node
 
@@ -53,6 +54,7 @@ class Preparation:
 
 def prepare_node(
     plan: AttemptPlan,
+    storages: JobStorages,
     folders: NodeFolders,
     in_use: contextlib.ExitStack,
     say: Callable[[str], None],
@@ -80,7 +82,9 @@ def prepare_node(
     if plan.image is not None:
         image = node_image(plan.image, say, showing("image"), stop)
         facts = {"digest": image.id, "build_s": round(image.pull_s, 3), "packages": 0}
-    inputs = in_use.enter_context(fetched(plan.inputs, say, showing("inputs"), stop=stop))
+    inputs = in_use.enter_context(
+        fetched(plan.inputs, say, showing("inputs"), stop=stop, opened=storages.open)
+    )
     if image is not None:
         mounts = worker_mounts(folders, inputs)
         gpus = plan.resources.get("GPU", 0.0)

@@ -33,6 +33,7 @@ from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.inputs.download import InputMissing
 from trainers.isolation.confined import ConfinedJob, confined_job
 from trainers.isolation.mounts import Shown
+from trainers.job_storage import JobStorages
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
@@ -41,7 +42,7 @@ from trainers.processes.child import Child
 from trainers.processes.fork_server_client import ForkServer, job_fork_server
 from trainers.processes.python_stacks import stacks_below
 from trainers.secret_values import values_of
-from trainers.storage import Storage, StorageError
+from trainers.storage import StorageError
 from trainers.supervisor.checkpoint_intake import (
     MAX_UNDER_WAY,
     CheckpointIntake,
@@ -62,6 +63,7 @@ from trainers.supervisor.secret_files import FOLDER_VARIABLE, secret_files
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshot_memory import SnapshotSpace, confined_space, most_bytes, snapshot_space
+from trainers.supervisor.storage_asking import ask_through
 from trainers.supervisor.temporary_folders import temporary_folder
 from trainers.supervisor.write_speed import WriteSpeed, fits
 from trainers.worker_identity import WorkerIdentity
@@ -201,6 +203,7 @@ class Supervisor:
         self._may_begin = threading.Event()
         self._stop_is_near = False
         self._driver = assignment.driver
+        self._storages = JobStorages(assignment.plan, ask_through(assignment.driver))
         self._speed = WriteSpeed(assignment.plan.write_bytes_per_s)
         #: When this job's first machine is preempted, by the monotonic clock; None: none is.
         self._deadline_at: float | None = None
@@ -256,8 +259,10 @@ class Supervisor:
                 temporary = self._job.temporary
             try:
                 self._secrets_folder = in_use.enter_context(secret_files(own, self._secrets))
-                code = fetch_code(self._plan, folder)
-                resume = fetch_resume(self._plan, self._resume, folder / f"resume-{identity.rank}")
+                code = fetch_code(self._plan, self._storages, folder)
+                resume = fetch_resume(
+                    self._plan, self._storages, self._resume, folder / f"resume-{identity.rank}"
+                )
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
                     built = prepared.built
@@ -317,7 +322,7 @@ class Supervisor:
             report({"type": "preparing", "what": what, "state": state})
 
         folders = NodeFolders(group=folder, code=code, temporary=temporary, resume=resume)
-        prepared = prepare_node(self._plan, folders, in_use, say, show, self._stopping)
+        prepared = prepare_node(self._plan, self._storages, folders, in_use, say, show, self._stopping)
         report({"type": "prepared", **prepared.facts})
         self._outbox.flush()
         if not self._is_joining:
@@ -571,7 +576,7 @@ class Supervisor:
         def report(changes: Changes) -> None:
             self._outbox.put({"type": "outputs", "changes": changes})
 
-        catalog = OutputsCatalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
+        catalog = OutputsCatalog(self._storages.open(self._plan.checkpoint_url), self._plan.job_id)
         collector = OutputsCollector(
             folder,
             catalog,
@@ -660,7 +665,7 @@ class Supervisor:
         with self._lock:
             write = self._speed.begin(shard.size_bytes, time.monotonic())
         try:
-            catalog = Catalog(Storage(self._plan.checkpoint_url), self._plan.job_id)
+            catalog = Catalog(self._storages.open(self._plan.checkpoint_url), self._plan.job_id)
             files = catalog.put(folder, shard.step, shard.attempt, shard.generation, shard.rank, shard.take)
         except (StorageError, OSError) as error:
             with self._lock:

@@ -188,7 +188,7 @@ class TestDeletion:
         job_id = ended(owner)
         tries = []
 
-        def fail(which: str, urls: list[str]) -> None:
+        def fail(which: str, urls: list[str], _: object) -> None:
             tries.append((which, urls))
             if len(tries) == 1:
                 raise StorageError("it does not answer")

@@ -1,4 +1,4 @@
-"""Every storage keeps the same promises; the local folder and fsspec's memory filesystem stand for all."""
+"""Every storage keeps the same promises: a folder, fsspec's memory, and Azure's blobs, with a key and by grants."""
 
 from __future__ import annotations
 
@@ -13,16 +13,30 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from service.settings import Settings
+from service.storage_broker import StorageBroker
+from service.storage_locations import open_storage
+from tests.azurite import Azurite
+from trainers.job_storage import granted_storage
 from trainers.storage import NotReadable, Storage, StorageError
+from trainers.storage_grants import Scope
 
 
-@pytest.fixture(params=["path", "file url", "memory"])
+@pytest.fixture(params=["path", "file url", "memory", "azure", "granted"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     match request.param:
         case "path":
             yield Storage(tmp_path / "storage")
         case "file url":
             yield Storage(f"file://{tmp_path}/storage")
+        case "azure" | "granted" as how:
+            server: Azurite = request.getfixturevalue("azurite_server")
+            url, file = server.url(), server.credentials(tmp_path)
+            if how == "azure":
+                yield open_storage(Settings(home=tmp_path, storage_credentials=file), url)
+                return
+            broker, scopes = StorageBroker(file), {url: Scope(writes=("",))}
+            yield granted_storage(url, scopes[url], lambda asked: broker.answer(scopes, asked))
         case _:
             yield Storage(f"memory://{tmp_path}")
             MemoryFileSystem.store.clear()
@@ -249,13 +263,13 @@ def test_names_that_leave_the_storage_are_refused(storage: Storage, name: str) -
         storage.write_bytes(name, b"")
 
 
-def test_a_location_is_what_a_person_can_use(storage: Storage, tmp_path: Path) -> None:
+def test_a_location_is_what_a_person_can_use(storage: Storage) -> None:
     storage.write_bytes("a", b"x")
     location = storage.location("a")
     if storage.local_root is not None:
         assert Path(location).read_bytes() == b"x"
     else:
-        assert location == f"memory://{tmp_path}/a"
+        assert location == f"{storage.url}/a"
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket", "file+nothing://x"])

@@ -103,6 +103,10 @@ def test_the_newest_complete_checkpoint_is_found_and_fetched(shelf: Shelf, tmp_p
     folder = shelf.catalog.fetch(manifest, tmp_path / "fetched")
     assert (folder / "rank-1.bin").read_text() == "step 100 of rank 1"
     assert (folder / "deep" / "empty-0").read_bytes() == b""
+    if shelf.storage.local_root is not None:
+        assert not folder.is_relative_to(shelf.storage.local_root), "who reads it does not reach the storage"
+        stored = Path(location)
+        assert (folder / "rank-1.bin").samefile(stored / "rank-1.bin"), "on the same disk it is no copy"
     assert manifest.size_bytes == 2 * len("step 100 of rank 0")
     assert {file.rank for file in manifest.files} == {0, 1}
 

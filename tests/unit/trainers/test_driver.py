@@ -20,6 +20,7 @@ from trainers.checkpoints.catalog import Catalog
 from trainers.claims import Claims, Refused
 from trainers.driver import driver as driver_module
 from trainers.driver.driver import Driver, DriverTaken
+from trainers.job_storage import JobStorages
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage, StorageError
 
@@ -231,7 +232,7 @@ def test_a_storage_that_fails_for_a_moment_delays_the_start(
 ) -> None:
     failures = [StorageError("it does not answer")] * 2
 
-    def fails_twice(plan: AttemptPlan, name: str) -> None:
+    def fails_twice(plan: AttemptPlan, name: str, storages: JobStorages) -> None:
         if failures:
             raise failures.pop()
         Claims(Storage(plan.storage_url), plan.job_id).take(plan.attempt_id, name)

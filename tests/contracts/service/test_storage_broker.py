@@ -1,0 +1,246 @@
+"""A job's processes reach their own names in Azurite: what they are granted opens nothing else, and ends by itself."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import pytest
+from azure.core.exceptions import HttpResponseError
+from azure.storage.blob import BlobClient, BlobServiceClient
+from fsspec.implementations.memory import MemoryFileSystem
+
+from service.azure_storage import AzureAccount
+from service.storage_broker import StorageBroker
+from tests.azurite import CONTAINER, KEY, Azurite, azurite
+from trainers.granted_blobs import Grants
+from trainers.job_storage import granted_storage
+from trainers.storage import Storage, StorageError
+from trainers.storage_grants import (
+    MOST_NAMES,
+    RENEWED_S,
+    TOKEN_S,
+    Action,
+    Scope,
+    StorageAnswer,
+    StorageGrant,
+    StorageRequest,
+)
+
+OWN = Scope(reads=("bundles/code.zip",), writes=("jobs/job_1",))
+
+
+@pytest.fixture
+def url(azurite_server: Azurite) -> str:
+    return azurite_server.url()
+
+
+@pytest.fixture
+def broker(azurite_server: Azurite, tmp_path: Path) -> StorageBroker:
+    return StorageBroker(azurite_server.credentials(tmp_path))
+
+
+@pytest.fixture
+def everything(broker: StorageBroker, url: str) -> Storage:
+    """The whole storage, with files of two jobs."""
+    scope = Scope(writes=("",))
+    storage = granted_storage(url, scope, lambda asked: broker.answer({url: scope}, asked))
+    for name in (
+        "jobs/job_1/own",
+        "jobs/job_2/other",
+        "jobs/job_12/near",
+        "bundles/code.zip",
+        "bundles/other.zip",
+    ):
+        storage.write_bytes(name, name.encode())
+    return storage
+
+
+def granted(broker: StorageBroker, url: str, name: str, action: Action) -> StorageGrant:
+    answer = broker.answer({url: OWN}, StorageRequest(url=url, action=action, names=(name,)))
+    assert answer.grant is not None, answer.refusal
+    return answer.grant
+
+
+def blob(grant: StorageGrant, name: str, token: str | None) -> BlobClient:
+    return BlobClient(grant.endpoint, grant.container, f"{grant.root}/{name}", credential=token)
+
+
+@pytest.mark.usefixtures("everything")
+def test_a_token_opens_the_file_that_it_is_for_and_nothing_else(broker: StorageBroker, url: str) -> None:
+    grant = granted(broker, url, "jobs/job_1/own", "read")
+    token = grant.token("jobs/job_1/own")
+    assert blob(grant, "jobs/job_1/own", token).download_blob().readall() == b"jobs/job_1/own"
+    attacks: list[Callable[[], object]] = [
+        lambda: blob(grant, "jobs/job_2/other", token).download_blob(),
+        lambda: blob(grant, "jobs/job_12/near", token).download_blob(),
+        lambda: blob(grant, "jobs/job_1/own", token).upload_blob(b"x", overwrite=True),
+        lambda: blob(grant, "jobs/job_1/own", token).delete_blob(),
+        lambda: blob(grant, "jobs/job_1/own", None).download_blob(),
+        lambda: list(
+            BlobServiceClient(grant.endpoint, credential=token).get_container_client(CONTAINER).list_blobs()
+        ),
+    ]
+    for attack in attacks:
+        with pytest.raises(HttpResponseError) as refused:
+            attack()
+        assert refused.value.status_code in (401, 403, 404, 409), refused.value
+
+
+@pytest.mark.parametrize("action", ["read", "write", "list"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "jobs/job_2/other",
+        "jobs/job_12/near",
+        "jobs",
+        "jobs/job_1/../job_2/other",
+        "/jobs/job_1/own",
+        "jobs//job_1",
+        "bundles/other.zip",
+        "",
+        "..",
+    ],
+)
+def test_names_of_others_are_not_granted(broker: StorageBroker, url: str, name: str, action: Action) -> None:
+    answer = broker.answer({url: OWN}, StorageRequest(url=url, action=action, names=(name,)))
+    assert answer.refusal
+    assert (answer.grant, answer.entries) == (None, None)
+
+
+def test_what_may_be_read_is_not_written_and_other_storages_are_not_the_jobs(
+    broker: StorageBroker, url: str, azurite_server: Azurite
+) -> None:
+    def refusal(**asked: object) -> str | None:
+        request = StorageRequest(**({"url": url, "action": "read", "names": ("jobs/job_1/a",)} | asked))  # type: ignore[arg-type]
+        return broker.answer({url: OWN}, request).refusal
+
+    assert refusal() is None
+    assert "may not write" in str(refusal(action="write", names=("bundles/code.zip",)))
+    assert "nothing in that storage" in str(refusal(url=azurite_server.url()))
+    assert "is no action" in str(refusal(action="delete"))
+    assert "1 to 1000 names" in str(refusal(names=()))
+    assert "1 to 1000 names" in str(refusal(names=("jobs/job_1/a",) * (MOST_NAMES + 1)))
+    assert "1 to 1 names" in str(refusal(action="list", names=("jobs/job_1", "jobs/job_1")))
+
+
+def test_a_job_sees_its_own_files_alone(broker: StorageBroker, url: str, everything: Storage) -> None:
+    own = granted_storage(url, OWN, lambda asked: broker.answer({url: OWN}, asked))
+    assert own.sizes("jobs/job_1") == {"own": 14}
+    assert own.read_bytes("bundles/code.zip") == b"bundles/code.zip"
+    for name in ("jobs/job_2/other", "jobs/job_12/near", "bundles/other.zip"):
+        for attack in (own.read_bytes, own.names, own.delete, own.exists):
+            with pytest.raises(StorageError, match="may not"):
+                attack(name)
+        assert everything.exists(name)
+    with pytest.raises(StorageError, match="may not write"):
+        own.delete("bundles/code.zip")
+    with pytest.raises(StorageError, match="may not"):
+        own.entries("")
+
+
+def test_a_token_ends_within_an_hour_and_is_asked_for_again_long_before(
+    broker: StorageBroker, url: str
+) -> None:
+    asked, now = list[StorageRequest](), 0.0
+
+    def ask(request: StorageRequest) -> StorageAnswer:
+        asked.append(request)
+        return broker.answer({url: OWN}, request)
+
+    grants = Grants(url, ask, lambda: now)
+    token = parse_qs(str(grants.grant("jobs/job_1/a", "read").token("jobs/job_1/a")))
+    ends = datetime.strptime(token["se"][0], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    assert timedelta(minutes=59) < ends - datetime.now(UTC) <= timedelta(hours=1)
+    assert "st" not in token, "it is valid at once, also by a clock that is slow"
+    assert RENEWED_S <= TOKEN_S / 2
+
+    now = RENEWED_S - 1
+    grants.grant("jobs/job_1/a", "read")
+    assert len(asked) == 1
+    grants.grant("jobs/job_1/a", "write")
+    now = RENEWED_S
+    grants.grant("jobs/job_1/a", "read")
+    assert [one.action for one in asked] == ["read", "write", "read"]
+
+
+def test_names_are_asked_for_together(broker: StorageBroker, url: str) -> None:
+    asked = list[int]()
+
+    def ask(request: StorageRequest) -> StorageAnswer:
+        asked.append(len(request.names))
+        return broker.answer({url: OWN}, request)
+
+    found = Grants(url, ask).grants((f"jobs/job_1/{number}" for number in range(MOST_NAMES + 5)), "read")
+    assert len(found) == MOST_NAMES + 5
+    assert asked == [MOST_NAMES, 5]
+
+
+def test_an_account_with_folders_grants_the_jobs_folder(
+    azurite_server: Azurite, url: str, tmp_path: Path
+) -> None:
+    """Azurite has no folders, so what Azure makes of such a token is not tested; the token itself is."""
+
+    class WithFolders(BlobServiceClient):
+        def get_account_information(self, **_: object) -> dict[str, str]:
+            return {"is_hns_enabled": True}  # type: ignore[dict-item]
+
+    def connect(account: AzureAccount) -> BlobServiceClient:
+        return WithFolders.from_connection_string(account.connection_string)
+
+    broker = StorageBroker(azurite_server.credentials(tmp_path), connect=connect)
+    grant = granted(broker, url, "jobs/job_1/a/b", "write")
+    (token,) = grant.tokens.values()
+    said = parse_qs(token)
+    assert (said["sr"], said["sdd"], said["sp"]) == (["d"], ["3"], ["rcwd"])
+    assert grant.token("jobs/job_1/other/file") == token
+    assert grant.token("jobs/job_12/near") is None
+    assert parse_qs(str(granted(broker, url, "bundles/code.zip", "read").token("bundles/code.zip")))[
+        "sr"
+    ] == ["b"]
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[Azurite]:
+    with azurite(tmp_path) as server:
+        yield server
+
+
+def test_no_error_shows_a_token_or_a_key(
+    stopped: Azurite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.granted_blobs._RETRIES", 0)
+
+    def connect(account: AzureAccount) -> BlobServiceClient:
+        return BlobServiceClient.from_connection_string(account.connection_string, retry_total=0)
+
+    url, broker = stopped.url(), StorageBroker(stopped.credentials(tmp_path), connect=connect)
+    own = granted_storage(url, OWN, lambda asked: broker.answer({url: OWN}, asked))
+    own.write_bytes("jobs/job_1/a", b"x")
+    grant = granted(broker, url, "jobs/job_1/a", "write")
+    stopped.stop()
+    with pytest.raises(StorageError, match="cannot reach the storage") as unlisted:
+        own.names("jobs/job_1")
+    with pytest.raises(StorageError, match="refused") as unwritten:
+        own.write_bytes("jobs/job_1/a", b"y")
+    token = str(grant.token("jobs/job_1/a"))
+    for error in (unlisted, unwritten):
+        shown = "".join(traceback.format_exception(error.value))
+        assert KEY not in shown
+        assert "sig=" not in shown
+    assert parse_qs(token)["sig"][0] not in f"{grant} {grant!r}"
+
+
+def test_an_error_that_quotes_an_address_loses_the_token_in_it() -> None:
+    token = "se=2026-11-26T03%3A00%3A00Z&sp=r&sv=2026-10-06&sr=b&sig=c2VjcmV0%2Bx%3D"
+
+    class Quoting(MemoryFileSystem):  # type: ignore[misc]
+        def exists(self, path: str, **_: object) -> bool:
+            raise OSError(f"Max retries exceeded with url: /account/container{path}?{token} (refused)")
+
+    with pytest.raises(StorageError, match=r"sr=b&sig=\*\*\* \(refused") as failed:
+        Storage("abfs://container/x", filesystem=Quoting()).exists("a")
+    assert "c2VjcmV0" not in "".join(traceback.format_exception(failed.value))

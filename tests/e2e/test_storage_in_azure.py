@@ -1,0 +1,80 @@
+"""A service whose storage is in Azure: code, checkpoints, outputs and inputs of a job, whose processes hold no key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from azure.storage.blob import BlobServiceClient
+
+from remora.states import EndReason, JobState
+from tests.azurite import CONTAINER, KEY, Azurite
+from tests.e2e.embedded import Embedded
+from tests.e2e.processes import PATIENCE_S, JobProcesses, kill, until
+from tests.e2e.scripts import Steps
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
+
+COPY = """
+import os, pathlib, sys
+read = (pathlib.Path(sys.argv[1]) / "a/1.txt").read_text()
+(pathlib.Path(os.environ["REMORA_OUTPUTS_DIR"]) / "final" / "w.txt").write_text(read)
+"""
+
+
+@pytest.fixture
+def embedded(azurite_server: Azurite, tmp_path: Path) -> Iterator[Embedded]:
+    """A service with its storage, and the store `datasets`, in Azurite."""
+    stores = {"datasets": azurite_server.url()}
+    found = Embedded(
+        tmp_path / "home",
+        variables={
+            "REMORA_STORAGE_URL": azurite_server.url(),
+            "REMORA_STORES": json.dumps(stores),
+            "REMORA_STORAGE_CREDENTIALS": str(azurite_server.credentials(tmp_path)),
+        },
+    )
+    with BlobServiceClient.from_connection_string(azurite_server.connection_string) as client:
+        name = stores["datasets"].rpartition("/")[2]
+        client.get_blob_client(CONTAINER, f"{name}/images/a/1.txt").upload_blob(b"pixels")
+    try:
+        found.start()
+        yield found
+    finally:
+        found.end()
+
+
+def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embedded, tmp_path: Path) -> None:
+    script = Steps(tmp_path, steps=40)
+    with embedded.client() as client:
+        job = client.submit(script.spec)
+        script.allow(20)
+        until(lambda: client.job(job.id).checkpoint_step, "a checkpoint is committed")
+        kill(JobProcesses(embedded.home, job.id).child(1))
+        script.allow_all()
+        ended = client.wait(job.id, PATIENCE_S)
+        assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 2), ended.message
+        first, second = client.attempts(job.id)
+        assert first.end_reason is EndReason.SIGNAL
+        assert second.resumed_from_step
+        assert [point.step for point in client.metrics(job.id)] == list(range(1, 41))
+
+        data = {"store": "datasets", "path": "images"}
+        copy = ["python", "-c", COPY, "${{inputs.data}}"]
+        copied = client.submit({"command": copy, "outputs": {"final": {}}, "inputs": {"data": data}})
+        assert client.wait(copied.id, PATIENCE_S).state is JobState.SUCCEEDED
+        answer = embedded.remora("outputs", copied.id, "--download", str(tmp_path / "results"))
+        assert answer.code == 0, answer.err
+        assert (tmp_path / "results/final/w.txt").read_text() == "pixels"
+
+        model = {"job": copied.id, "output": "final"}
+        shown = client.submit({"command": ["cat", "${{inputs.model}}/w.txt"], "inputs": {"model": model}})
+        assert client.wait(shown.id, PATIENCE_S).state is JobState.SUCCEEDED
+        assert "pixels" in embedded.remora("logs", shown.id).out
+    assert not (embedded.home / "storage").exists(), "nothing of it is on this disk"
+    for path in (one for one in embedded.home.rglob("*") if one.is_file()):
+        content = path.read_bytes()
+        assert KEY.encode() not in content, f"{path} has the key of the account"
+        assert b"sig=" not in content, f"{path} has a token"
