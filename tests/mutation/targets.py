@@ -73,7 +73,7 @@ TARGETS = (
         _all(
             "tests/unit/service/test_",
             "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
-            " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop",
+            " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop rows records",
         ),
     ),
     Target(
@@ -105,7 +105,7 @@ TARGETS = (
         ),
         _all(
             "tests/unit/remora/test_",
-            "remora_spec worker_sizes remora_retries command_texts launchers spec_of_strangers terminal_text foreign"
+            "remora_spec spec_limits quantities worker_sizes remora_retries command_texts launchers spec_of_strangers terminal_text foreign"
             " array_specs cron_times entrypoints pipeline_steps",
         ),
     ),

@@ -471,6 +471,27 @@ def test_a_working_node_above_the_limit_is_drained_the_one_that_costs_least() ->
     )
 
 
+def test_each_pool_goes_back_to_its_own_limit_at_its_own_pace() -> None:
+    pools = {
+        name: {"sizes": ["a"], "max_nodes": limit, "shrink_per_minute": 2, "idle_s": 9999}
+        for name, limit in (("full", 3), ("over", 1), ("further", 0))
+    }
+    there = [
+        node(f"{pool} {at}", pool=pool, jobs={f"{pool} {at}": 1})
+        for pool, limit in pools.items()
+        for at in range(4)
+    ][1:]
+    running = [job(name, is_running=True) for one in there for name in one.jobs]
+    plans = plan(view(running, there, in_turns=True), Policies.model_validate({"pools": pools}), NOW)
+    drained = [one.node_id.split()[0] for one in acts(plans) if isinstance(one, Drain)]
+    assert drained == ["over"] * 2 + ["further"] * 2, "the first of them has as many nodes as it may have"
+    later = "more go later: at most 2 a minute are returned"
+    reasons = [
+        (one.pool, one.reason) for one in plans if isinstance(one, Wait) and one.reason.endswith(later)
+    ]
+    assert reasons == [("over", f"1 node {later}"), ("further", f"2 nodes {later}")]
+
+
 def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is() -> None:
     night = datetime(2026, 11, 22, 2, 30, tzinfo=UTC).timestamp()
     window = {"begins": "0 2 * * *", "lasts_s": 3600}
@@ -604,16 +625,21 @@ def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_sam
 
 def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
     policies = rules(return_to_spot_s=900)
-    there = [node("n", offering=ON_DEMAND.id, jobs={"j": 1})]
     since = [Refusal(offering=one.id, until=NOW - 600) for one in (SPOT, SPOT_2)]
 
-    def said(refusals: Iterable[Refusal] = (), **demand: Any) -> str:
+    def said(refusals: Iterable[Refusal] = (), created_at: float = NOW - 1000.0, **demand: Any) -> str:
+        there = [node("n", offering=ON_DEMAND.id, jobs={"j": 1}, created_at=created_at)]
         running = job(is_running=True, **demand)
         (reported,) = said_of(plan(view([running], there, refusals=refusals), policies, NOW))
         assert reported[0] == "n"
         return reported[1].removeprefix("it stands in for spot, and ")
 
     assert said(since) == "is exchanged from 1970-01-12 13:51:40 UTC on if spot is to be had"
+    assert said(created_at=NOW - 600) == said(since), "it stands in for as long at least"
+    assert (
+        said(since, created_at=NOW - 100)
+        == "is exchanged from 1970-01-12 14:00:00 UTC on if spot is to be had"
+    )
     assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"
     assert said() == "waits for its turn: nodes are exchanged one at a time"
 

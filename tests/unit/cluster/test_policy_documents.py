@@ -241,6 +241,8 @@ class TestAgainstWhatThereIs:
             (f"pools: {{a: {{sizes: [{A100[:-1]}5]}}}}", f"did you mean {A100}?"),
             (f"pools: {{a: {{sizes: [{A100}], zones: [3]}}}}", "they are offered in 1, 2"),
             (f"pools: {{a: {{sizes: [{T4}], capacity: spot, max_nodes: 1}}}}", "is offered as spot"),
+            (f"pools: {{a: {{sizes: [{T4}], max_nodes: 5}}}}", "max_nodes is 5, and of"),
+            (f"pools: {{a: {{sizes: [{T4}]}}}}", "max_nodes is 10 (its default), and of"),
             (f"pools: {{a: {{sizes: [{T4}], max_nodes: 5}}}}", "there are 4 nodes at most"),
             ("rules: [quiet-night]", "no rule 'quiet-night' is installed"),
             (
@@ -299,6 +301,14 @@ class TestAgainstWhatThereIs:
             " most of it in the pool a"
         )
         assert read_document(f"{text}{cost}", self.known).pools["a"].min_nodes
+
+    @pytest.mark.parametrize(("price", "cost"), [(0.0502, "1.20"), (0.0504, "1.21"), (1 / 3, "8.00")])
+    def test_what_nodes_cost_is_compared_in_cents_as_it_is_reported(self, price: float, cost: str) -> None:
+        known = ClusterFacts(catalogue=(offering(A100, "1", CapacityType.SPOT, price),))
+        text = f"pools: {{a: {{sizes: [{A100}], zones: [1], capacity: spot, min_nodes: 1}}}}\nbudget: {{usd_per_day: "
+        assert read_document(f"{text}{cost}}}", known).pools["a"].min_nodes == 1
+        (said,) = refusals(f"{text}{float(cost) - 0.001:.3f}}}", known)
+        assert f"cost {cost} USD a day" in said
 
     @pytest.mark.parametrize(
         ("schedule", "budget", "cost"),

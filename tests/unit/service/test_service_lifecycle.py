@@ -119,6 +119,21 @@ class TestObservations:
         assert (decision.attempt.fabric, decision.attempt.on_demand) == (fabric, on_demand)
         assert decision.events[0].message == f"nodes for its smallest worker group are free{said}"
 
+    def test_a_job_shows_what_its_driver_said_last_of_each_thing(self) -> None:
+        job, attempt = running()
+        for said, shown in (
+            ({"total_steps": 500}, (500, None, None, 2)),
+            ({"step": 7}, (500, 7, None, 2)),
+            ({"resumed_from_step": 5}, (500, 7, 5, 2)),
+            ({"total_steps": 600, "world_size": 3}, (600, 7, 5, 3)),
+            ({}, (600, 7, 5, 3)),
+        ):
+            decision = lifecycle.observe(job, attempt, ProgressRecord.model_validate(said), NOW)
+            assert decision.attempt is not None
+            job, attempt = decision.job, decision.attempt
+            assert (job.total_steps, job.step, attempt.resumed_from_step, job.world_size) == shown
+            assert attempt.world_size == job.world_size
+
     def test_a_driver_that_drains_does_not_run_again(self) -> None:
         job, attempt = running()
         draining = lifecycle.request_stop(job, attempt, EndReason.CANCELLED, NOW)

@@ -345,6 +345,27 @@ class TestRetry:
         lost = retry.after(job, attempt, EndReason.SIGNAL, "It was killed.", 0.0, by_driver=True)
         assert isinstance(lost, retry.Again), "a signal is no exit code"
 
+    @pytest.mark.parametrize(
+        ("rules", "said"),
+        [
+            ({"on_exit_codes": [75, "128-255"]}, "not among retry.on_exit_codes (75, 128 to 255)"),
+            ({"on_log_patterns": ["NCCL"]}, "no line of its log has a text of retry.on_log_patterns"),
+            (
+                {"on_exit_codes": [75], "on_log_patterns": ["NCCL"]},
+                "not among retry.on_exit_codes (75) and no line of its log has a text of retry.on_log_patterns",
+            ),
+        ],
+    )
+    def test_a_job_that_is_not_retried_says_by_which_of_its_rules(
+        self, rules: dict[str, object], said: str
+    ) -> None:
+        attempt = replace(launched(), exit_code=1)
+        end = retry.after(
+            job_row(spec={"retry": rules}), attempt, EndReason.EXIT_CODE, "It ended.", 0.0, by_driver=True
+        )
+        assert isinstance(end, retry.Finish)
+        assert end.message == f"It ended; it is not retried: {said}"
+
     def test_a_pattern_is_compared_as_it_is_with_each_line(self) -> None:
         rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).retry_rules
         assert rules.match(["abc", "a" * 16_000]) is None
