@@ -420,6 +420,12 @@ def test_a_pool_keeps_its_minimum_and_its_warm_nodes() -> None:
     assert acts(plan(view([running], [*busy, node("warm", idle_since=0.0)]), rules(warm_nodes=1), NOW)) == []
 
 
+def test_a_job_begins_on_a_node_that_is_ready_before_one_that_its_pool_has_just_ordered() -> None:
+    actions = plan(view([job()], [node()]), rules(min_nodes=2), NOW)
+    assert len(bought(actions)) == 1
+    assert said_to(actions) == "there is room for it on nodes that are ready"
+
+
 def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
     idle = [node(f"n{at}", idle_since=NOW - 300 + at) for at in range(3)]
     (end,) = acts(plan(view(nodes=idle), rules(drain_s=60), NOW))
@@ -604,6 +610,7 @@ def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_sam
     seen = view(
         [job(workers=(1, 2), is_running=True)],
         [node(f"n{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(2)],
+        [replace(SPOT, price_per_hour=0.01)],
         spent=Spending(today=9.0),
     )
     actions = plan(seen, rules(budget=budget), NOW)
@@ -621,6 +628,8 @@ def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_sam
         ),
     ]
     assert said_of(plan(replace(seen, spent=Spending(today=5.0)), rules(budget=budget), NOW)) == []
+    free = replace(seen, offerings=(replace(SPOT, price_per_hour=0.0),))
+    assert said_of(plan(free, rules(budget=budget), NOW)) == [], "what costs nothing is spared"
 
 
 def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:

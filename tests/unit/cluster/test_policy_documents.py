@@ -148,6 +148,12 @@ def test_schedules_that_cannot_be(lines: list[str], expected: str) -> None:
     assert said.startswith(expected)
 
 
+@pytest.mark.parametrize("schedule", ["warm_nodes: 1", "warm_nodes: 0", "max_nodes: 9"])
+def test_what_a_pool_contradicts_itself_is_not_said_of_its_schedules_again(schedule: str) -> None:
+    (said,) = refusals(pool("min_nodes: 5", "max_nodes: 3", "schedules:", f"{NIGHTS}{schedule}}}"))
+    assert said.startswith("pools.a.min_nodes (lines 4 and 5): min_nodes is 5 and max_nodes is 3;")
+
+
 @pytest.mark.parametrize(
     "lines",
     [
