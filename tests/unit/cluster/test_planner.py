@@ -690,6 +690,16 @@ def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
     assert [type(action) for action in full] == [Drain, Launch]
 
 
+def test_each_exchange_takes_one_node_of_what_the_cloud_allows() -> None:
+    pools = {name: {"sizes": ["a"], "zones": ["1"], "return_to_spot_s": 900} for name in ("p", "q")}
+    stand_ins = [node(name, pool=name, offering=ON_DEMAND.id, jobs={name: 1}) for name in pools]
+    running = [job(name, is_running=True) for name in pools]
+    spot = replace(SPOT, quota="lowPriorityCores", quota_units=4)
+    seen = view(running, stand_ins, [spot, ON_DEMAND], quota_left={"lowprioritycores": 8})
+    launches = acts(plan(seen, Policies.model_validate({"pools": pools}), NOW))
+    assert [one.pool for one in launches if isinstance(one, Launch)] == ["p", "q"]
+
+
 def test_no_stand_in_goes_for_spot_that_the_quota_of_the_cloud_has_no_room_for() -> None:
     sold = [replace(SPOT, quota="lowPriorityCores", quota_units=4), ON_DEMAND]
     running, stand_in = job(is_running=True), node("n", offering=ON_DEMAND.id, jobs={"j": 1})
