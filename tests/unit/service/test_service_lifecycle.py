@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster.node.agent.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbeat
+from cluster.scheduling.health import DRAIN_S
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
 from service.queue.lifecycle import (
@@ -333,6 +334,29 @@ class TestNodes:
             lifecycle.drain_node(ready, "2 are allowed", 86_400.0, NOW).node.message
             == f"2 are allowed; {until}"
         )
+
+    @pytest.mark.parametrize(
+        ("own", "is_alive", "is_draining", "others", "until"),
+        [
+            (None, True, True, None, None),  # for as long as something runs on it
+            (None, True, True, NOW + 9.0, NOW + 9.0),
+            (None, True, False, NOW + 9.0, NOW + DRAIN_S),  # Ray has forgotten the drain
+            (None, True, False, None, NOW + DRAIN_S),
+            (None, False, False, None, None),
+            (None, False, False, NOW + 9.0, NOW + 9.0),
+            (NOW + 5.0, True, True, NOW + 9.0, NOW + 5.0),
+            (NOW + 5.0, True, False, None, NOW + 5.0),
+        ],
+    )
+    def test_a_node_that_drains_has_its_first_deadline_and_a_drain_that_ray_forgot_has_one(
+        self, own: float | None, is_alive: bool, is_draining: bool, others: float | None, until: float | None
+    ) -> None:
+        drains = replace(READY, state=NodeState.DRAINING, deadline_at=own)
+        seen = NodeObservation(
+            is_provided=True, is_alive=is_alive, is_draining=is_draining, deadline_at=others
+        )
+        decision = lifecycle.observe_node(drains, seen, NOW)
+        assert (decision.node.state, decision.node.deadline_at) == (NodeState.DRAINING, until)
 
     def test_why_a_node_leaves_is_recorded_where_its_agent_says_so(self) -> None:
         ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)

@@ -14,7 +14,7 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.fitting import slots
 from cluster.scheduling.placing import beside, count_of, place
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
-from cluster.scheduling.queue_order import in_order
+from cluster.scheduling.queue_order import WAITS_FOR_TURN, in_order, placed
 from cluster.scheduling.starts import describe
 from cluster.scheduling.view import NodeView
 from remora.spec.worker_sizes import WorkerSizes
@@ -53,6 +53,24 @@ class TestOrdering:
             job_row(priority=priority, now=now) for priority, now in ((50, 1.0), (50, 2.0), (90, 3.0))
         )
         assert in_order([first, urgent, high], {urgent.id}) == [high, urgent, first]
+
+    @pytest.mark.parametrize(
+        ("ahead", "in_project", "said"),
+        [
+            (1, False, ": 1 job is ahead of it"),
+            (2, False, ": 2 jobs are ahead of it"),
+            (1, True, ": 1 job of its project is ahead of it"),
+            (7, True, ": 7 jobs of its project are ahead of it"),
+            (0, False, ""),
+            (None, True, ""),
+        ],
+    )
+    def test_a_job_that_waits_for_its_turn_is_shown_its_place_and_no_other_one_is(
+        self, ahead: int | None, in_project: bool, said: str
+    ) -> None:
+        assert placed(WAITS_FOR_TURN, ahead, in_project=in_project) == f"{WAITS_FOR_TURN}{said}"
+        for other in ("waits for nodes", "", None):
+            assert placed(other, ahead, in_project=in_project) == other
 
 
 class TestAdmission:
