@@ -120,6 +120,26 @@ class TestObservations:
         assert (decision.attempt.fabric, decision.attempt.on_demand) == (fabric, on_demand)
         assert decision.events[0].message == f"nodes for its smallest worker group are free{said}"
 
+    def test_each_change_of_an_attempts_state_is_one_event_and_none_is_none(self) -> None:
+        job, attempt = started()
+        kinds = []
+        for state in (None, "starting", "running", "running", "starting", "running", "draining", "running"):
+            said = ProgressRecord.model_validate({"state": state, "world_size": 2})
+            decision = lifecycle.observe(job, attempt, said, NOW)
+            assert decision.attempt is not None
+            job, attempt = decision.job, decision.attempt
+            kinds.append([event.kind for event in decision.events])
+        assert kinds == [
+            [],
+            [],
+            ["attempt.started", "job.running"],
+            [],
+            ["attempt.regrouping"],
+            ["attempt.started"],
+            ["attempt.draining"],
+            [],
+        ]
+
     def test_a_job_shows_what_its_driver_said_last_of_each_thing(self) -> None:
         job, attempt = running()
         for said, shown in (
