@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.queue.records import MAX_INTEGER, MetricRecord, clean_json, clean_text
+from service.queue.records import MAX_INTEGER, MetricRecord, clean_json, clean_text, read
+from trainers.plan import Record
 
 TEXTS = st.text(st.characters(codec=None) | st.sampled_from("\0\ud800\udfff"), max_size=6)
 ANYTHING = st.recursive(
@@ -55,6 +56,23 @@ def test_whatever_an_event_carries_can_be_stored_and_read_back(value: Any) -> No
 )
 def test_what_has_no_place_in_json_becomes_a_text_or_nothing(given: object, kept: object) -> None:
     assert clean_json(given) == kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "left_out"),
+    [
+        ("ended", {"end_reason": "exit_code"},
+         {"message": "", "exit_code": None, "outputs_are_complete": True, "open_lost_s": 0.0}),
+        ("checkpoint", {"step": 3, "deleted": True}, {"reason": "retention"}),
+        ("progress", {"step": 3}, dict.fromkeys(
+            ["state", "world_size", "workers", "total_steps", "repeated_steps", "lost_s", "resumed_from_step",
+             "preparing", "environment"])),
+    ],
+)  # fmt: skip
+def test_what_a_driver_leaves_out_is_not_made_up(
+    kind: Any, body: dict[str, Any], left_out: dict[str, Any]
+) -> None:
+    assert read(Record(seq=1, at=1.0, kind=kind, body=body)).model_dump(mode="json") == {**body, **left_out}
 
 
 def test_eight_levels_are_kept() -> None:

@@ -466,6 +466,15 @@ class TestRetry:
             assert isinstance(decision, retry.Finish)
             assert decision.state is JobState.CANCELLED
 
+    @given(st.floats(0.001, 1e6), st.integers(1, 2000), st.floats(0.001, 1e6))
+    def test_a_pause_doubles_from_the_first_up_to_its_cap(
+        self, first_s: float, count: int, cap_s: float
+    ) -> None:
+        assert retry.backoff(first_s, 1, cap_s) == min(first_s, cap_s)
+        pause_s = retry.backoff(first_s, count, cap_s)
+        assert retry.backoff(first_s, count + 1, cap_s) == min(2.0 * pause_s, cap_s)
+        assert retry.backoff(first_s, 10**6, cap_s) == cap_s
+
     @settings(derandomize=True)
     @given(st.sampled_from(EndReason), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
     def test_a_pause_grows_and_is_capped(
