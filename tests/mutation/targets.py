@@ -107,7 +107,7 @@ TARGETS = (
         _all(
             "tests/unit/remora/test_",
             "remora_spec spec_limits quantities worker_sizes remora_retries command_texts launchers spec_of_strangers"
-            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps",
+            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps remora_client",
         ),
     ),
 )  # fmt: skip

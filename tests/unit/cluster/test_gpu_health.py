@@ -94,6 +94,11 @@ def test_words_that_are_not_known_hide_no_other_problem_and_are_logged_once(
     )
 
 
+def test_spaces_around_what_is_printed_mean_nothing() -> None:
+    report = GpuReport(text="   0,   GPU-1,  3 , No ,No,  No  \n")
+    assert judge(report).problems == ("GPU 0: 3 uncorrected ECC errors since its start",)
+
+
 def test_what_the_agent_may_not_read_is_no_sickness() -> None:
     assert judge(table(*["[Insufficient Permissions]"] * 4)) == Health(gpus=1)
 
