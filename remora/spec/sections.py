@@ -568,7 +568,8 @@ def _named(value: dict[str, Output]) -> dict[str, Output]:
     models = Counter(output.model for output in value.values() if output.model is not None)
     if doubled := next((name for name, count in models.items() if count > 1), None):
         raise ValueError(f"two outputs become the model {doubled}; give them different names")
-    paths = Counter(output.path for output in value.values() if output.path is not None)
+    # `conf.d/` and `conf.d` are one place.
+    paths = Counter(output.path.rstrip("/") for output in value.values() if output.path is not None)
     for one, count in paths.items():
         above = {str(folder) for folder in PurePosixPath(one).parents}
         if other := one if count > 1 else next(iter(above & paths.keys()), None):

@@ -15,6 +15,11 @@ _COUNTED: Mapping[type[ast.operator], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*", ast.BitOr: "&",
     ast.BitAnd: "|",
 }  # fmt: skip
+#: Arguments that check or declare something and compute nothing.
+_DECLARES: Mapping[str, frozenset[str]] = {
+    "zip": frozenset({"strict"}),
+    "field": frozenset({"init", "repr", "compare", "hash", "kw_only"}),
+}
 _CALLED: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -50,7 +55,8 @@ class Mutant:
 def mutants_of(path: str, text: str) -> list[Mutant]:
     """Every fault that this module knows for a source, in order.
 
-    What is said, logged or annotated, and a number that has a name, are left alone: no test should repeat them.
+    What is said, logged or annotated, and a number that has a name, are left alone: no test should repeat them.  So are
+    `strict` of a `zip`, which checks lengths that are equal, and how a dataclass declares a `field`.
     """
     source = _Source(path, text)
     return sorted(set(itertools.chain.from_iterable(map(source.faults_of, source.nodes()))))
@@ -70,18 +76,24 @@ class _Source:
         self._begins = [0, *itertools.accumulate(lengths)]
 
     def nodes(self) -> Iterator[ast.AST]:
-        """All nodes but those of annotations, docstrings, log lines, assertions, named numbers and what is raised."""
+        """All nodes but those of annotations, docstrings, log lines, assertions, named numbers and what is raised.
+
+        Arguments that only declare something are left out as well.
+        """
         waiting: list[ast.AST] = [self._tree]
         while waiting:
             node = waiting.pop()
             if _is_left_alone(node):
                 continue
             yield node
+            left_out = _declared(node)
             for name, value in ast.iter_fields(node):
                 if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
                     continue
                 children = value if isinstance(value, list) else [value]
-                waiting += [child for child in children if isinstance(child, ast.AST)]
+                waiting += [
+                    child for child in children if isinstance(child, ast.AST) and child not in left_out
+                ]
 
     def faults_of(self, node: ast.AST) -> Iterator[Mutant]:
         """Faults of one node, without those of the nodes in it."""
@@ -171,6 +183,13 @@ def _is_left_alone(node: ast.AST) -> bool:
         case ast.Assign(targets=[target], value=value):
             return _is_figure(target, value)
     return False
+
+
+def _declared(node: ast.AST) -> list[ast.keyword]:
+    match node:
+        case ast.Call(func=ast.Name(id=name), keywords=keywords) if name in _DECLARES:
+            return [one for one in keywords if one.arg in _DECLARES[name]]
+    return []
 
 
 def _is_figure(target: ast.expr, value: ast.expr) -> bool:

@@ -44,6 +44,8 @@ def faulty(text: str) -> list[str]:
         ("x = min(y)", ["x = max(y)"]),
         ("x = replace(y, a=b, c=d)", ["x = replace(y,  c=d)", "x = replace(y, a=b, )"]),
         ("TABLE = (f(3),)", ["TABLE = (f(4),)"]),
+        ("x: int = field(default=3)", ["x: int = field(default=4)"]),
+        ("x = f(strict=True)", ["x = f(strict=False)"]),
         ("é = a < b", ["é = a <= b"]),
     ],
 )
@@ -65,6 +67,8 @@ def test_each_kind_of_fault_is_put_in(text: str, faults: list[str]) -> None:
         "if TYPE_CHECKING:\n    x = 3",
         "_MOST_S = 10 * MINUTE_S",
         "_PAUSE_S, _MOST_S = 5.0, -1",
+        "x = zip(a, b, strict=True)",
+        "x: int = field(init=False, repr=False, compare=False, default=y)",
     ],
 )
 def test_what_is_only_said_is_left_alone(text: str) -> None:

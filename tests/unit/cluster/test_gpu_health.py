@@ -45,6 +45,13 @@ def test_a_machine_without_the_tool_is_well_unless_it_should_have_gpus() -> None
     assert judge(GpuReport(text=None), 8).failure == "nvidia-smi is missing, 8 GPUs are expected"
 
 
+def test_a_machine_that_has_no_gpus_is_well_however_often_it_is_looked_at() -> None:
+    history = HealthHistory()
+    for _ in range(2 * FAILED_LOOKS):
+        history, health = follow(history, GpuReport(text=None))
+        assert health == Health(), "none is missed"
+
+
 def test_a_gpu_that_is_missing_is_noticed() -> None:
     assert judge(GpuReport(text=WELL), 2).is_well
     assert judge(GpuReport(text=WELL), 4).problems == ("2 of 4 GPUs are there",)
@@ -85,6 +92,11 @@ def test_words_that_are_not_known_hide_no_other_problem_and_are_logged_once(
     assert (
         record.getMessage() == f"nvidia-smi says '{retired}' for {QUERY[3]}, which tells nothing of the GPU"
     )
+
+
+def test_spaces_around_what_is_printed_mean_nothing() -> None:
+    report = GpuReport(text="   0,   GPU-1,  3 , No ,No,  No  \n")
+    assert judge(report).problems == ("GPU 0: 3 uncorrected ECC errors since its start",)
 
 
 def test_what_the_agent_may_not_read_is_no_sickness() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cluster.scheduling.actions import Launch
 from cluster.scheduling.keeping import KEPT_S, kept_nodes
+from cluster.scheduling.planner import plan
 from cluster.scheduling.view import JobDemand, NodeView
 from remora.states import NodeState
-from tests.unit.cluster.planner_worlds import NOW, ON_DEMAND, SPOT, job, node
+from tests.unit.cluster.planner_worlds import NOW, ON_DEMAND, SPOT, job, node, rules, said_to, view
 
 
 def kept(
@@ -83,3 +86,36 @@ def test_where_machines_start_slowly_it_is_kept_for_longer() -> None:
     one = own(ready_at=NOW)
     assert kept([one], job(), now=NOW + 1999.0, start_up_s=1000.0) == {"n": "j"}
     assert kept([one], job(), now=NOW + 2000.0, start_up_s=1000.0) == {}
+
+
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_a_job_may_grow_onto_all_that_was_bought_for_it_before_others_begin_there(in_turns: bool) -> None:
+    own = [node(f"n{at}", bought_for="grows") for at in range(3)]
+    asked = view([job("grows", (1, 3), place=1), job("next", place=2)], own, in_turns=in_turns)
+    (launch,) = [one for one in plan(asked, rules(max_nodes=9), NOW) if isinstance(one, Launch)]
+    assert launch.job_id == "next"
+
+
+def test_no_job_grows_onto_what_is_kept_for_one_behind_it_but_one_that_is_next_begins_there() -> None:
+    own = [node(f"n{at}", bought_for="behind") for at in range(2)]
+    behind = job("behind", 3, place=1)
+    grows = job("first", (1, 2), is_running=True)
+    asked = view([grows, behind], [node("w", jobs={"first": 1}), *own], in_turns=True)
+    said = said_to(plan(asked, rules(max_nodes=3), NOW), "first")
+    assert said == "there is no room for 1 worker: pool 'p' may have 3 nodes"
+    asked = view([job("first", 2), behind], own, in_turns=True)
+    said = said_to(plan(asked, rules(max_nodes=2), NOW), "first")
+    assert said == "there is room for it on nodes that are ready"
+
+
+def test_room_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_large_as_one_that_found_none() -> (
+    None
+):
+    sold = [replace(SPOT, has_fabric=True)]
+    large = node("n", bought_for="small", resources={"GPU": 4.0}, fabric="d1")
+    queue = [("early", 2), ("small", 1), ("late", 2)]
+    jobs = [job(name, size, needs_fabric=True, place=at) for at, (name, size) in enumerate(queue)]
+    planned = plan(view(jobs, [large], sold), rules(max_nodes=1), NOW)
+    assert said_to(planned, "early") == "there is no room for 2 workers: pool 'p' may have 1 node"
+    for name in ("small", "late"):
+        assert said_to(planned, name) == "there is room for it on nodes that are ready"

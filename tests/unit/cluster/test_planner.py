@@ -420,6 +420,12 @@ def test_a_pool_keeps_its_minimum_and_its_warm_nodes() -> None:
     assert acts(plan(view([running], [*busy, node("warm", idle_since=0.0)]), rules(warm_nodes=1), NOW)) == []
 
 
+def test_a_job_begins_on_a_node_that_is_ready_before_one_that_its_pool_has_just_ordered() -> None:
+    actions = plan(view([job()], [node()]), rules(min_nodes=2), NOW)
+    assert len(bought(actions)) == 1
+    assert said_to(actions) == "there is room for it on nodes that are ready"
+
+
 def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
     idle = [node(f"n{at}", idle_since=NOW - 300 + at) for at in range(3)]
     (end,) = acts(plan(view(nodes=idle), rules(drain_s=60), NOW))
@@ -469,6 +475,27 @@ def test_a_working_node_above_the_limit_is_drained_the_one_that_costs_least() ->
         deadline_at=NOW + 90,
         reason="pool 'p' has 2 nodes, 1 is allowed by max_nodes of the policies",
     )
+
+
+def test_each_pool_goes_back_to_its_own_limit_at_its_own_pace() -> None:
+    pools = {
+        name: {"sizes": ["a"], "max_nodes": limit, "shrink_per_minute": 2, "idle_s": 9999}
+        for name, limit in (("full", 3), ("over", 1), ("further", 0))
+    }
+    there = [
+        node(f"{pool} {at}", pool=pool, jobs={f"{pool} {at}": 1})
+        for pool, limit in pools.items()
+        for at in range(4)
+    ][1:]
+    running = [job(name, is_running=True) for one in there for name in one.jobs]
+    plans = plan(view(running, there, in_turns=True), Policies.model_validate({"pools": pools}), NOW)
+    drained = [one.node_id.split()[0] for one in acts(plans) if isinstance(one, Drain)]
+    assert drained == ["over"] * 2 + ["further"] * 2, "the first of them has as many nodes as it may have"
+    later = "more go later: at most 2 a minute are returned"
+    reasons = [
+        (one.pool, one.reason) for one in plans if isinstance(one, Wait) and one.reason.endswith(later)
+    ]
+    assert reasons == [("over", f"1 node {later}"), ("further", f"2 nodes {later}")]
 
 
 def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is() -> None:
@@ -583,6 +610,7 @@ def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_sam
     seen = view(
         [job(workers=(1, 2), is_running=True)],
         [node(f"n{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(2)],
+        [replace(SPOT, price_per_hour=0.01)],
         spent=Spending(today=9.0),
     )
     actions = plan(seen, rules(budget=budget), NOW)
@@ -600,20 +628,27 @@ def test_a_pool_says_what_the_budget_does_to_it_and_which_nodes_stay_all_the_sam
         ),
     ]
     assert said_of(plan(replace(seen, spent=Spending(today=5.0)), rules(budget=budget), NOW)) == []
+    free = replace(seen, offerings=(replace(SPOT, price_per_hour=0.0),))
+    assert said_of(plan(free, rules(budget=budget), NOW)) == [], "what costs nothing is spared"
 
 
 def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
     policies = rules(return_to_spot_s=900)
-    there = [node("n", offering=ON_DEMAND.id, jobs={"j": 1})]
     since = [Refusal(offering=one.id, until=NOW - 600) for one in (SPOT, SPOT_2)]
 
-    def said(refusals: Iterable[Refusal] = (), **demand: Any) -> str:
+    def said(refusals: Iterable[Refusal] = (), created_at: float = NOW - 1000.0, **demand: Any) -> str:
+        there = [node("n", offering=ON_DEMAND.id, jobs={"j": 1}, created_at=created_at)]
         running = job(is_running=True, **demand)
         (reported,) = said_of(plan(view([running], there, refusals=refusals), policies, NOW))
         assert reported[0] == "n"
         return reported[1].removeprefix("it stands in for spot, and ")
 
     assert said(since) == "is exchanged from 1970-01-12 13:51:40 UTC on if spot is to be had"
+    assert said(created_at=NOW - 600) == said(since), "it stands in for as long at least"
+    assert (
+        said(since, created_at=NOW - 100)
+        == "is exchanged from 1970-01-12 14:00:00 UTC on if spot is to be had"
+    )
     assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"
     assert said() == "waits for its turn: nodes are exchanged one at a time"
 
@@ -653,6 +688,16 @@ def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
         plan(view([running], stand_ins, refusals=since), rules(return_to_spot_s=900, max_nodes=2), NOW)
     )
     assert [type(action) for action in full] == [Drain, Launch]
+
+
+def test_each_exchange_takes_one_node_of_what_the_cloud_allows() -> None:
+    pools = {name: {"sizes": ["a"], "zones": ["1"], "return_to_spot_s": 900} for name in ("p", "q")}
+    stand_ins = [node(name, pool=name, offering=ON_DEMAND.id, jobs={name: 1}) for name in pools]
+    running = [job(name, is_running=True) for name in pools]
+    spot = replace(SPOT, quota="lowPriorityCores", quota_units=4)
+    seen = view(running, stand_ins, [spot, ON_DEMAND], quota_left={"lowprioritycores": 8})
+    launches = acts(plan(seen, Policies.model_validate({"pools": pools}), NOW))
+    assert [one.pool for one in launches if isinstance(one, Launch)] == ["p", "q"]
 
 
 def test_no_stand_in_goes_for_spot_that_the_quota_of_the_cloud_has_no_room_for() -> None:

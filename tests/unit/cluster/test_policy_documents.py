@@ -148,6 +148,12 @@ def test_schedules_that_cannot_be(lines: list[str], expected: str) -> None:
     assert said.startswith(expected)
 
 
+@pytest.mark.parametrize("schedule", ["warm_nodes: 1", "warm_nodes: 0", "max_nodes: 9"])
+def test_what_a_pool_contradicts_itself_is_not_said_of_its_schedules_again(schedule: str) -> None:
+    (said,) = refusals(pool("min_nodes: 5", "max_nodes: 3", "schedules:", f"{NIGHTS}{schedule}}}"))
+    assert said.startswith("pools.a.min_nodes (lines 4 and 5): min_nodes is 5 and max_nodes is 3;")
+
+
 @pytest.mark.parametrize(
     "lines",
     [
@@ -241,6 +247,8 @@ class TestAgainstWhatThereIs:
             (f"pools: {{a: {{sizes: [{A100[:-1]}5]}}}}", f"did you mean {A100}?"),
             (f"pools: {{a: {{sizes: [{A100}], zones: [3]}}}}", "they are offered in 1, 2"),
             (f"pools: {{a: {{sizes: [{T4}], capacity: spot, max_nodes: 1}}}}", "is offered as spot"),
+            (f"pools: {{a: {{sizes: [{T4}], max_nodes: 5}}}}", "max_nodes is 5, and of"),
+            (f"pools: {{a: {{sizes: [{T4}]}}}}", "max_nodes is 10 (its default), and of"),
             (f"pools: {{a: {{sizes: [{T4}], max_nodes: 5}}}}", "there are 4 nodes at most"),
             ("rules: [quiet-night]", "no rule 'quiet-night' is installed"),
             (
@@ -299,6 +307,14 @@ class TestAgainstWhatThereIs:
             " most of it in the pool a"
         )
         assert read_document(f"{text}{cost}", self.known).pools["a"].min_nodes
+
+    @pytest.mark.parametrize(("price", "cost"), [(0.0502, "1.20"), (0.0504, "1.21"), (1 / 3, "8.00")])
+    def test_what_nodes_cost_is_compared_in_cents_as_it_is_reported(self, price: float, cost: str) -> None:
+        known = ClusterFacts(catalogue=(offering(A100, "1", CapacityType.SPOT, price),))
+        text = f"pools: {{a: {{sizes: [{A100}], zones: [1], capacity: spot, min_nodes: 1}}}}\nbudget: {{usd_per_day: "
+        assert read_document(f"{text}{cost}}}", known).pools["a"].min_nodes == 1
+        (said,) = refusals(f"{text}{float(cost) - 0.001:.3f}}}", known)
+        assert f"cost {cost} USD a day" in said
 
     @pytest.mark.parametrize(
         ("schedule", "budget", "cost"),

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora import JobSpec
 from remora.code.bundle import pack
@@ -273,3 +275,48 @@ def test_a_shell_starts_what_it_is_given_by_c_and_a_script_says_nothing(
     words: str, commands: list[list[str]]
 ) -> None:
     assert list(started_by(words.split())) == [("the shell", command) for command in commands]
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "env",
+                "sudo",
+                "time",
+                "nohup",
+                "exec",
+                "A=1",
+                "-n",
+                "--",
+                "3",
+                "bash",
+                "-c",
+                "-ec",
+                "a | b",
+                "x",
+                "",
+            ]
+        ),
+        max_size=70,
+    )
+)
+def test_whatever_words_a_command_has_what_it_may_start_is_the_rest_of_them_or_of_its_shells(
+    words: list[str],
+) -> None:
+    looked_at = list(started_by(words))
+    assert len(looked_at) < 70
+    for starter, started in looked_at:
+        is_rest = any(words[place : place + len(started)] == started for place in range(len(words)))
+        assert is_rest if starter != "the shell" else set(started) <= {"a", "b", *words}
+
+
+def test_a_starter_with_nothing_behind_it_starts_nothing() -> None:
+    assert [list(started_by(words)) for words in ([], ["env"], ["env", "-i"], ["bash"], ["bash", "-c"])] == [
+        [],
+        [],
+        [("env", ["-i"])],
+        [],
+        [],
+    ]
+    assert len(list(started_by(["env"] * 1000))) < 100

@@ -9,8 +9,15 @@ import pytest
 
 from remora.client.requests import cancel_job, create_job, follow_logs, get_health, has_bundle
 from remora.client.retries import Following, Patience, may_retry_error, may_retry_status, retry_after_s
-from remora.client.shell import DEFAULT_SERVER, find_server, home_folder
-from remora.errors import ConfigurationError
+from remora.client.shell import (
+    DEFAULT_SERVER,
+    check_deadline,
+    deadline_after,
+    find_server,
+    home_folder,
+    within,
+)
+from remora.errors import ConfigurationError, WaitTimeout
 from remora.spec.spec import JobSpec
 from remora.views import LogLine
 
@@ -43,6 +50,19 @@ def test_only_what_is_safe_is_sent_twice() -> None:
     assert not may_retry_error(cancel, was_sent=True)
     assert may_retry_error(cancel, was_sent=False)
     assert not may_retry_status(cancel, 503)
+
+
+def test_a_wait_ends_at_its_deadline_and_without_one_never() -> None:
+    assert deadline_after(None) is None
+    check_deadline(None, "job_1")
+    assert within(None, 7.0) == 7.0
+    in_a_minute, passed = deadline_after(60.0), deadline_after(0.0)
+    check_deadline(in_a_minute, "job_1")
+    assert within(in_a_minute, 7.0) == 7.0
+    assert 50.0 < within(in_a_minute, 99.0) <= 60.0, "a pause ends with it"
+    with pytest.raises(WaitTimeout, match="job_1 has not ended in the time given"):
+        check_deadline(passed, "job_1")
+    assert within(passed, 7.0) == 0.0
 
 
 def test_retry_after_has_two_forms() -> None:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import remora
 from remora.errors import SpecError
 from remora.spec.backends import BACKEND_WORDS
-from remora.spec.quantities import format_duration, format_size, parse_duration, parse_size
 from remora.spec.sections import Best
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 
@@ -278,6 +277,8 @@ def test_all_problems_are_named_at_once_each_with_field_value_and_expectation() 
         ({"retry": {"limit": 0, "on_exit_codes": [1]}}, "retry: limit is 0, so that nothing is retried"),
         ({"limits": {"run_time": -1}}, "limits.run_time: -1 given"),
         ({"limits": {"run_time": "11111111d"}}, "between 0 and ten years"),
+        ({"schedule": "0 0 30 2 *"}, "schedule: '0 0 30 2 *' is no time that ever comes"),
+        ({"schedule": {"cron": "0 3 * * *", "zone": "Mars/Olympus"}}, "schedule.zone: "),
         ({"limits": 3}, "limits: 3 given, expected keys run_time, wait_time"),
         ({"after": ["job_1"]}, "after.0.job: 'job_1' given, expected whole ids of jobs, job_ and 26"),
         ({"after": [f"job_{'0' * 26}"] * 2}, f"after: job_{'0' * 26} is there twice"),
@@ -432,31 +433,6 @@ def test_any_text_is_a_specification_or_a_spec_error(text: str) -> None:
         JobSpec.from_yaml(text)
 
 
-def test_quantities() -> None:
-    assert [parse_duration(text) for text in ("250ms", "1.5h", "2d3h", 7)] == [0.25, 5400, 183600, 7]
-    assert [parse_size(text) for text in ("1 KiB", "1.5MB", "7", 8)] == [1024, 1_500_000, 7, 8]
-    for bad in ("", "s", "1", "1x", "-1s", "1s2", None, True, float("inf"), float("nan"), [], "9" * 99 + "d"):
-        with pytest.raises(ValueError, match="expected"):
-            parse_duration(bad)
-    for bad in ("", "1kb", "1.2.3", "-1", 0, 2**51, 1.5, None, True, "9" * 99):
-        with pytest.raises(ValueError, match="expected"):
-            parse_size(bad)
-    assert [format_duration(value) for value in (-1, 59, 61, 7260, 90000)] == [
-        "0s",
-        "59s",
-        "1m 01s",
-        "2h 01m",
-        "1d 01h",
-    ]
-    assert [format_size(value) for value in (0, 1023, 1024, 2.5 * 2**30, 2**52)] == [
-        "0 B",
-        "1023 B",
-        "1.0 KiB",
-        "2.5 GiB",
-        "4096.0 TiB",
-    ]
-
-
 def test_every_field_is_documented() -> None:
     text = (Path(remora.__file__).parent.parent / "docs/job-spec.md").read_text()
     leaves = [
@@ -465,6 +441,34 @@ def test_every_field_is_documented() -> None:
         if not any(o.startswith(f"{name}.") for o in JobSpec.known_fields)
     ]
     assert [name for name in leaves if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("one", ["runs", "runs/", "./runs", "conf.d", "conf.d/", "a/b"])
+@pytest.mark.parametrize("below", ["", "/", "/x", "/x/", "/x.pt", "//x/y"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_no_output_lies_in_another_one_however_their_paths_are_written(
+    one: str, below: str, is_first: bool
+) -> None:
+    paths = [one, f"{one.rstrip('/')}{below}"]
+    first, second = paths if is_first else reversed(paths)
+    said = refusal(outputs={"a": {"path": first}, "b": {"path": second}})
+    assert re.fullmatch(r"outputs: the folders \S+ and \S+ of two outputs lie in each other", said)
+
+
+@pytest.mark.parametrize("other", ["runs2", "conf.d/", "a", "run/s", "x/runs"])
+def test_outputs_beside_each_other_are_taken(other: str) -> None:
+    JobSpec.from_mapping({"command": "x", "outputs": {"a": {"path": "runs"}, "b": {"path": other}}})
+
+
+def test_a_schedule_is_a_time_of_cron_and_follows_the_latest_time_that_was_missed() -> None:
+    short = JobSpec.from_mapping({"command": "x", "schedule": "0 3 29 feb *"})
+    assert short.to_mapping()["schedule"] == {
+        "cron": "0 3 29 feb *",
+        "zone": "UTC",
+        "missed": "latest",
+        "overlap": "skip",
+    }
+    assert JobSpec.from_mapping(short.to_mapping()) == short
 
 
 def test_outputs_are_folders_by_name_that_may_become_models() -> None:

@@ -109,6 +109,14 @@ def test_a_job_of_a_fixed_size_is_whole_when_its_next_attempt_steps() -> None:
     assert (again.full_after_s, again.next_step_s, again.workers_least) == (30.0, 30.0, 0)
 
 
+def test_the_workers_of_now_are_counted_and_none_at_all_is_no_size() -> None:
+    seen, known = [], BEFORE
+    for size in (3, 2, 0, 1, 3):
+        known = account(job=replace(JOB, world_size=size), known=known)
+        seen.append((known.workers, known.workers_least))
+    assert seen == [(3, 3), (2, 2), (0, 2), (1, 1), (3, 1)]
+
+
 def test_a_script_that_tells_no_steps_is_followed_by_its_worker_groups() -> None:
     silent = replace(BEFORE, step=None)
     hit = account(

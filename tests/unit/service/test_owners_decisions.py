@@ -113,6 +113,19 @@ class TestPauses:
         assert (asked.job.state, asked.job.pause_requested_at) == (JobState.RUNNING, NOW)
         assert [event.kind for event in asked.events] == ["job.pause_requested"]
 
+    @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.ADMITTED, JobState.RUNNING])
+    def test_a_paused_job_uses_nothing_and_loses_nothing(self, state: JobState) -> None:
+        before = job_row(state=state, world_size=3, lost_since=5.0, why_short="no node is free")
+        decision = lifecycle.pause(before, "the budget is spent", NOW)
+        job = decision.job
+        assert (job.state, job.reason, job.message) == (
+            JobState.PAUSED,
+            "waiting_for_budget",
+            "the budget is spent",
+        )
+        assert (job.world_size, job.lost_since, job.paused_at) == (0, None, NOW)
+        assert [(one.kind, one.attempt) for one in decision.events] == [("job.paused", None)]
+
     @pytest.mark.parametrize(
         "fields",
         [{"state": JobState.SUCCEEDED}, {"pause_requested_at": 1.0}, {"cancel_requested_at": 1.0}],

@@ -67,11 +67,13 @@ def test_a_group_that_is_larger_than_the_quota_stops_nobody() -> None:
 
 def test_a_project_without_money_waits_until_there_is_some() -> None:
     rule = policies(v={"usd_per_day": 9.0, "usd_per_month": 50.0})
-    row, other = job("v"), job("s")
+    row, later, other = job("v"), job("v"), job("s")
     spent = {"v": Spending(today=9.5, this_month=20.0), "s": Spending(today=99.0, this_month=99.0)}
-    decision = decided([row, other], used(rule, spent=spent))
+    decision = decided([row, later, other], used(rule, spent=spent))
     assert decision.starts == (other.id,)
     assert "project 'v' has spent 9.50 of 9.00 USD of the day" in reported(decision, row)[1]
+    behind = "waits for its turn behind another job of its project"
+    assert reported(decision, later) == ("waiting_for_quota", behind)
     tomorrow = {"v": Spending(today=0.0, this_month=20.0)}
     assert decided([row, other], used(rule, spent=tomorrow)).starts == (row.id, other.id)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cluster.node.agent.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbeat
+from cluster.scheduling.health import DRAIN_S
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
 from service.queue.lifecycle import (
@@ -118,6 +119,41 @@ class TestObservations:
         assert decision.attempt is not None
         assert (decision.attempt.fabric, decision.attempt.on_demand) == (fabric, on_demand)
         assert decision.events[0].message == f"nodes for its smallest worker group are free{said}"
+
+    def test_each_change_of_an_attempts_state_is_one_event_and_none_is_none(self) -> None:
+        job, attempt = started()
+        kinds = []
+        for state in (None, "starting", "running", "running", "starting", "running", "draining", "running"):
+            said = ProgressRecord.model_validate({"state": state, "world_size": 2})
+            decision = lifecycle.observe(job, attempt, said, NOW)
+            assert decision.attempt is not None
+            job, attempt = decision.job, decision.attempt
+            kinds.append([event.kind for event in decision.events])
+        assert kinds == [
+            [],
+            [],
+            ["attempt.started", "job.running"],
+            [],
+            ["attempt.regrouping"],
+            ["attempt.started"],
+            ["attempt.draining"],
+            [],
+        ]
+
+    def test_a_job_shows_what_its_driver_said_last_of_each_thing(self) -> None:
+        job, attempt = running()
+        for said, shown in (
+            ({"total_steps": 500}, (500, None, None, 2)),
+            ({"step": 7}, (500, 7, None, 2)),
+            ({"resumed_from_step": 5}, (500, 7, 5, 2)),
+            ({"total_steps": 600, "world_size": 3}, (600, 7, 5, 3)),
+            ({}, (600, 7, 5, 3)),
+        ):
+            decision = lifecycle.observe(job, attempt, ProgressRecord.model_validate(said), NOW)
+            assert decision.attempt is not None
+            job, attempt = decision.job, decision.attempt
+            assert (job.total_steps, job.step, attempt.resumed_from_step, job.world_size) == shown
+            assert attempt.world_size == job.world_size
 
     def test_a_driver_that_drains_does_not_run_again(self) -> None:
         job, attempt = running()
@@ -318,6 +354,29 @@ class TestNodes:
             lifecycle.drain_node(ready, "2 are allowed", 86_400.0, NOW).node.message
             == f"2 are allowed; {until}"
         )
+
+    @pytest.mark.parametrize(
+        ("own", "is_alive", "is_draining", "others", "until"),
+        [
+            (None, True, True, None, None),  # for as long as something runs on it
+            (None, True, True, NOW + 9.0, NOW + 9.0),
+            (None, True, False, NOW + 9.0, NOW + DRAIN_S),  # Ray has forgotten the drain
+            (None, True, False, None, NOW + DRAIN_S),
+            (None, False, False, None, None),
+            (None, False, False, NOW + 9.0, NOW + 9.0),
+            (NOW + 5.0, True, True, NOW + 9.0, NOW + 5.0),
+            (NOW + 5.0, True, False, None, NOW + 5.0),
+        ],
+    )
+    def test_a_node_that_drains_has_its_first_deadline_and_a_drain_that_ray_forgot_has_one(
+        self, own: float | None, is_alive: bool, is_draining: bool, others: float | None, until: float | None
+    ) -> None:
+        drains = replace(READY, state=NodeState.DRAINING, deadline_at=own)
+        seen = NodeObservation(
+            is_provided=True, is_alive=is_alive, is_draining=is_draining, deadline_at=others
+        )
+        decision = lifecycle.observe_node(drains, seen, NOW)
+        assert (decision.node.state, decision.node.deadline_at) == (NodeState.DRAINING, until)
 
     def test_why_a_node_leaves_is_recorded_where_its_agent_says_so(self) -> None:
         ready = NodeRow(id="n", pool="p", created_at=NOW, state=NodeState.READY)

@@ -14,7 +14,7 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.fitting import slots
 from cluster.scheduling.placing import beside, count_of, place
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
-from cluster.scheduling.queue_order import in_order
+from cluster.scheduling.queue_order import WAITS_FOR_TURN, in_order, placed
 from cluster.scheduling.starts import describe
 from cluster.scheduling.view import NodeView
 from remora.spec.worker_sizes import WorkerSizes
@@ -53,6 +53,24 @@ class TestOrdering:
             job_row(priority=priority, now=now) for priority, now in ((50, 1.0), (50, 2.0), (90, 3.0))
         )
         assert in_order([first, urgent, high], {urgent.id}) == [high, urgent, first]
+
+    @pytest.mark.parametrize(
+        ("ahead", "in_project", "said"),
+        [
+            (1, False, ": 1 job is ahead of it"),
+            (2, False, ": 2 jobs are ahead of it"),
+            (1, True, ": 1 job of its project is ahead of it"),
+            (7, True, ": 7 jobs of its project are ahead of it"),
+            (0, False, ""),
+            (None, True, ""),
+        ],
+    )
+    def test_a_job_that_waits_for_its_turn_is_shown_its_place_and_no_other_one_is(
+        self, ahead: int | None, in_project: bool, said: str
+    ) -> None:
+        assert placed(WAITS_FOR_TURN, ahead, in_project=in_project) == f"{WAITS_FOR_TURN}{said}"
+        for other in ("waits for nodes", "", None):
+            assert placed(other, ahead, in_project=in_project) == other
 
 
 class TestAdmission:
@@ -345,6 +363,27 @@ class TestRetry:
         lost = retry.after(job, attempt, EndReason.SIGNAL, "It was killed.", 0.0, by_driver=True)
         assert isinstance(lost, retry.Again), "a signal is no exit code"
 
+    @pytest.mark.parametrize(
+        ("rules", "said"),
+        [
+            ({"on_exit_codes": [75, "128-255"]}, "not among retry.on_exit_codes (75, 128 to 255)"),
+            ({"on_log_patterns": ["NCCL"]}, "no line of its log has a text of retry.on_log_patterns"),
+            (
+                {"on_exit_codes": [75], "on_log_patterns": ["NCCL"]},
+                "not among retry.on_exit_codes (75) and no line of its log has a text of retry.on_log_patterns",
+            ),
+        ],
+    )
+    def test_a_job_that_is_not_retried_says_by_which_of_its_rules(
+        self, rules: dict[str, object], said: str
+    ) -> None:
+        attempt = replace(launched(), exit_code=1)
+        end = retry.after(
+            job_row(spec={"retry": rules}), attempt, EndReason.EXIT_CODE, "It ended.", 0.0, by_driver=True
+        )
+        assert isinstance(end, retry.Finish)
+        assert end.message == f"It ended; it is not retried: {said}"
+
     def test_a_pattern_is_compared_as_it_is_with_each_line(self) -> None:
         rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).retry_rules
         assert rules.match(["abc", "a" * 16_000]) is None
@@ -426,6 +465,15 @@ class TestRetry:
             )
             assert isinstance(decision, retry.Finish)
             assert decision.state is JobState.CANCELLED
+
+    @given(st.floats(0.001, 1e6), st.integers(1, 2000), st.floats(0.001, 1e6))
+    def test_a_pause_doubles_from_the_first_up_to_its_cap(
+        self, first_s: float, count: int, cap_s: float
+    ) -> None:
+        assert retry.backoff(first_s, 1, cap_s) == min(first_s, cap_s)
+        pause_s = retry.backoff(first_s, count, cap_s)
+        assert retry.backoff(first_s, count + 1, cap_s) == min(2.0 * pause_s, cap_s)
+        assert retry.backoff(first_s, 10**6, cap_s) == cap_s
 
     @settings(derandomize=True)
     @given(st.sampled_from(EndReason), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))

@@ -21,6 +21,7 @@ from cluster.scheduling.slack import (
     measured_start_up_s,
     should_move,
     urgent_among,
+    urgent_at,
 )
 from cluster.scheduling.starts import jobs_off_spot
 from cluster.scheduling.view import START_UP_S, JobDemand
@@ -85,11 +86,24 @@ def test_answers_change_only_at_the_times_that_are_named(
         assert any(-1e-3 <= at <= later_s + 1e-3 for at in changes_at(job, 0.0, start_up_s))
 
 
+@given(seconds, seconds, seconds, seconds, seconds)
+def test_a_job_that_waits_becomes_urgent_at_the_time_that_is_named_and_not_before(
+    work_s: float, spare_s: float, start_up_s: float, resume_s: float, repeats_s: float
+) -> None:
+    job = demand(deadline_at=work_s + spare_s, work_left_s=work_s, resume_s=resume_s, repeats_s=repeats_s)
+    at, last = urgent_at(job, start_up_s), work_s + spare_s - work_s
+    assert at is not None
+    assert at <= last
+    assert not is_urgent(job, at - 0.1, start_up_s)
+    assert is_urgent(job, at + 0.1, start_up_s) is (at + 0.1 <= last), "with no time to spare it is too late"
+
+
 def test_a_job_without_a_deadline_or_whose_work_nobody_knows_is_never_urgent() -> None:
     for fields in ({}, {"deadline_at": 1.0}, {"work_left_s": 1.0}):
         job = demand(**fields)
         assert may_rely_on_spot(job, 100.0, 300.0, 300.0)
         assert not is_urgent(job, 100.0, 300.0)
+        assert urgent_at(job, 300.0) is None
         assert changes_at(job, 100.0, 300.0) == ()
 
 

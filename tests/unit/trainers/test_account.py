@@ -272,6 +272,21 @@ def test_large_points_count_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(kept(10_000, 100)) < len(kept(10_000, 1)) / 5
 
 
+@pytest.mark.parametrize(("names", "letters"), [(100, 1000), (1, 100_000)])
+def test_points_that_are_not_fetched_are_bounded_in_bytes_and_the_newest_is_there(
+    names: int, letters: int
+) -> None:
+    pending, values = PendingMetrics(), {f"{number:0{letters}}": 0.5 for number in range(names)}
+    for step in range(1, 501):
+        pending.add(0.0, {"step": step, "world_size": 1, "values": values})
+    steps = [body["step"] for _, body in pending.take()]
+    most = MOST_METRIC_BYTES // sum(map(len, values))
+    assert min(most, 500) / 10 < len(steps) <= min(most, 500)
+    assert (steps, steps[-1]) == (sorted(steps), 500)
+    pending.add(0.0, {"step": 501, "world_size": 1, "values": values})
+    assert [body["step"] for _, body in pending.take()] == [501], "what was taken counts no more"
+
+
 def test_how_many_workers_there_are_is_reported_with_where_they_are() -> None:
     account = Account(1000)
     account.size({"10.0.0.1": 2, "10.0.0.2": 1}, state="running")

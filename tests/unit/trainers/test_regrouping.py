@@ -80,6 +80,26 @@ def test_of_those_with_the_state_one_that_stays_leads() -> None:
     assert regrouping.next_members(at_least(1)) == [6, 4, 5, 7], "7 has no state to lead with"
 
 
+def test_without_a_state_there_is_no_newest_step() -> None:
+    for regrouping in (change(), change(4, 5)):
+        assert (regrouping.newest_step, regrouping.has_state) == (-1, False)
+    regrouping.park(4, -1)
+    assert (regrouping.newest_step, regrouping.has_state, regrouping.is_hopeless) == (-1, False, False)
+    regrouping.park(5, -1)
+    assert regrouping.is_hopeless
+
+
+@pytest.mark.parametrize("step", [0, 1, 10])
+def test_a_state_before_the_first_step_leads_like_any_other(step: int) -> None:
+    regrouping = change(4, 5)
+    regrouping.on_demand = {4}
+    regrouping.park(4, -1)
+    regrouping.park(5, step)
+    assert regrouping.has_state
+    assert not regrouping.is_hopeless
+    assert regrouping.next_members(at_least(2)) == [5, 4], "4 is safer, and has no state to lead with"
+
+
 def test_a_worker_that_left_is_not_admitted_again() -> None:
     regrouping = change(0, 1)
     regrouping.lose({1})

@@ -1,0 +1,28 @@
+"""A row that was just written says that nothing has happened yet."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+
+import pytest
+
+from remora.states import AttemptState, DrillState, JobState, NodeState
+from service.queue.rows import AttemptRow, DrilledJob, DrillRow, JobRow, NodeRow
+
+#: How each begins; whatever else has a default is nothing, none, no time or no text.
+BEGINS: dict[type, dict[str, object]] = {
+    JobRow: {"state": JobState.QUEUED, "version": 1},
+    AttemptRow: {"state": AttemptState.STARTING},
+    NodeRow: {"state": NodeState.REQUESTED},
+    DrillRow: {"state": DrillState.REQUESTED},
+    DrilledJob: {},
+}
+
+
+@pytest.mark.parametrize("row", BEGINS, ids=lambda row: row.__name__)
+def test_a_new_row_knows_of_nothing(row: type) -> None:
+    begins = BEGINS[row]
+    given = {one.name: one.default for one in fields(row) if one.default is not MISSING}
+    assert {name: value for name, value in given.items() if value} == begins
+    made = [one.default_factory() for one in fields(row) if one.default_factory is not MISSING]
+    assert not any(made)
