@@ -74,7 +74,7 @@ def environment(home: Path, **settings: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_api(home: Path, port: int = 0) -> Iterator[Api]:
+def running_api(home: Path, port: int = 0, **settings: str) -> Iterator[Api]:
     home.mkdir(exist_ok=True)
     address = home / "api.url"
     address.unlink(missing_ok=True)
@@ -82,7 +82,7 @@ def running_api(home: Path, port: int = 0) -> Iterator[Api]:
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "service.main", "--port", str(port)],
-            env=environment(home),
+            env=environment(home, **settings),
             stderr=output,
             stdout=output,
             start_new_session=True,
