@@ -46,6 +46,7 @@ def test_every_code_is_documented_and_nothing_else_is() -> None:
     found = set(re.findall(r"ApiProblem\(\s*\d+,\s*\"(\w+)\"", text))
     found |= set(re.findall(r"_unavailable\(\"(\w+)\"", text))
     found |= set(re.findall(r"code=\"(\w+)\"", text))
+    found |= set(re.findall(r"Standing\.\w+: \(\"(\w+)\"", text))
     found |= {"bad_request", "internal_error"}
     assert described == found
 
