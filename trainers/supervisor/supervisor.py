@@ -29,6 +29,7 @@ from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
 from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible, environment_folders
+from trainers.environments.public_package import public_package
 from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.inputs.download import InputMissing
 from trainers.isolation.confined import ConfinedJob, confined_job
@@ -547,27 +548,43 @@ class Supervisor:
             return snapshot_space(name, workers)
         return confined_space(name, workers, self._plan.max_shm_bytes, self._job)
 
+    def _may_confine_containers(self) -> bool:
+        """Whether a job's user exists in containers: not in the user namespaces that podman makes without root.
+
+        Raises IsolationImpossible where commands may not run without a user of their own.
+        """
+        if os.geteuid() == 0:
+            return True
+        why = "containers of this node have no user for the job, because its service is not root"
+        if self._plan.isolation == "users":
+            raise IsolationImpossible(
+                f"the node runs no command: isolation is users, and {why}; leave environment.image out"
+            )
+        self._outbox.put_lines("remora", f"{why}: the command runs with the rights of the node")
+        return False
+
     def _confined(self, launch: LaunchContext, folder: Path) -> LaunchContext:
         """Give the worker's folders to the job's user; returns how its commands become that user's."""
         job, prepared = self._job, self._preparation
-        if job is None:
+        if job is None or (prepared.container is not None and not self._may_confine_containers()):
             return launch
         memory = None if self._snapshots is None else self._snapshots.confined
         job.own(launch.code, launch.scratch, launch.outputs, launch.exchange)
-        secret = []
-        if self._secrets_folder is not None:
-            # It lies in the memory of the node, of which the command sees nothing else.
-            job.own(self._secrets_folder)
-            secret.append(Shown(source=self._secrets_folder, target=self._secrets_folder))
-        if prepared.container is not None:
-            return dataclasses.replace(launch, confinement=job.in_container(secret, memory))
-        if self._python is not None:
-            job.own(self._python.python.parent.parent)
         read = [*prepared.inputs.values(), *([launch.resume] if launch.resume is not None else [])]
         if prepared.built is not None:
             read += environment_folders(prepared.built)
-        shown = [*(Shown(source=path, target=path) for path in read), *secret]
+        if prepared.container is not None:
+            read.append(public_package())
+        if self._secrets_folder is not None:
+            # It lies in the memory of the node, of which the command sees nothing else.
+            job.own(self._secrets_folder)
+            read.append(self._secrets_folder)
+        shown = [Shown(source=path, target=path) for path in read]
         shown.append(Shown(source=folder, target=folder, is_read_only=False))
+        if prepared.container is not None:
+            return dataclasses.replace(launch, confinement=job.in_container(shown, memory))
+        if self._python is not None:
+            job.own(self._python.python.parent.parent)
         return dataclasses.replace(launch, confinement=job.on_node(shown, memory))
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:
