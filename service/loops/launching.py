@@ -55,6 +55,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         environment=job.environment,
         image=spec.environment.image,
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
+        mount_cache_bytes=settings.mount_cache_bytes,
         variables=dict(spec.environment.variables),
         outputs=tuple(spec.outputs),
         output_paths=_paths(spec, is_file=False),

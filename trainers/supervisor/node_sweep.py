@@ -6,6 +6,7 @@ import logging
 
 from remora import cgroups
 from trainers.containers.container import sweep_containers
+from trainers.inputs.mounts.mounting import sweep_mounts
 from trainers.node_folders import sweep_folders
 from trainers.supervisor.snapshot_memory import sweep_memory
 from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
@@ -27,5 +28,6 @@ def sweep_node() -> None:
 def sweep_machine() -> None:
     """Remove what such supervisors left outside of their node's own folder: containers, temporary files, memory."""
     sweep_containers()
+    sweep_mounts()
     sweep_temporary()
     sweep_memory()
