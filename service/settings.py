@@ -156,6 +156,9 @@ class Settings(BaseSettings):
     #: Bytes of a job's outputs in one version.
     max_output_bytes: int = Field(default=2**40, gt=0)
 
+    #: Bytes that a node keeps in memory of each mounted input.
+    mount_cache_bytes: int = Field(default=256 * 2**20, ge=2**20)
+
     #: Days that the audit is kept; 0: for ever.
     audit_days: float = Field(default=400.0, ge=0)
     #: Days that jobs, nodes and their records are kept after their end, and bundles after their last use; 0: for ever.

@@ -35,6 +35,11 @@ class Azurite:
     process: subprocess.Popen[bytes]
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.endpoint.rpartition(":")[2].partition("/")[0])
+
+    @property
     def connection_string(self) -> str:
         """With the key of its account."""
         return (

@@ -111,6 +111,8 @@ class GrantedBlobs(AbstractFileSystem):  # type: ignore[misc]
     protocol = "granted"
     #: Grants belong to one attempt: instances are not shared by what they were made with.
     cachable = False
+    #: `cat_file` takes the tag of the file that is meant.
+    checks_tags = True
 
     def __init__(self, grants: Grants, **_: Any) -> None:
         super().__init__()
@@ -156,13 +158,21 @@ class GrantedBlobs(AbstractFileSystem):  # type: ignore[misc]
 
     # --- contents -----------------------------------------------------------------------------------------------------
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """Content of a file, or bytes `start` to `end` of it.  Raises FileNotFoundError."""
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, etag: str = "", **_: Any
+    ) -> bytes:
+        """Content of a file, or bytes `start` to `end` of it, or of the file with this tag.
+
+        Raises FileNotFoundError.
+        """
+        from azure.core import MatchConditions
+
+        known = {"etag": etag, "match_condition": MatchConditions.IfNotModified} if etag else {}
         length = None if end is None else end - (start or 0)
         with _errors(path), io.BytesIO() as content:
             client = self._client(_name(path), "read")
             offset = start if start is not None or length is None else 0
-            client.download_blob(offset=offset, length=length, max_concurrency=_AT_ONCE).readinto(content)
+            client.download_blob(offset, length, max_concurrency=_AT_ONCE, **known).readinto(content)
             return content.getvalue()
 
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:

@@ -36,14 +36,15 @@ class JobStorages:
     def __init__(self, plan: AttemptPlan, ask: Ask) -> None:
         """`ask` reaches the service, and raises StorageError."""
         self._scopes = job_scopes(plan)
-        self._ask = ask
+        #: Asks the service for a grant.
+        self.ask = ask
 
     def open(self, url: str) -> Storage:
         """One of the job's storages; names that are not the job's are refused.  Raises StorageError."""
         scope = self._scopes.get(url)
         if scope is None:
             raise StorageError("the job has nothing in that storage")
-        return granted_storage(url, scope, self._ask) if is_brokered(url) else Storage(url, scope=scope)
+        return granted_storage(url, scope, self.ask) if is_brokered(url) else Storage(url, scope=scope)
 
 
 def code_storage(build: BuildAhead, grant: StorageGrant | None) -> Storage:

@@ -59,6 +59,8 @@ class AttemptPlan:
     image: str | None = None
     #: What the job reads, by name: `${{inputs.NAME}}` is its path on the node.
     inputs: dict[str, InputSource] = field(default_factory=dict)
+    #: Bytes that the process of a mounted input keeps in memory of what was read.
+    mount_cache_bytes: int = 256 * 2**20
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
     #: The job's secrets by name, each with the variable that has its value; None: a file alone has it.  Values are

@@ -26,6 +26,7 @@ from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
 from service.api.writes import Noted, write
 from service.images import IMAGE_FIELD, NoImages, check_image
+from service.mounts import NoMounts, check_mounts
 from service.policies_in_force import limits_in_force
 from service.queue.intake import Limits
 from service.storage_locations import FIELD, UnknownStore, check_name
@@ -102,6 +103,10 @@ async def check_bundle(request: Request, spec: JobSpec) -> None:
         check_image(context.settings, spec)
     except NoImages as error:
         problems.append(SpecProblem(IMAGE_FIELD, str(error)))
+    try:
+        check_mounts(context.settings, spec)
+    except NoMounts as error:
+        problems.append(SpecProblem(error.field, str(error)))
     if problems:
         raise invalid_spec(SpecError(problems))
     digest = spec.bundle

@@ -57,6 +57,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         environment=job.environment,
         image=spec.environment.image,
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
+        mount_cache_bytes=settings.mount_cache_bytes,
         variables=dict(spec.environment.variables),
         secrets={use.name: use.variable for use in spec.environment.secrets},
         outputs=tuple(spec.outputs),

@@ -1,5 +1,7 @@
 """Puts the inputs of a job onto its node: folders and files of named stores, and outputs of other jobs.
 
+An input that is mounted is fetched as it is read (`trainers.inputs.mounts`); any other one is downloaded:
+
 A node downloads each state of an input once, for all workers and jobs that ask for it: the names, sizes and tags of its
 files name the folder.  A lock is shared by all that use the folder and held alone to fill or remove it; a record, which
 is written last, says that it is complete.
@@ -22,7 +24,10 @@ from pathlib import Path
 
 from remora.spec.quantities import format_size
 from trainers.confined_folders import OutsideFolder, parts_of, remove_tree
-from trainers.inputs.source import InputSource
+from trainers.granted_blobs import Ask
+from trainers.inputs.mounts.mounting import MountedInput, NotMounted, mounted
+from trainers.inputs.source import InputFile, InputSource
+from trainers.job_storage import no_service
 from trainers.node_folders import make_once, open_lock, work_root
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged
 from trainers.storage import Storage, StorageError
@@ -31,6 +36,8 @@ from trainers.storage import Storage, StorageError
 MOST_KEPT = 8
 #: Files that are downloaded at the same time.
 _AT_ONCE = 8
+#: Bytes that the process of a mount keeps in memory, unless the service says more.
+MOUNT_CACHE_BYTES = 256 * 2**20
 #: Files of one input.
 MOST_FILES = 100_000
 
@@ -42,16 +49,6 @@ class InputMissing(Exception):
     """An input is not there, or cannot be had in this way; the message is one sentence."""
 
 
-@dataclass(frozen=True)
-class _File:
-    """A file of an input: its name there, its name in the storage, its size and what changes with its content."""
-
-    name: str
-    stored: str
-    size_bytes: int
-    tag: str
-
-
 @contextlib.contextmanager
 def fetched(
     inputs: Mapping[str, InputSource],
@@ -60,39 +57,55 @@ def fetched(
     root: Path | None = None,
     stop: threading.Event | None = None,
     opened: Opened = Storage,
+    ask: Ask = no_service,
+    mount_cache_bytes: int = MOUNT_CACHE_BYTES,
 ) -> Iterator[dict[str, Path]]:
     """The folder or file of each input on this node, by name; they stay as long as the context is open.
 
     `say` is called with lines for the job's log, `show` with how far a download is, which ends when
-    `stop` is set.  `opened` opens a storage by its URL.
+    `stop` is set.  `opened` opens a storage by its URL, `ask` gets grants for what is
+    mounted, of which `mount_cache_bytes` are kept in memory.
     Raises InputMissing, StorageError, OSError.
     """
-    root = root or work_root() / "inputs"
+    stopping = stop or threading.Event()
+
+    def check() -> None:
+        if stopping.is_set():
+            raise InputMissing("its job is being stopped")
+
     with contextlib.ExitStack() as in_use:
+        fetching = _Fetching(
+            root or work_root() / "inputs", in_use, say, show, check, opened, ask, mount_cache_bytes
+        )
         found = {}
         for name, source in inputs.items():
             try:
-                found[name] = _here(name, source, root, in_use, say, show, stop or threading.Event(), opened)
-            except (InputMissing, OutsideFolder, FileNotFoundError) as error:
+                found[name] = _here(name, source, fetching)
+            except (InputMissing, NotMounted, OutsideFolder, FileNotFoundError) as error:
                 raise InputMissing(f"inputs.{name}: {error}") from error
         yield found
 
 
-def _here(
-    name: str,
-    source: InputSource,
-    root: Path,
-    in_use: contextlib.ExitStack,
-    say: Callable[[str], None],
-    show: Callable[[str], None],
-    stop: threading.Event,
-    opened: Opened,
-) -> Path:
-    storage = opened(source.url)
-    if source.is_mounted:
-        return _mounted(storage, source)
+@dataclass(frozen=True)
+class _Fetching:
+    """How the inputs of one job come onto this node; see `fetched`."""
+
+    root: Path
+    in_use: contextlib.ExitStack
+    say: Callable[[str], None]
+    show: Callable[[str], None]
+    check: Callable[[], None]
+    opened: Opened
+    ask: Ask
+    mount_cache_bytes: int
+
+
+def _here(name: str, source: InputSource, fetching: _Fetching) -> Path:
+    storage = fetching.opened(source.url)
+    if source.is_mounted and storage.local_root is not None:
+        return _folder_itself(storage.local_root, source)
     if source.job_id is not None:
-        storage, base, files = _files_of_output(source, source.job_id, opened)
+        storage, base, files = _files_of_output(source, source.job_id, fetching.opened)
     else:
         base, files = _files_at(storage, source)
     if len(files) > MOST_FILES:
@@ -100,42 +113,55 @@ def _here(
             f"it has {len(files)} files, and an input has {MOST_FILES} at most; pack them together"
         )
     digest = _digest(storage.location(base or "jobs"), files)
-    root.mkdir(exist_ok=True, mode=0o700)
-    folder, record = root / digest, root / f"{digest}.json"
-    lock = in_use.enter_context(open_lock(root / f"{digest}.lock"))
-
-    def check() -> None:
-        if stop.is_set():
-            raise InputMissing("its job is being stopped")
-
-    def make() -> None:
-        _download(name, storage, files, folder, say, show, check)
-        record.write_text(json.dumps({"files": len(files), "bytes": sum(one.size_bytes for one in files)}))
-
-    make_once(lock, record.exists, make, check)
-    os.utime(record)
-    prune(root)
+    if source.is_mounted:
+        one = MountedInput(
+            name=name,
+            digest=digest,
+            url=source.url,
+            base=base,
+            files=files,
+            cache_bytes=fetching.mount_cache_bytes,
+        )
+        mounts = fetching.root.with_name("mounts")
+        mount = mounted(one, fetching.ask, fetching.say, fetching.check, mounts)
+        folder = fetching.in_use.enter_context(mount)
+    else:
+        folder = _downloaded(name, storage, files, digest, fetching)
     is_file = len(files) == 1 and source.job_id is None and files[0].stored == source.path
     return folder / files[0].name if is_file else folder
 
 
-def _mounted(storage: Storage, source: InputSource) -> Path:
-    if storage.local_root is None or source.job_id is not None:
-        raise InputMissing(
-            "mode mount is for a path in a store that is a folder of the nodes; write download"
-        )
-    path = storage.local_root.joinpath(*parts_of(source.path)) if source.path else storage.local_root
+def _downloaded(
+    name: str, storage: Storage, files: list[InputFile], digest: str, fetching: _Fetching
+) -> Path:
+    root = fetching.root
+    root.mkdir(exist_ok=True, mode=0o700)
+    folder, record = root / digest, root / f"{digest}.json"
+    lock = fetching.in_use.enter_context(open_lock(root / f"{digest}.lock"))
+
+    def make() -> None:
+        _download(name, storage, files, folder, fetching)
+        record.write_text(json.dumps({"files": len(files), "bytes": sum(one.size_bytes for one in files)}))
+
+    make_once(lock, record.exists, make, fetching.check)
+    os.utime(record)
+    prune(root)
+    return folder
+
+
+def _folder_itself(root: Path, source: InputSource) -> Path:
+    path = root.joinpath(*parts_of(source.path)) if source.path else root
     if not path.exists():
         raise InputMissing(f"there is no {source.path!r} in its store on this node")
     return path
 
 
-def _files_at(storage: Storage, source: InputSource) -> tuple[str, list[_File]]:
+def _files_at(storage: Storage, source: InputSource) -> tuple[str, list[InputFile]]:
     """The files of a folder of a store, or one file."""
     base = source.path.strip("/")
     files = [
         # The path of a file is that file alone; a folder may hold a file of its own name.
-        _File(name or base.rpartition("/")[2], "/".join(filter(None, (base, name))), size, tag)
+        InputFile(name or base.rpartition("/")[2], "/".join(filter(None, (base, name))), size, tag)
         for name, (size, tag) in storage.entries(base).items()
     ]
     if not files:
@@ -143,7 +169,9 @@ def _files_at(storage: Storage, source: InputSource) -> tuple[str, list[_File]]:
     return base, sorted(files, key=lambda one: one.name)
 
 
-def _files_of_output(source: InputSource, job_id: str, opened: Opened) -> tuple[Storage, str, list[_File]]:
+def _files_of_output(
+    source: InputSource, job_id: str, opened: Opened
+) -> tuple[Storage, str, list[InputFile]]:
     """The files of another job's outputs as they are now, with the storage that they are in."""
     prefix = f"{source.output}/" if source.output else ""
     for url in (source.url, *source.also):
@@ -154,7 +182,7 @@ def _files_of_output(source: InputSource, job_id: str, opened: Opened) -> tuple[
         except OutputsDamaged as error:
             raise InputMissing(f"the outputs of {job_id} cannot be read: {error}") from error
         files = [
-            _File(
+            InputFile(
                 file.name.removeprefix(prefix),
                 f"{catalog.folder}/{file.stored}",
                 file.size_bytes,
@@ -169,22 +197,15 @@ def _files_of_output(source: InputSource, job_id: str, opened: Opened) -> tuple[
     raise InputMissing(f"the job {job_id} has {what}")
 
 
-def _digest(location: str, files: list[_File]) -> str:
+def _digest(location: str, files: list[InputFile]) -> str:
     found = hashlib.sha256(location.encode())
     for file in files:
         found.update(f"{file.name}\0{file.stored}\0{file.size_bytes}\0{file.tag}\n".encode())
     return found.hexdigest()[:32]
 
 
-def _download(
-    name: str,
-    storage: Storage,
-    files: list[_File],
-    folder: Path,
-    say: Callable[[str], None],
-    show: Callable[[str], None],
-    check: Callable[[], None],
-) -> None:
+def _download(name: str, storage: Storage, files: list[InputFile], folder: Path, fetching: _Fetching) -> None:
+    say, show, check = fetching.say, fetching.show, fetching.check
     began = time.monotonic()
     size = format_size(sum(file.size_bytes for file in files))
     say(f"input {name}: downloading {len(files)} files, {size}")
@@ -192,7 +213,7 @@ def _download(
         remove_tree(folder)
     folder.mkdir()
 
-    def one(file: _File) -> None:
+    def one(file: InputFile) -> None:
         check()
         target = folder.joinpath(*parts_of(file.name))
         storage.read_file(file.stored, target)

@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True)
+class InputFile:
+    """A file of an input: its name there, its name in the storage, its size and what changes with its content."""
+
+    name: str
+    stored: str
+    size_bytes: int
+    tag: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class InputSource:
     """Where an input of a job lies."""
@@ -18,5 +28,5 @@ class InputSource:
     output: str = ""
     #: Other storages that the outputs of that job may be in.
     also: tuple[str, ...] = ()
-    #: The folder itself in place of a copy; for storages that are folders of the node.
+    #: No copy: the folder itself where the storage is one of the node, else files are fetched as they are read.
     is_mounted: bool = False

@@ -6,6 +6,7 @@ import logging
 
 from remora import cgroups
 from trainers.containers.container import sweep_containers
+from trainers.inputs.mounts.mounting import sweep_mounts
 from trainers.isolation.users import sweep_users
 from trainers.node_folders import sweep_folders
 from trainers.supervisor.secret_files import sweep_secrets
@@ -34,5 +35,6 @@ def sweep_machine() -> None:
         log.warning("users of jobs are not given back: %s", error)
     sweep_secrets()
     sweep_containers()
+    sweep_mounts()
     sweep_temporary()
     sweep_memory()

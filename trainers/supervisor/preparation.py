@@ -83,7 +83,15 @@ def prepare_node(
         image = node_image(plan.image, say, showing("image"), stop)
         facts = {"digest": image.id, "build_s": round(image.pull_s, 3), "packages": 0}
     inputs = in_use.enter_context(
-        fetched(plan.inputs, say, showing("inputs"), stop=stop, opened=storages.open)
+        fetched(
+            plan.inputs,
+            say,
+            showing("inputs"),
+            stop=stop,
+            opened=storages.open,
+            ask=storages.ask,
+            mount_cache_bytes=plan.mount_cache_bytes,
+        )
     )
     if image is not None:
         mounts = worker_mounts(folders, inputs)

@@ -1,0 +1,112 @@
+"""The supervisors that use a mount, as its process has them: it ends with the last, and asks any of them for grants."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+
+from trainers.inputs.mounts import messages
+from trainers.inputs.mounts.addresses import socket_address
+from trainers.inputs.mounts.messages import ConnectionEnded
+from trainers.storage import StorageError
+from trainers.storage_grants import ANSWERED_S, StorageAnswer, StorageRequest
+
+#: Seconds that a mount waits for its first user, and for another one after the last.
+_FIRST_S, _NEXT_S = 30.0, 2.0
+#: Seconds between two looks for users that have gone.
+_LOOK_S = 0.5
+
+
+class _User:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.stream = connection.makefile("rwb")
+        #: Held for a request and its answer.
+        self.lock = threading.Lock()
+
+    def is_gone(self) -> bool:
+        """It has closed its end; asked while nothing is awaited from it."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            self.connection.settimeout(0)
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            with contextlib.suppress(OSError):
+                self.connection.settimeout(2 * ANSWERED_S)
+            self.lock.release()
+
+
+class Users:
+    """All connections to one mount."""
+
+    def __init__(self, path: Path) -> None:
+        """Listen at `path`; only this user may connect.  Raises OSError."""
+        self._path = path
+        self._users: list[_User] = []
+        self._lock = threading.Lock()
+        self._listener = socket.socket(socket.AF_UNIX)
+        with socket_address(path.parent) as address:
+            self._listener.bind(address)
+        path.chmod(0o600)
+        self._listener.listen(128)
+        self._listener.settimeout(_LOOK_S)
+
+    def ask(self, request: StorageRequest) -> StorageAnswer:
+        """The answer of any user.  Raises StorageError without one."""
+        for user in self._all():
+            try:
+                with user.lock:
+                    messages.send(user.stream, messages.request_message(request))
+                    return messages.answer_of(messages.receive(user.stream))
+            except ConnectionEnded:
+                self._drop(user)
+        raise StorageError("no job that uses the mount is left to ask for a grant")
+
+    def say(self, text: str) -> None:
+        """A line for the logs of all jobs that use the mount."""
+        for user in self._all():
+            try:
+                with user.lock:
+                    messages.send(user.stream, {"type": "say", "text": text})
+            except ConnectionEnded:
+                self._drop(user)
+
+    def serve(self) -> None:
+        """Take users until there have been none for a while; nobody can connect afterwards."""
+        until = time.monotonic() + _FIRST_S
+        while self._users or time.monotonic() < until:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                pass
+            except OSError:
+                break
+            else:
+                connection.settimeout(2 * ANSWERED_S)
+                with self._lock:
+                    self._users.append(_User(connection))
+            for user in self._all():
+                if user.is_gone():
+                    self._drop(user)
+            if self._users:
+                until = time.monotonic() + _NEXT_S
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+
+    def _all(self) -> list[_User]:
+        with self._lock:
+            return list(self._users)
+
+    def _drop(self, user: _User) -> None:
+        with self._lock, contextlib.suppress(ValueError):
+            self._users.remove(user)
+        with contextlib.suppress(OSError):
+            user.connection.close()
