@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from remora.isolation import Isolation
 from remora.loopback import is_loopback
 from service.settings import Settings
 
@@ -90,6 +91,12 @@ def listening(settings: Settings) -> Listening:
             " that end TLS"
         )
     return found
+
+
+def isolation_of(settings: Settings) -> Isolation:
+    """How jobs are kept apart: where other machines reach the API, `auto` does not go on without."""
+    is_public = not is_loopback(settings.host.strip("[]"))
+    return "users" if is_public and settings.isolation == "auto" else settings.isolation
 
 
 def _certificate(settings: Settings) -> tuple[str, str] | None:

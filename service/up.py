@@ -35,6 +35,7 @@ from service.embedded.parts import (
     port_problem,
 )
 from service.embedded.upkeep import Part, PartView
+from service.listening import isolation_of
 from service.private_home import make_private
 from service.settings import Settings
 
@@ -193,10 +194,11 @@ def up(settings: Settings, console: Console) -> None:
 
 def _sentence_on_isolation(settings: Settings) -> str:
     """What keeps commands apart on the nodes of this machine.  Raises CannotStart when it is not what was asked for."""
-    if settings.isolation == "none":
+    asked = isolation_of(settings)
+    if asked == "none":
         return "commands of jobs run as the service's own user: isolation is none"
     try:
-        decide(settings.isolation, offered())
+        decide(asked, offered())
     except IsolationImpossible as error:
         raise CannotStart(str(error)) from error
     rules = network_filter.begin(offered())

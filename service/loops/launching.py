@@ -12,6 +12,7 @@ from remora.errors import SpecError
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
+from service.listening import isolation_of
 from service.loops.attempt_secrets import AttemptSecrets, NotYet
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.ports import Launcher
@@ -74,7 +75,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         log_limit_bytes=settings.max_log_bytes,
         max_processes=settings.max_processes,
         max_shm_bytes=settings.max_shm_bytes,
-        isolation=settings.isolation,
+        isolation=isolation_of(settings),
         max_output_bytes=settings.max_output_bytes,
         warm_modules=settings.warm,
         previous_step=job.max_step,

@@ -97,4 +97,4 @@ def test_its_answers_are_as_described(
 def test_they_are_for_every_role_and_for_strange_requests(
     program: Path, service: tuple[str, str], role: str, tmp_path: Path
 ) -> None:
-    ask(program, service[0], token_of(service, role), 100, tmp_path)
+    ask(program, service[0], token_of(service, role), 30, tmp_path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.listening import Listening, ListeningProblem, listening
+from service.listening import Listening, ListeningProblem, isolation_of, listening
 from service.settings import Settings
 
 CERTIFICATE = {"tls_certificate": Path("service.pem"), "tls_key": Path("service.key")}
@@ -58,3 +58,18 @@ def test_without_one_only_proxies_and_this_machine_may() -> None:
     assert [one for one in allowed if not found.may_connect(one)] == []
     refused = ["10.0.0.2", "10.2.0.1", "192.0.2.7", "fe80::1%eth0", "not an address", "", None]
     assert [one for one in refused if found.may_connect(one)] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "isolation", "expected"),
+    [
+        ("127.0.0.1", "auto", "auto"),
+        ("10.0.0.5", "auto", "users"),
+        ("10.0.0.5", "none", "none"),
+        ("127.0.0.1", "users", "users"),
+    ],
+)
+def test_jobs_of_a_shared_service_run_only_where_they_are_kept_apart(
+    host: str, isolation: Any, expected: str
+) -> None:
+    assert isolation_of(Settings(home=Path("home"), host=host, isolation=isolation)) == expected
