@@ -20,6 +20,7 @@ from rich.console import Console
 from cluster.local import head, machine
 from cluster.provider import ProviderError
 from remora import cgroups
+from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
@@ -177,6 +178,10 @@ def up(settings: Settings, console: Console) -> None:
         console.print(f"Remora starts in {settings.home}; stop it with Ctrl-C or `remora down`.")
         if cgroups.walls().folder is None:
             console.print(f"note: {cgroups.walls().sentence}")
+        if settings.authentication == "required":
+            console.print(
+                f"Requests need a token; the first operator's is in {settings.home / OPERATOR_TOKEN_FILE}."
+            )
         try:
             service.run()
             console.print("Stopping the API, the controller, the nodes and the head ...")
