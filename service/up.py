@@ -20,6 +20,7 @@ from rich.console import Console
 from cluster.local import head, machine
 from cluster.provider import ProviderError
 from remora import cgroups, network_filter
+from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.isolation import IsolationImpossible, decide
 from remora.machine_isolation import offered
 from remora.terminal_text import neutral
@@ -182,6 +183,10 @@ def up(settings: Settings, console: Console) -> None:
             console.print(f"note: {cgroups.walls().sentence}")
         if settings.cloud == "local":
             console.print(f"note: {_sentence_on_isolation(settings)}")
+        if settings.authentication == "required":
+            console.print(
+                f"Requests need a token; the first operator's is in {settings.home / OPERATOR_TOKEN_FILE}."
+            )
         try:
             service.run()
             console.print("Stopping the API, the controller, the nodes and the head ...")

@@ -90,6 +90,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("labels", " ".join(f"{name}={value}" for name, value in sorted(found.labels.items())) or None),
             ("resources", json.dumps(found.spec.get("resources"))),
             ("environment", attempts[-1].environment if attempts else None),
+            ("submitted by", found.submitted_by),
             ("created", output.date(found.created_at)),
             ("started", output.date(found.started_at)),
             ("paused since", output.date(found.paused_at)),

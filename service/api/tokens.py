@@ -134,11 +134,12 @@ def _check(wanted: _Wanted, principal: Principal) -> None:
     """Raise ApiProblem for roles that there are not, and Forbidden for those that the principal cannot give."""
     if problem := granting.problem_of(wanted.grants):
         raise invalid_parameter("grants", problem)
-    is_own = wanted.owner == principal.id
-    is_others = wanted.owner is not None and not is_own
-    if is_others and not (granting.is_subject(wanted.owner or "") and wanted.owner.startswith("user:")):  # type: ignore[union-attr]
-        raise invalid_parameter("owner", "expected user: and a name, or your own id")
-    if is_others and not principal.is_operator:
+    owner, is_own = wanted.owner, granting.may_have_own(principal, wanted.owner)
+    if owner is not None and not granting.is_user(owner):
+        raise invalid_parameter(
+            "owner", "expected user: and a name; leave it out for a token that stands for itself"
+        )
+    if owner is not None and not is_own and not principal.is_operator:
         raise Forbidden("only operators create tokens that stand for someone else")
     if refused := granting.why_not(principal, wanted.grants, is_own=is_own):
         raise Forbidden(refused)

@@ -19,6 +19,11 @@ def is_subject(text: str) -> bool:
     return _SUBJECT.fullmatch(text) is not None
 
 
+def is_user(text: str) -> bool:
+    """True for the id of a user."""
+    return text.startswith("user:") and is_subject(text)
+
+
 def problem_of(grants: Mapping[str, Role]) -> str | None:
     """What is wrong with roles by project, whoever asks for them; None: nothing."""
     if not grants:
@@ -33,18 +38,25 @@ def problem_of(grants: Mapping[str, Role]) -> str | None:
     return None
 
 
+def may_have_own(principal: Principal, owner: str | None) -> bool:
+    """Whether a token for this owner is one of the principal's own, which may have what the principal has.
+
+    A token has none: those that it made for itself would live longer than it.
+    """
+    return owner == principal.id and principal.credential is None and is_user(principal.id)
+
+
 def why_not(principal: Principal, grants: Mapping[str, Role], *, is_own: bool = False) -> str | None:
     """Why this principal may not give these roles; None: it may.
 
-    Admins give the roles of their projects.  A token of one's own may have what one has; but a token cannot make
-    others for itself, which would live longer than it.
+    Admins give the roles of their projects; a token of one's own may have what one has.
     """
     for project, role in sorted(grants.items()):
         if project == EVERYWHERE:
             if not principal.is_operator:
                 return "only operators make operators"
             continue
-        has_it = is_own and principal.credential is None and principal.has(role, project)
+        has_it = is_own and principal.has(role, project)
         if not has_it and not principal.has(Role.ADMIN, project):
             return f"to give roles in the project {project} you need to be its admin"
     return None

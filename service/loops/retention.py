@@ -9,7 +9,7 @@ from functools import partial
 
 from service.loops.tick import Tick
 from service.storage_locations import open_storage
-from service.store import audit, bundles
+from service.store import audit, bundles, tokens
 from service.store.pruning import ROWS, limits_of, prune
 from trainers.storage import StorageError
 
@@ -47,11 +47,13 @@ class Retention:
         self._looked_at = -math.inf if has_more else now
 
     def _forget_audit(self, tick: Tick) -> bool:
-        """Delete what the audit has told for long enough; True when there may be more."""
+        """Delete old rows of the audit, and tokens that ended as long ago; True when there may be more."""
         days = tick.settings.audit_days
         if not days:
             return False
-        gone, has_more = tick.apply(partial(audit.forget, before=tick.now - days * 86_400.0, most=ROWS))
+        before = tick.now - days * 86_400.0
+        gone, has_more = tick.apply(partial(audit.forget, before=before, most=ROWS))
+        tick.apply(partial(tokens.forget, before=before, most=ROWS))
         if gone:
             log.info("deleted %d rows of the audit that were older than %g days", gone, days)
         return has_more

@@ -53,6 +53,16 @@ def revoke(connection: sa.Connection, token_id: str, now: float) -> None:
     connection.execute(sa.update(tokens).where(*mine).values(revoked_at=now))
 
 
+def forget(connection: sa.Connection, before: float, most: int) -> int:
+    """Delete tokens that were revoked or had expired before a time, `most` at most; how many."""
+    is_over = sa.or_(tokens.c.revoked_at < before, tokens.c.expires_at < before)
+    ids = list(connection.execute(sa.select(tokens.c.id).where(is_over).limit(most)).scalars())
+    for part in in_parts(ids):
+        connection.execute(sa.delete(token_grants).where(token_grants.c.token_id.in_(part)))
+        connection.execute(sa.delete(tokens).where(tokens.c.id.in_(part)))
+    return len(ids)
+
+
 def page(
     connection: sa.Connection, owner: str, projects: Collection[str] | None, before: str | None, limit: int
 ) -> list[TokenRow]:

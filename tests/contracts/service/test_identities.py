@@ -17,11 +17,16 @@ from service.api.problem_documents import ApiProblem
 from service.identities.permissions import PERMISSIONS
 from service.identities.principals import Access, Principal
 from service.identities.tokens import read
-from service.store import audit, bundles, jobs, scoped
+from service.queue.lifecycle import NodeDecision
+from service.queue.rows import NodeRow
+from service.store import audit, bundles, grants, jobs, nodes, scoped
 from service.store import tokens as token_store
 from service.store.database import Database
+from service.store.ids import new_id
 from service.store.tables import audit as audit_table
+from service.store.tables import drills
 from service.store.tables import tokens as token_table
+from tests.contracts.service.test_service_plans import body as plan
 from tests.contracts.service.test_who_may_do_what import RULES
 from tests.contracts.service.two_projects import COMMAND, Service, packed, routes_of, service_of, two_projects
 from tests.statements import statements
@@ -201,7 +206,8 @@ class TestGiving:
         text = service.token({"red": "submitter"})
         mine = service.ask(text, "GET", "/v1/whoami").json()["id"]
         body = {"name": "x", "grants": {"red": "submitter"}, "owner": mine}
-        assert service.ask(text, "POST", "/v1/tokens", json=body).status_code == 403
+        assert service.ask(text, "POST", "/v1/tokens", json=body).status_code == 422
+        assert service.ask(text, "POST", "/v1/tokens", json={**body, "owner": None}).status_code == 403
 
     def test_all_tokens_of_a_user_are_one_principal(self, service: Service) -> None:
         first, second = (service.token({"red": "submitter"}, owner="user:ada") for _ in range(2))
@@ -236,6 +242,33 @@ class TestGiving:
         for path in ("/v1/grants/token:x/red", "/v1/grants/user:a%20b/red", "/v1/grants/user:a/RED"):
             answer = service.ask(service.operator, "PUT", path, json={"role": "viewer"})
             refused(answer, 422, "invalid_parameter")
+
+    def test_a_user_has_the_highest_of_its_own_roles_and_its_groups(
+        self, service: Service, database: Database
+    ) -> None:
+        for subject, project, role in (
+            ("user:ada", "red", "viewer"),
+            ("group:one", "red", "admin"),
+            ("group:two", "red", "submitter"),
+            ("group:two", "blue", "viewer"),
+            ("group:three", "green", "admin"),
+            ("user:ada", "*", "operator"),
+        ):
+            service.made("PUT", f"/v1/grants/{subject}/{project}", json={"role": role})
+        subjects = ["user:ada", "group:one", "group:two"]
+        found = database.query(lambda c: grants.of_subjects(c, subjects))
+        assert found == {"red": "admin", "blue": "viewer", "*": "operator"}
+
+    def test_tokens_are_forgotten_long_after_their_end(self, service: Service, database: Database) -> None:
+        kept, revoked, expired = (service.token({"red": "viewer"}) for _ in range(3))
+        ids = [found.token_id for text in (kept, revoked, expired) if (found := read(text)) is not None]
+        database.transact(lambda c: token_store.revoke(c, ids[1], 1000.0))
+        ends = sa.update(token_table).where(token_table.c.id == ids[2]).values(expires_at=1000.0)
+        database.transact(lambda c: c.execute(ends))
+        assert database.transact(lambda c: token_store.forget(c, 1000.0, 10)) == 0
+        assert database.transact(lambda c: token_store.forget(c, 1000.1, 10)) == 2
+        left = {one["id"] for one in service.made("GET", "/v1/tokens")["items"]}
+        assert left & set(ids) == {ids[0]}
 
 
 class TestWallsBetweenProjects:
@@ -328,6 +361,26 @@ def _renamed(named: dict[str, Any], job_id: str) -> dict[str, Any]:
 def _without_id(text: str) -> str:
     return text.partition('"request_id"')[0]
 
+    def test_the_ledger_has_what_ones_own_projects_pay(self, service: Service, database: Database) -> None:
+        """A node that was bought for a job of each project, and one that the cluster pays."""
+        mine, other = service.submit("red"), service.submit("blue")
+        for bought_for in (mine, other, None):
+            row = NodeRow(
+                id=new_id("node", 1000.0), pool="cpu", created_at=0.0, price_per_hour=3.6, offering="D4/1/spot",
+                bought_for=bought_for, launched_at=100.0, ready_at=200.0, ended_at=1100.0,
+            )  # fmt: skip
+            database.transact(lambda c, row=row: nodes.insert_node(c, NodeDecision(row, ())))
+
+        def lines(who: str) -> set[tuple[str, str]]:
+            answer = service.ask(who, "GET", "/v1/ledger?since=0&until=5000").json()
+            assert answer["cost"] == pytest.approx(sum(one["cost"] for one in answer["lines"]))
+            return {(one["payer"], one["name"]) for one in answer["lines"]}
+
+        red = {("job", mine), ("project", "red")}
+        assert lines(service.token({"red": "viewer"})) == red
+        assert lines(service.token({"green": "admin"})) == set()
+        assert lines(service.operator) == red | {("job", other), ("project", "blue"), ("cluster", "")}
+
 
 class TestAudit:
     def test_every_operation_that_writes_leaves_one_row(
@@ -336,9 +389,11 @@ class TestAudit:
         with two_projects(database, database_url, tmp_path / "home") as service:
             routes = routes_of(service.client)
             writing = {str(one.operation_id) for one in routes if not one.methods <= {"GET", "HEAD"}}
-            elsewhere = {"create_plan", "cancel_plan", "drill_node", "drill_pool"}
-            for operation in sorted(writing - elsewhere):
+            # A replay is a process: the test below.
+            for operation in sorted(writing - {"create_plan", "cancel_plan"}):
                 rule, objects = RULES[operation], service.objects["red"]
+                # One drill at a time.
+                database.transact(lambda c: c.execute(sa.update(drills).values(ended_at=1.0)))
                 path = rule.fresh(service, objects) if rule.fresh is not None else rule.path
                 path = path.format(**vars(objects), node=service.node)
                 options: dict[str, Any] = {} if rule.body is None else {"json": rule.body(objects)}
@@ -350,9 +405,22 @@ class TestAudit:
                 entries = service.audit()[: len(service.audit()) - before]
                 wanted = [] if PERMISSIONS[operation].is_read else [operation]
                 assert [one["operation"] for one in entries] == wanted
-            # The drill that the service began with.
-            drilled = next(one for one in service.audit() if one["operation"] == "drill_node")
+            drilled = next(one for one in service.audit() if one["operation"] == "drill_pool")
             assert drilled["after"]["nodes"] == [service.node]
+
+    @pytest.mark.soak
+    def test_a_replay_leaves_one_row_when_it_begins_and_one_when_it_is_cancelled(
+        self, service: Service
+    ) -> None:
+        body = plan("prefer-spot.yaml", seed=3)
+        before = len(service.audit())
+        answer = service.ask(service.operator, "POST", "/v1/plans", json=body)
+        assert answer.status_code == 202, answer.text
+        path = f"/v1/plans/{answer.json()['id']}"
+        service.made("DELETE", path)
+        entries = service.audit()
+        found = [(one["operation"], one["object"]) for one in entries[: len(entries) - before]]
+        assert found == [("cancel_plan", answer.json()["id"]), ("create_plan", answer.json()["id"])]
 
     def test_a_row_says_who_when_from_where_and_what(self, service: Service) -> None:
         job_id = service.submit("red")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from remora.roles import Role
 from service.identities import granting, permissions_page, tokens
 from service.identities.permissions import PERMISSIONS
-from service.identities.principals import Access, Forbidden, Principal
+from service.identities.principals import LOCAL, Access, Forbidden, Principal
 from service.identities.tokens import Standing, TokenRow
 from tests.architecture.repository import pages
 
@@ -78,6 +80,10 @@ class TestRoles:
         is_allowed = granting.why_not(ada, {"red": given_role}) is None
         assert is_allowed == (held is Role.ADMIN)
         mine = granting.why_not(ada, {"red": given_role}, is_own=True) is None
+        assert granting.may_have_own(ada, "user:ada")
+        assert not granting.may_have_own(replace(ada, credential=ID), "user:ada")
+        assert not granting.may_have_own(ada, "user:bob")
+        assert not granting.may_have_own(LOCAL, "local")
         assert mine == held.includes(given_role)
         assert granting.why_not(ada, {"red": given_role, "blue": Role.VIEWER}, is_own=True) is not None
         assert granting.why_not(ada, {"*": Role.OPERATOR}, is_own=True) is not None
