@@ -66,7 +66,7 @@ demo-azure: setup
 # Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git, podman, Node.js with npm.  Where they cannot be installed, it reports what is left
 # out; with CI set that fails.
 test-tools:
-	deploy/install-tools --or-warn initdb mpirun ip cc git podman node
+	deploy/install-tools --or-warn initdb mpirun ip cc git podman node fusermount3
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
 test: test-tools setup deepspeed transformers schemathesis azurite

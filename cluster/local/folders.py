@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.local.mounts import unmount_below
 from remora import cgroups
 
 #: Bytes that Ray's longest socket path needs below the temporary folder of one node.
@@ -119,6 +120,7 @@ class ClusterFolders:
         """Remove the cluster's temporary folder, and the one recorded when the environment was another."""
         for folder in {self.temporary, recorded or self.temporary}:
             if folder.name.startswith("remora-"):
+                unmount_below(folder)
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ from cluster import processes
 from cluster.local import records
 from cluster.local.environment import MACHINE_VARIABLE, bare_environment, process_environment
 from cluster.local.faults import LocalFault
+from cluster.local.mounts import unmount_below
 from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
 from cluster.ray.joining import NODE_VARIABLE, ray_start
@@ -170,6 +171,7 @@ def end(
         raise ProviderError(f"{mark} cannot be ended: {error}") from error
     reap()
     if temporary is not None:
+        unmount_below(temporary)
         shutil.rmtree(temporary, ignore_errors=True)
     return count > 0
 

@@ -69,6 +69,13 @@ def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embe
         assert answer.code == 0, answer.err
         assert (tmp_path / "results/final/w.txt").read_text() == "pixels"
 
+        data = {"store": "datasets", "path": "images", "mode": "mount"}
+        seen = client.submit({"command": ["cat", "${{inputs.data}}/a/1.txt"], "inputs": {"data": data}})
+        assert client.wait(seen.id, PATIENCE_S).state is JobState.SUCCEEDED
+        log = embedded.remora("logs", seen.id).out
+        assert "pixels" in log
+        assert "1 files are mounted" in log
+
         model = {"job": copied.id, "output": "final"}
         shown = client.submit({"command": ["cat", "${{inputs.model}}/w.txt"], "inputs": {"model": model}})
         assert client.wait(shown.id, PATIENCE_S).state is JobState.SUCCEEDED

@@ -5,12 +5,20 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import parse_qs
 
+import jwt
 import pytest
+from azure.core.credentials import AccessToken
 from azure.core.exceptions import HttpResponseError
-from azure.storage.blob import BlobClient, BlobServiceClient
+from azure.storage.blob import BlobClient, BlobServiceClient, UserDelegationKey
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from fsspec.implementations.memory import MemoryFileSystem
 
 from service.azure_storage import AzureAccount
@@ -244,3 +252,73 @@ def test_an_error_that_quotes_an_address_loses_the_token_in_it() -> None:
     with pytest.raises(StorageError, match=r"sr=b&sig=\*\*\* \(refused") as failed:
         Storage("abfs://container/x", filesystem=Quoting()).exists("a")
     assert "c2VjcmV0" not in "".join(traceback.format_exception(failed.value))
+
+
+class Identity:
+    """A managed identity as Azurite takes it: it reads what a token says, and does not know who signed it."""
+
+    def get_token(self, *scopes: str, **_: object) -> AccessToken:
+        now = int(datetime.now(UTC).timestamp())
+        said = {
+            "iss": "https://sts.windows.net/tenant/",
+            "aud": "https://storage.azure.com",
+            "iat": now - 60,
+            "nbf": now - 60,
+            "exp": now + 3600,
+            "oid": "11111111-1111-1111-1111-111111111111",
+            "tid": "22222222-2222-2222-2222-222222222222",
+        }
+        return AccessToken(jwt.encode(said, "x" * 32), now + 3600)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of the loopback address, with its key in the same file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(
+            name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1)
+        )
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path / "certificate.pem"
+    path.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        + signed.public_bytes(Encoding.PEM)
+    )
+    return path
+
+
+def test_an_identity_lists_and_signs_with_a_key_that_the_account_gives_it(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    options = ("--oauth", "basic", "--cert", str(certificate), "--key", str(certificate))
+    keys = list[object]()
+    now = 0.0
+
+    class Counting(BlobServiceClient):
+        def get_user_delegation_key(self, *times: datetime, **_: object) -> UserDelegationKey:  # type: ignore[override]
+            keys.append(times)
+            return super().get_user_delegation_key(*times)
+
+    with azurite(tmp_path, *options, scheme="https") as server:
+        client = Counting(server.endpoint, credential=Identity())
+        client.create_container(CONTAINER)
+        url = server.url()
+        client.get_blob_client(CONTAINER, f"{url.rpartition('/')[2]}/jobs/job_1/a").upload_blob(b"x")
+        broker = StorageBroker(server.credentials(tmp_path), lambda: now, connect=lambda _: client)
+        own = granted_storage(url, OWN, lambda asked: broker.answer({url: OWN}, asked))
+        assert own.names("jobs/job_1") == ["a"]
+        # This Azurite does not know the newest form of what is signed with such a key, so nothing is read with it.
+        token = parse_qs(str(granted(broker, url, "jobs/job_1/a", "read").token("jobs/job_1/a")))
+        assert (token["sr"], token["sp"], token["spr"]) == (["b"], ["r"], ["https"])
+        assert {"skoid", "sktid", "ske"} <= token.keys()
+        assert token["se"] < token["ske"], "the key outlasts what it signs"
+        assert len(keys) == 1, "one key for all of an hour"
+        now = 3601.0
+        granted(broker, url, "jobs/job_1/a", "read")
+        assert len(keys) == 2

@@ -106,7 +106,6 @@ def test_an_output_of_another_job(tmp_path: Path) -> None:
         ({"path": "absent", "is_mounted": True}, "there is no 'absent' in its store on this node"),
         ({"job_id": "job_9"}, "inputs.data: the job job_9 has no outputs"),
         ({"job_id": "job_9", "output": "model"}, "the job job_9 has no output 'model'"),
-        ({"path": "", "url": "memory://x", "is_mounted": True}, "a folder of the nodes; write download"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_sentence(

@@ -107,5 +107,6 @@ def _serve(folder: Path, writing: int) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    # Clients of storages write a page about each request.
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     sys.exit(main(Path(sys.argv[1])))
