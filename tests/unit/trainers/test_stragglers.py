@@ -76,7 +76,7 @@ def test_a_worker_group_tells_it_once_and_passes_over_words_of_an_older_group() 
     events = [
         effect.body
         for second in range(3 * LOOKS)
-        for rank, own_s, generation in [(0, 1.0, 2), (1, 9.0, 1), (1, 5.0, 2)]
+        for rank, own_s, generation in [(0, 1.00004, 2), (1, 9.0, 1), (1, 5.00004, 2)]
         for effect in group.receive(
             rank, {"type": "pace", "generation": generation, "own_s": own_s, "shards": 3}, float(second)
         )
