@@ -21,7 +21,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,10 @@ demo-bytegpt: setup
 # The Trainer of transformers, in an environment that the job brings: twice, and the second time without the node of rank 0.
 demo-huggingface: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_huggingface.py
+
+# Two teams on one service: what a hostile job finds, where a secret is seen, and what one team reads of the other.
+demo-team: setup
+	PYTHONPATH=. $(BIN)/python examples/demo_team.py
 
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
@@ -231,4 +235,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -95,6 +95,27 @@ _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable
         lambda d: d["grow"]["remora_pause_s"] < 2,
     ),
     (
+        "milliseconds to start a command of a job that is kept apart (peer: without)",
+        _at("walls", "start_ms"),
+        _at("walls", "start_without_ms"),
+        "50 more at most",
+        lambda d: d["walls"]["start_ms"] - d["walls"]["start_without_ms"] <= 50,
+    ),
+    (
+        "milliseconds of its step (peer: without)",
+        _at("walls", "step_ms"),
+        _at("walls", "step_without_ms"),
+        "within 2 %",
+        lambda d: d["walls"]["step_ms"] <= 1.02 * d["walls"]["step_without_ms"],
+    ),
+    (
+        "SIGKILL of one of its three nodes: seconds to the next step (peer: without)",
+        _at("walls", "recovery_s"),
+        _at("walls", "recovery_without_s"),
+        "under 1",
+        lambda d: d["walls"]["recovery_s"] < 1,
+    ),
+    (
         "step time of digits, beside DDP under torchrun",
         _at("steady_ratio", "digits"),
         _none,

@@ -19,13 +19,14 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 from rich.console import Console
+from rich.table import Table
 
+from benchmarks import command_starts
 from cluster.local.folders import ClusterFolders
 from examples.demo import DemoFailed, check, embedded_service, processes_of, wait_for
 from examples.openid_issuer import Issuer, serve_issuer
@@ -97,10 +98,12 @@ def run(server: str, issuer: Issuer, home: Path, console: Console) -> dict[str, 
         operator.put_grant("group:corp/ops", EVERYWHERE, Role.OPERATOR)
         operator.put_grant("user:corp/alice", "vision", Role.ADMIN)
         operator.put_grant("user:corp/bob", "language", Role.SUBMITTER)
+    members = {"alice": (), "bob": (), "olga": ("ops",)}
+    tokens = {name: sign_in(server, issuer, name, *groups) for name, groups in members.items()}
     with (
-        signed_in(server, issuer, "alice") as alice,
-        signed_in(server, issuer, "bob") as bob,
-        signed_in(server, issuer, "olga", "ops") as olga,
+        Client(server, token=tokens["alice"]) as alice,
+        Client(server, token=tokens["bob"]) as bob,
+        Client(server, token=tokens["olga"]) as olga,
     ):
         console.print("alice, bob and olga have signed in; each sees what their roles allow.")
         secret = f"hf_{secrets.token_urlsafe(24)}"
@@ -109,7 +112,7 @@ def run(server: str, issuer: Issuer, home: Path, console: Console) -> dict[str, 
         wait_for(lambda: "READY" in log_of(alice, victim), SOON_S, "alice's job did not print its last line")
         console.print(f"alice's job {victim.id} runs with a secret, which it has printed in five forms.")
         findings = hostile_findings(bob, victim, home, server, console)
-        read = cross_project_reads(server, bob, victim)
+        read = cross_project_reads(server, tokens["bob"], victim)
         console.print(f"bob asked for everything of that job, and got {len(read)} answers about it.")
         check(alice.job(victim.id).state is JobState.RUNNING, "alice's job was ended by another one")
         seen = leaks(secret, home, [log_of(alice, victim), *(str(one) for one in olga.audit(limit=None))])
@@ -127,9 +130,8 @@ def run(server: str, issuer: Issuer, home: Path, console: Console) -> dict[str, 
     }
 
 
-@contextlib.contextmanager
-def signed_in(server: str, issuer: Issuer, name: str, *groups: str) -> Iterator[Client]:
-    """A client of a person, as `remora login` would sign them in: the person enters the code at the issuer."""
+def sign_in(server: str, issuer: Issuer, name: str, *groups: str) -> str:
+    """A person's token, as `remora login` would get it: the person enters the code at the issuer."""
 
     def enter(prompt: Prompt) -> None:
         issuer.approve(prompt.code, name, *groups)
@@ -139,8 +141,8 @@ def signed_in(server: str, issuer: Issuer, name: str, *groups: str) -> Iterator[
     with DeviceFlow(way) as flow:
         token = flow.sign_in(enter).token
     with Client(server, token=token) as client:
-        check(client.whoami().id == f"user:corp/{name}", f"{name} is taken for somebody else")
-        yield client
+        check(client.whoami().id == f"user:corp/{name}", f"{name} is taken for another user")
+    return token
 
 
 def ordinary_job() -> dict[str, Any]:
@@ -185,9 +187,8 @@ def hostile_findings(bob: Client, victim: Job, home: Path, server: str, console:
     return findings + attack.stolen(home / "storage", job.id, hint)
 
 
-def cross_project_reads(server: str, bob: Client, victim: Job) -> list[str]:
+def cross_project_reads(server: str, token: str, victim: Job) -> list[str]:
     """Every operation that reads something of a job, as Bob: those that answer anything but 404."""
-    token = bob.token()
     headers = {"Authorization": f"Bearer {token}"}
     answered = []
     with httpx2.Client(base_url=server, headers=headers, trust_env=False) as http:
@@ -210,3 +211,27 @@ def leaks(secret: str, home: Path, texts: list[str]) -> list[str]:
             if path.is_file() and not path.is_symlink() and secret.encode() in path.read_bytes():
                 found.append(str(path.relative_to(home) if path.is_relative_to(home) else path.name))
     return found
+
+
+def start_overhead_ms() -> float:
+    """What being kept apart costs at the start of a command: the median of several starts, with it and without."""
+    os.environ.pop("REMORA_NETWORK_RULES", None)
+    found = command_starts.measure(rounds=9)
+    check(found["with_ms"] is not None, f"this machine keeps no commands apart: {found.get('why_not')}")
+    return round(found["with_ms"] - found["without_ms"], 1)
+
+
+def log_of(client: Client, job: Job) -> str:
+    return "\n".join(line.text for line in client.logs(job.id))
+
+
+def print_audit(console: Console, olga: Client) -> None:
+    """The newest writes, as `remora audit` shows them."""
+    table = Table("who", "operation", "project", "object", "outcome", title="what olga reads in the audit")
+    for one in reversed(list(olga.audit(limit=12))):
+        table.add_row(one.principal, one.operation, one.project or "", one.object or "", one.outcome)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
