@@ -352,15 +352,6 @@ class TestWallsBetweenProjects:
         answer = service.ask(who, "POST", f"/v1/jobs/{job_id}/clone", json={"set": {}})
         refused(answer, 403, "forbidden")
 
-
-def _renamed(named: dict[str, Any], job_id: str) -> dict[str, Any]:
-    renamed: dict[str, Any] = json.loads(json.dumps(named).replace(job_id, "job_01M8ASHZMRTG4V0C3A0EVE8X44"))
-    return renamed
-
-
-def _without_id(text: str) -> str:
-    return text.partition('"request_id"')[0]
-
     def test_the_ledger_has_what_ones_own_projects_pay(self, service: Service, database: Database) -> None:
         """A node that was bought for a job of each project, and one that the cluster pays."""
         mine, other = service.submit("red"), service.submit("blue")
@@ -380,6 +371,15 @@ def _without_id(text: str) -> str:
         assert lines(service.token({"red": "viewer"})) == red
         assert lines(service.token({"green": "admin"})) == set()
         assert lines(service.operator) == red | {("job", other), ("project", "blue"), ("cluster", "")}
+
+
+def _renamed(named: dict[str, Any], job_id: str) -> dict[str, Any]:
+    renamed: dict[str, Any] = json.loads(json.dumps(named).replace(job_id, "job_01M8ASHZMRTG4V0C3A0EVE8X44"))
+    return renamed
+
+
+def _without_id(text: str) -> str:
+    return text.partition('"request_id"')[0]
 
 
 class TestAudit:

@@ -268,11 +268,18 @@ WHO = st.sampled_from(
 
 
 @given(operation=st.sampled_from(sorted(RULES)), who=WHO, project=st.sampled_from(PROJECTS))
-@hypothesis_settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_a_principal_may_do_is_what_the_table_says(
     shared: Service, operation: str, who: Any, project: str
 ) -> None:
     check(shared, operation, who, project)
+
+
+@pytest.mark.parametrize("who", [("viewer", None), "outsider"])
+def test_who_sees_one_project_or_none_learns_nothing_of_the_other(shared: Service, who: Any) -> None:
+    for operation in sorted(RULES):
+        for project in PROJECTS:
+            check(shared, operation, who, project)
 
 
 @pytest.mark.soak
