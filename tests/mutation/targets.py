@@ -32,7 +32,7 @@ TARGETS = (
             *_all(
                 "tests/unit/cluster/test_",
                 "planner planner_combinations planner_quotas pools_that_fail nodes_that_go keeping fitting refusals"
-                " eviction_rates preparing workers_per_node planner_memory views",
+                " eviction_rates preparing workers_per_node planner_memory views money",
             ),
             *_all("tests/unit/service/test_", "service_queue urgency fabric_domains quotas shares one_answer"),
             "tests/unit/cluster/test_planner_properties.py",

@@ -690,6 +690,35 @@ def test_on_demand_that_stood_in_for_spot_is_exchanged_one_at_a_time() -> None:
     assert [type(action) for action in full] == [Drain, Launch]
 
 
+@pytest.mark.parametrize("offering", [SPOT.id, ON_DEMAND.id])
+@pytest.mark.parametrize(
+    "state", [one for one in NodeState if one not in (NodeState.JOINED, NodeState.READY)]
+)
+def test_no_exchange_begins_while_a_node_starts_or_a_stand_in_leaves(state: NodeState, offering: str) -> None:
+    has_ended = state in (NodeState.GONE, NodeState.FAILED)
+    is_member = state is NodeState.DRAINING
+    other = node(
+        "other",
+        state=state,
+        created_at=NOW - 10.0,
+        offering=offering,
+        is_in_use=is_member,
+        provided=not has_ended,
+        is_running=not has_ended,
+        is_member=is_member,
+        leaving_since=NOW - 10.0 if has_ended else None,
+        deadline_at=NOW + 60.0,
+    )
+    seen = view([job(is_running=True)], [node("n", offering=ON_DEMAND.id, jobs={"j": 1}), other])
+    planned = plan(seen, rules(return_to_spot_s=900), NOW)
+    exchanges = [one for one in acts(planned) if isinstance(one, Launch) and "spot is back" in one.reason]
+    starts, leaves = (
+        state in (NodeState.REQUESTED, NodeState.LAUNCHED),
+        state in (NodeState.DRAINING, NodeState.TERMINATING),
+    )
+    assert bool(exchanges) is not (starts or (leaves and offering == ON_DEMAND.id))
+
+
 def test_each_exchange_takes_one_node_of_what_the_cloud_allows() -> None:
     pools = {name: {"sizes": ["a"], "zones": ["1"], "return_to_spot_s": 900} for name in ("p", "q")}
     stand_ins = [node(name, pool=name, offering=ON_DEMAND.id, jobs={name: 1}) for name in pools]
