@@ -9,26 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from operator import sub
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import agreement, command_starts, stall, steady, submit
+from benchmarks import agreement, stall, steady, submit, walls
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
 from benchmarks.stock_cluster import StockCluster, stock_cluster
 from benchmarks.table import table
 from cluster.local.gcs import GcsUse
-from remora.isolation import Isolation
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks" / "elastic_train.py"
@@ -52,7 +49,7 @@ STOCK_PATIENCE_S = 240.0
 def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
     document: dict[str, Any] = {}
-    for part in (disturbances, walls, steady_steps, checkpoint_stalls, submission):
+    for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation):
         tell(f"{part.__name__} ...")
         document.update(part())
     tell(table(document))
@@ -78,27 +75,6 @@ def disturbances() -> dict[str, Any]:
     }
 
 
-def walls() -> dict[str, Any]:
-    """What it costs to keep the commands of a job apart: at their start, in a step, and in a recovery."""
-    starts = command_starts.measure(15)
-    found: dict[str, Any] = {"start_ms": starts["with_ms"], "start_without_ms": starts["without_ms"]}
-    if starts["with_ms"] is None:
-        return {"walls": found | {"why_not": starts["why_not"]}}
-    for name, isolation in (("_without", "none"), ("", "users")):
-        with remora_cluster(3) as cluster, trained(cluster, isolation) as (attempt, _):
-            killed_at = time.time()
-            times = [at for at, _, world in attempt.steps if world == 3][-WARM // 2 :]
-            found[f"step{name}_ms"] = round(statistics.median(map(sub, times[1:], times)) * 1e3, 3)
-            cluster.kill(cluster.provider.node_ids()[0])
-            found[f"recovery{name}_s"] = recovery_s(attempt, killed_at)
-    return {"walls": found}
-
-
-def recovery_s(attempt: Run, killed_at: float) -> float:
-    """Seconds from the death of a node to the survivors' next step."""
-    return float(after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)["s"])
-
-
 def steady_steps() -> dict[str, Any]:
     """What the loop costs when nothing happens."""
     return {**steady.ratios(steady.run()), **agreement.run()}
@@ -114,25 +90,27 @@ def submission() -> dict[str, Any]:
     return {"submit_to_first_step": submit.run()}
 
 
+def isolation() -> dict[str, Any]:
+    """What it costs that commands run as users of their own."""
+    return {"walls": walls.run()}
+
+
 def tell(what: Any) -> None:
     """For people; the document alone goes to standard output."""
     Console(stderr=True).print(what)
 
 
 @contextlib.contextmanager
-def trained(cluster: RemoraCluster, isolation: Isolation = "none") -> Iterator[tuple[Run, Path]]:
-    """An attempt that trains, and the folder in which its workers write down their samples, unless they are kept apart.
-
-    Then they cannot see it, and write into a folder of their own.
-    """
+def trained(cluster: RemoraCluster) -> Iterator[tuple[Run, Path]]:
+    """An attempt that trains, and the folder in which its workers write down their samples."""
     with tempfile.TemporaryDirectory(prefix="remora-samples-") as name:
         code, samples = Path(name) / "code", Path(name) / "samples"
         code.mkdir()
         samples.mkdir()
         shutil.copy(SCRIPT, code / "train.py")
         shutil.copy(EXAMPLE, code / "elastic_example.py")
-        written = str(samples) if isolation == "none" else "."
-        attempt = Run(cluster, code, ["python", "train.py", written, "1000000"], isolation=isolation)
+        # Its samples lie in a folder that users of jobs do not see.
+        attempt = Run(cluster, code, ["python", "train.py", str(samples), "1000000"], isolation="none")
         try:
             until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, WARM_S)
             yield attempt, samples

@@ -26,7 +26,7 @@ import httpx2
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command_starts
+from benchmarks import walls
 from cluster.local.folders import ClusterFolders
 from examples.demo import DemoFailed, check, embedded_service, processes_of, wait_for
 from examples.openid_issuer import Issuer, serve_issuer
@@ -34,6 +34,7 @@ from examples.team import attack
 from remora import Client
 from remora.client.device_flow import DeviceFlow, Prompt
 from remora.errors import RemoraError
+from remora.machine_isolation import offered
 from remora.roles import EVERYWHERE, Role
 from remora.states import JobState
 from remora.views import Job
@@ -216,9 +217,9 @@ def leaks(secret: str, home: Path, texts: list[str]) -> list[str]:
 def start_overhead_ms() -> float:
     """What being kept apart costs at the start of a command: the median of several starts, with it and without."""
     os.environ.pop("REMORA_NETWORK_RULES", None)
-    found = command_starts.measure(rounds=9)
-    check(found["with_ms"] is not None, f"this machine keeps no commands apart: {found.get('why_not')}")
-    return round(found["with_ms"] - found["without_ms"], 1)
+    found = walls.started_ms()
+    check(bool(found), f"this machine keeps no commands apart: {offered().why_not}")
+    return round(found["users"] - found["none"], 1)
 
 
 def log_of(client: Client, job: Job) -> str:
