@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,7 +40,7 @@ class AuditRow:
 
 def append(connection: sa.Connection, row: AuditRow) -> None:
     """Add one, in the transaction of the write that it tells of."""
-    connection.execute(insert_into(audit), asdict(row))
+    connection.execute(insert_into(audit), vars(row))
 
 
 def page(
