@@ -175,3 +175,20 @@ def test_values_travel_in_pieces_that_ray_passes_in_the_call_itself() -> None:
     assert max(len(piece) for piece in pieces) <= PIECE_BYTES < 100 * 1024
     assert values_of(pieces) == values
     assert (pieces_of({}), values_of(())) == ((), {})
+
+
+def test_stacks_are_redacted_before_a_command_line_is_cut(stage: Stage) -> None:
+    """A script that gives its secret to another program as an argument."""
+    supervisor = stage.start(
+        "import os, subprocess, sys\n"
+        "words = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)']\n"
+        "fill = 'x' * (188 - len(' '.join(words)))\n"
+        "subprocess.run([*words, fill, os.environ['TOKEN']])",
+        values={"TOKEN": CANARY},
+        secrets={"TOKEN": "TOKEN"},
+    )
+    stage.driver.wait_for("log")
+    supervisor.instruct({"type": "dump"})
+    text = stage.driver.wait_for("stack")["text"]
+    assert "[secret" in text
+    assert "canary" not in text
