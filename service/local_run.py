@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from remora.code.bundle import pack
 from remora.code.checks import check_code
-from remora.errors import BundleError, SpecError
+from remora.errors import BundleError, SpecError, SpecProblem
 from remora.ports import free_port
 from remora.spec.quantities import format_size
 from remora.spec.spec import JobSpec
@@ -205,7 +206,15 @@ def _prepare(plan: AttemptPlan, home: Path, in_use: ExitStack) -> BuiltEnvironme
 def _run(plan: AttemptPlan, steps: int) -> int:
     printed = Printed(steps, lambda text: print(f"remora: {text}", flush=True))
     supervisor = Supervisor(
-        Assignment(plan=plan, identity=_identity(plan), driver=None, resume=None, slot=0), printed
+        Assignment(
+            plan=plan,
+            identity=_identity(plan),
+            driver=None,
+            resume=None,
+            slot=0,
+            secrets=_secrets(plan, os.environ),
+        ),
+        printed,
     )
     printed.instruct = supervisor.instruct
     try:
@@ -216,6 +225,20 @@ def _run(plan: AttemptPlan, steps: int) -> int:
         supervisor.instruct({"type": "stop", "at_once": True})
         raise
     return _verdict(printed.end, printed.step)
+
+
+def _secrets(plan: AttemptPlan, variables: Mapping[str, str]) -> dict[str, str]:
+    """Values of the job's secrets from variables of this shell, as no service is asked.  Raises SpecError."""
+    problems = [
+        SpecProblem(
+            "environment.secrets", f"no service is asked here; give {name} as a variable of this shell"
+        )
+        for name in plan.secrets
+        if name not in variables
+    ]
+    if problems:
+        raise SpecError(problems)
+    return {name: variables[name] for name in plan.secrets}
 
 
 def _identity(plan: AttemptPlan) -> WorkerIdentity:

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return code
 
 
-def remora(folder: Path, *words: str) -> tuple[int, str, str]:
+def remora(folder: Path, *words: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, output and errors of a command that finds no service, and keeps its files beside the folder."""
     done = subprocess.run(
         [Path(sys.executable).with_name("remora"), *words],
@@ -40,6 +40,7 @@ def remora(folder: Path, *words: str) -> tuple[int, str, str]:
             "PATH": "/usr/bin:/bin",
             "HOME": str(folder.parent),
             "REMORA_WORK_DIR": str(folder.parent / "work"),
+            **variables,
         },
         capture_output=True,
         text=True,
@@ -97,6 +98,20 @@ def test_a_command_that_reports_nothing_is_told_so(folder: Path) -> None:
     code, out, _ = remora(folder, "dev", "--", "python", "-c", "print('done')")
     assert code == 0
     assert "the command returned 0, and it reported no step" in out
+
+
+def test_secrets_of_a_job_are_those_of_the_shell(folder: Path) -> None:
+    (folder / "job.yaml").write_text(
+        "command: [bash, -c, 'cat $REMORA_SECRETS/TOKEN; echo $OWN']\n"
+        "environment: {secrets: [{name: TOKEN, variable: OWN}]}\n"
+    )
+    code, _, errors = remora(folder, "dev", "job.yaml")
+    said = "environment.secrets: no service is asked here; give TOKEN as a variable of this shell"
+    assert (code, errors) == (2, f"remora: {said}\n")
+    code, out, _ = remora(folder, "dev", "job.yaml", TOKEN="value-of-a-secret")
+    assert code == 0, out
+    assert "[secret TOKEN]" in out
+    assert "value-of-a-secret" not in out
 
 
 def test_environments_are_built_listed_and_removed(folder: Path) -> None:

@@ -16,8 +16,8 @@ from remora.states import EndReason, JobState
 from tests.container_images import image
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, processes_with, until
-from tests.e2e.traces_of_a_value import files_with, memory_has, processes_showing
 from tests.needed import is_weaker
+from tests.traces_of_a_value import files_with, memory_has, processes_showing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

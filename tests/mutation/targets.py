@@ -74,7 +74,15 @@ TARGETS = (
             "tests/unit/service/test_",
             "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
             " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop"
-            " rows records",
+            " rows records secret_rules",
+        ),
+    ),
+    Target(
+        "secrets",
+        ("service/secrets/encryption.py", "trainers/secret_values.py", "trainers/supervisor/redaction.py"),
+        (
+            "tests/unit/service/test_secret_rules.py",
+            *_all("tests/unit/trainers/test_", "redaction secrets_of_a_worker"),
         ),
     ),
     Target(
@@ -102,12 +110,12 @@ TARGETS = (
             "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes client/retries"
             " spec/expressions spec/bounds commands/started_commands commands/command_texts commands/launchers"
             " commands/launcher_options client/shell commands/shell_quotes spec/arrays spec/cron spec/entrypoint"
-            " spec/overrides spec/pipeline_steps",
+            " spec/overrides spec/pipeline_steps spec/secret_uses",
         ),
         _all(
             "tests/unit/remora/test_",
             "remora_spec spec_limits quantities worker_sizes remora_retries command_texts launchers spec_of_strangers"
-            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps remora_client",
+            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps remora_client secret_uses",
         ),
     ),
 )  # fmt: skip

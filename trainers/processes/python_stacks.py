@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -22,18 +23,21 @@ _MOST = 4
 _LENGTH = 16_000
 
 
-def stacks_below(pid: int) -> str:
-    """Stacks of the processes below `pid`, the oldest first; a sentence for each that cannot be read."""
+def stacks_below(pid: int, clean: Callable[[str], str] = str) -> str:
+    """Stacks of the processes below `pid`, the oldest first; a sentence for each that cannot be read.
+
+    Each text passes through `clean` before it is shortened.
+    """
     try:
         below = [one for one in psutil.Process(pid).children(recursive=True) if not _is_shim(one)]
     except psutil.NoSuchProcess:
         below = []
     if not below:
         return "The command does not run any more."
-    texts = [_stack_of(process) for process in below[:_MOST]]
+    texts = [_stack_of(process, clean) for process in below[:_MOST]]
     if len(below) > _MOST:
         texts.append(f"{len(below) - _MOST} more processes of this command are left out.")
-    return "\n\n".join(texts)[:_LENGTH]
+    return clean("\n\n".join(texts))[:_LENGTH]
 
 
 def _is_shim(process: psutil.Process) -> bool:
@@ -46,9 +50,9 @@ def _is_shim(process: psutil.Process) -> bool:
     return was_forked or (words[1:3] == ["-S", "-E"] and words[3:4] == [str(_SHIM)])
 
 
-def _stack_of(process: psutil.Process) -> str:
+def _stack_of(process: psutil.Process, clean: Callable[[str], str]) -> str:
     try:
-        head = f"Process {process.pid} ({process.status()}): {' '.join(process.cmdline())[:200]}"
+        head = f"Process {process.pid} ({process.status()}): {clean(' '.join(process.cmdline()))[:200]}"
     except psutil.Error:
         return f"Process {process.pid} has ended."
     try:

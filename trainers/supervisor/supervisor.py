@@ -296,7 +296,7 @@ class Supervisor:
                 self._finish({"environment_failed": self._clean(str(error))[:4000]})
             except (StorageError, OSError) as error:
                 self._report_trouble(f"preparing the code failed: {error}")
-                raise ChildFailed(str(error)) from error
+                raise ChildFailed(self._clean(str(error))) from error
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:
@@ -414,7 +414,7 @@ class Supervisor:
         """Report the stacks of the child's processes."""
         with self._lock:
             child = self._child
-        text = "The command was not started yet." if child is None else stacks_below(child.pid)
+        text = "The command was not started yet." if child is None else stacks_below(child.pid, self._clean)
         self._outbox.put({"type": "stack", "text": text})
 
     def _scan_outputs(self, message: channel.Message) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -10,8 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.needed import is_weaker
+from tests.traces_of_a_value import memory_has
 from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
 from trainers.environments.commands import EnvironmentFailed
 from trainers.processes.fork_server_client import ForkServer
@@ -99,9 +104,34 @@ def test_secrets_are_files_and_variables_of_the_command_and_nothing_that_it_says
     assert "canary" not in repr(stage.outcome)
 
 
-def digest(value: str) -> str:
-    import hashlib
+def test_the_fork_server_never_has_a_value(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every later command, whose ever it is, is a fork of it."""
+    folder = tmp_path / "fork-server"
+    warm = ForkServer(folder, os.getpid(), ["json"])
+    monkeypatch.setattr(module, "job_fork_server", lambda *_: warm)
+    command = "import os, sys; print('read', len(os.environ['TOKEN'])); sys.stdin.read()"
+    fields: dict[str, Any] = {"variables": {"SEEN": "what-a-fork-server-may-see"}, "warm_modules": ("json",)}
+    stage.start(command, values=VALUES, secrets=SECRETS, **fields)
+    stage.end()
+    assert stage.driver.all("started")[0]["is_warm"] is True
+    assert [line["text"] for line in stage.driver.all("log")] == [f"read {len(CANARY)}"]
+    (server,) = [one for one in psutil.process_iter() if str(folder / "socket") in _words(one)]
+    try:
+        assert memory_has(server.pid, [b"what-a-fork-server-may-see"])
+        assert not memory_has(server.pid, [b"canary-4f1d", b"third-canary"])
+    except PermissionError:
+        is_weaker("the kernel does not let tests read the memory of a process")
 
+
+def _words(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def digest(value: str) -> str:
     return hashlib.sha256(value.encode()).hexdigest()[:12]
 
 
@@ -175,3 +205,20 @@ def test_values_travel_in_pieces_that_ray_passes_in_the_call_itself() -> None:
     assert max(len(piece) for piece in pieces) <= PIECE_BYTES < 100 * 1024
     assert values_of(pieces) == values
     assert (pieces_of({}), values_of(())) == ((), {})
+
+
+def test_stacks_are_redacted_before_a_command_line_is_cut(stage: Stage) -> None:
+    """A script that gives its secret to another program as an argument."""
+    supervisor = stage.start(
+        "import os, subprocess, sys\n"
+        "words = [sys.executable, '-c', 'import time; print(1, flush=True); time.sleep(60)']\n"
+        "fill = 'x' * (188 - len(' '.join(words)))\n"
+        "subprocess.run([*words, fill, os.environ['TOKEN']])",
+        values={"TOKEN": CANARY},
+        secrets={"TOKEN": "TOKEN"},
+    )
+    stage.driver.wait_for("log")
+    supervisor.instruct({"type": "dump"})
+    text = stage.driver.wait_for("stack")["text"]
+    assert "[secret" in text
+    assert "canary" not in text
