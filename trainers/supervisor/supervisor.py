@@ -243,18 +243,15 @@ class Supervisor:
             name += f"-{self._slot}"
         own = f"{name}-{identity.rank}-{os.getpid()}"
         with (
-            temporary_folder(
-                identity.attempt_id, lambda text: self._outbox.put_lines("remora", text)
-            ) as temporary,
+            temporary_folder(identity.attempt_id, self._say) as temporary,
             shared_folder(name) as folder,
             snapshot_space(own, identity.local_world_size) as self._snapshots,
             contextlib.ExitStack() as in_use,
         ):
             try:
                 code = fetch_code(self._plan, self._storages, folder)
-                resume = fetch_resume(
-                    self._plan, self._storages, self._resume, folder / f"resume-{identity.rank}"
-                )
+                target = folder / f"resume-{identity.rank}"
+                resume = fetch_resume(self._plan, self._storages, self._resume, target)
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
                     built = prepared.built
@@ -509,6 +506,9 @@ class Supervisor:
         if stop_requested:
             child.stop(at_once=True)
         return child
+
+    def _say(self, text: str) -> None:
+        self._outbox.put_lines("remora", text)
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:
         """Make the outputs folder, with the job's outputs so far."""
