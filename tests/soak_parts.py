@@ -128,7 +128,7 @@ PARTS: Mapping[str, Part] = {
         ("remora/views.py", "service/api", "service/identities", "requirements/schemathesis.txt"),
     ),
     "azure-storage": Part(
-        ("tests/e2e/test_storage_in_azure.py",),
+        ("tests/e2e/test_storage_in_azure.py", "tests/unit/trainers/test_mounts.py"),
         (
             "requirements/azurite",
             "service/azure_storage.py",
@@ -137,6 +137,7 @@ PARTS: Mapping[str, Part] = {
             "tests/azurite.py",
             "trainers/driver/storage_requests.py",
             "trainers/granted_blobs.py",
+            "trainers/inputs",
             "trainers/job_storage.py",
             "trainers/storage.py",
             "trainers/storage_grants.py",

@@ -61,8 +61,12 @@ def code_storage(build: BuildAhead, grant: StorageGrant | None) -> Storage:
 
 
 def granted_storage(url: str, scope: Scope, ask: Ask) -> Storage:
-    """A storage in Azure whose grants are asked for."""
-    return Storage(url, scope=scope, filesystem=GrantedBlobs(Grants(url, ask)))
+    """A storage in Azure whose grants are asked for.  Raises StorageError without Azure's clients."""
+    try:
+        blobs = GrantedBlobs(Grants(url, ask))
+    except ImportError as error:
+        raise StorageError(f"storages in Azure need its clients, install remora[azure]: {error}") from error
+    return Storage(url, scope=scope, filesystem=blobs)
 
 
 def no_service(_: StorageRequest) -> StorageAnswer:

@@ -11,7 +11,8 @@ from azure.storage.blob import BlobServiceClient
 
 from remora.states import EndReason, JobState
 from tests.azurite import CONTAINER, KEY, Azurite
-from tests.e2e.embedded import Embedded
+from tests.container_images import image
+from tests.e2e.embedded import CONTROLLER, Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, kill, until
 from tests.e2e.scripts import Steps
 
@@ -52,6 +53,8 @@ def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embe
         job = client.submit(script.spec)
         script.allow(20)
         until(lambda: client.job(job.id).checkpoint_step, "a checkpoint is committed")
+        # The next one grants what the attempts of this one ask for.
+        embedded.kill_part(CONTROLLER)
         kill(JobProcesses(embedded.home, job.id).child(1))
         script.allow_all()
         ended = client.wait(job.id, PATIENCE_S)
@@ -70,11 +73,13 @@ def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embe
         assert (tmp_path / "results/final/w.txt").read_text() == "pixels"
 
         data = {"store": "datasets", "path": "images", "mode": "mount"}
-        seen = client.submit({"command": ["cat", "${{inputs.data}}/a/1.txt"], "inputs": {"data": data}})
-        assert client.wait(seen.id, PATIENCE_S).state is JobState.SUCCEEDED
-        log = embedded.remora("logs", seen.id).out
-        assert "pixels" in log
-        assert "1 files are mounted" in log
+        for environment in ({}, {"image": image()}):
+            command = ["cat", "${{inputs.data}}/a/1.txt"]
+            seen = client.submit({"command": command, "inputs": {"data": data}, "environment": environment})
+            assert client.wait(seen.id, PATIENCE_S).state is JobState.SUCCEEDED
+            log = embedded.remora("logs", seen.id).out
+            assert "pixels" in log
+            assert "1 files are mounted" in log
 
         model = {"job": copied.id, "output": "final"}
         shown = client.submit({"command": ["cat", "${{inputs.model}}/w.txt"], "inputs": {"model": model}})

@@ -248,9 +248,7 @@ class Supervisor:
             name += f"-{self._slot}"
         own = f"{name}-{identity.rank}-{os.getpid()}"
         with (
-            temporary_folder(
-                identity.attempt_id, lambda text: self._outbox.put_lines("remora", text)
-            ) as temporary,
+            temporary_folder(identity.attempt_id, self._say) as temporary,
             shared_folder(name) as folder,
             confined_job(self._plan.isolation, identity.attempt_id, folder, temporary) as self._job,
             self._memory_for(own) as self._snapshots,
@@ -261,9 +259,8 @@ class Supervisor:
             try:
                 self._secrets_folder = in_use.enter_context(secret_files(own, self._secrets))
                 code = fetch_code(self._plan, self._storages, folder)
-                resume = fetch_resume(
-                    self._plan, self._storages, self._resume, folder / f"resume-{identity.rank}"
-                )
+                target = folder / f"resume-{identity.rank}"
+                resume = fetch_resume(self._plan, self._storages, self._resume, target)
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
                     built = prepared.built
@@ -562,7 +559,7 @@ class Supervisor:
             raise IsolationImpossible(
                 f"the node runs no command: isolation is users, and {why}; leave environment.image out"
             )
-        self._outbox.put_lines("remora", f"{why}: the command runs with the rights of the node")
+        self._say(f"{why}: the command runs with the rights of the node")
         return False
 
     def _confined(self, launch: LaunchContext, folder: Path) -> LaunchContext:
@@ -588,6 +585,9 @@ class Supervisor:
         if self._python is not None:
             job.own(self._python.python.parent.parent)
         return dataclasses.replace(launch, confinement=job.on_node(shown, memory))
+
+    def _say(self, text: str) -> None:
+        self._outbox.put_lines("remora", text)
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:
         """Make the outputs folder, with the job's outputs so far."""

@@ -240,6 +240,7 @@ def test_a_mount_that_died_with_all_that_could_end_it_is_swept(store: Store) -> 
     assert not store.mounts
 
 
+@pytest.mark.soak
 def test_many_readers_of_one_file_get_what_they_ask_for(store: Store) -> None:
     content = os.urandom(8 * 2**20)
     store.put("images/many", content)

@@ -43,7 +43,7 @@ def main(folder: Path) -> int:
     try:
         _serve(folder, writing)
     except BaseException as error:
-        logging.exception("the mount failed")
+        logging.error("the mount ends: %r", error)  # noqa: TRY400
         _say(writing, f"{type(error).__name__}: {error}".encode()[:1000])
     finally:
         unmount(folder / "tree")

@@ -186,9 +186,8 @@ def _start(root: Path, one: MountedInput) -> tuple[Path, socket.socket]:
     if connection is None:
         unmount(folder / _TREE)
         shutil.rmtree(folder, ignore_errors=True)
-        raise NotMounted(
-            f"it cannot be mounted on this node: {why.splitlines()[-1] if why else 'no reason is given'}"
-        )
+        said_why = "; ".join(why.splitlines())[-500:] or "no reason is given"
+        raise NotMounted(f"it cannot be mounted on this node: {said_why}")
     return folder, connection
 
 
