@@ -46,7 +46,8 @@ TARGETS = (
         ),
         _all(
             "tests/unit/cluster/test_",
-            "cron_fields policy_limits policy_documents policies_of_strangers planner eviction_rates",
+            "cron_fields policy_limits policy_documents policies_of_strangers policies_page planner"
+            " eviction_rates",
         ),
     ),
     Target(
