@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.policies.policies import BudgetStep
 from remora.spec.spec import JobSpec
 from remora.states import JobState
 from service.queue import changes, lifecycle, schedules
@@ -162,6 +163,23 @@ class TestPauses:
         assert (met.state, met.not_before) == (JobState.PAUSED, NOW)
         held = replace(job, is_held=True)
         assert lifecycle.others_ended(held, [dependency(ended_as=JobState.SUCCEEDED)], NOW).job == held
+
+    @pytest.mark.parametrize("step_at", [None, 5.0])
+    def test_a_job_that_goes_on_after_a_budget_is_paused_no_more_and_loses_time_from_now_on(
+        self, step_at: float | None
+    ) -> None:
+        before = job_row(
+            state=JobState.PAUSED, paused_at=1.0, budget_step=BudgetStep.PAUSE, step_at=step_at, attempt=3
+        )
+        decision = lifecycle.resume(before, NOW)
+        job = decision.job
+        assert (job.state, job.paused_at, job.budget_step) == (JobState.QUEUED, None, None)
+        assert job.lost_since == (None if step_at is None else NOW), (
+            "without a step there is nothing to win back"
+        )
+        assert [(one.kind, one.attempt, one.message) for one in decision.events] == [
+            ("job.queued", 3, job.message)
+        ]
 
     def test_what_the_budget_lets_go_on_may_still_be_held_back(self) -> None:
         job = job_row(state=JobState.PAUSED, paused_at=1.0, is_held=True)
