@@ -314,6 +314,11 @@ class TestSchedules:
         assert [row.outcome for row in decision.left_out] == ([] if submits else [Outcome.OVERLAPPED])
         assert not decide(schedule(overlap=overlap), HOUR, is_active=False).waits
 
+    def test_a_schedule_whose_time_does_not_come_again_is_looked_at_again_later(self) -> None:
+        rules = {**schedule().spec["schedule"], "cron": "0 0 30 2 *"}
+        last = decide(replace(schedule(), spec={"schedule": rules}), HOUR + 5.0, is_active=False)
+        assert (last.submit_at, last.next_at) == (HOUR, HOUR + 5.0 + schedules.RETRY_S)
+
     def test_times_that_cannot_be_found_are_looked_for_again(self) -> None:
         decision = schedules.refuse(schedule(), "no such zone", HOUR)
         assert (decision.submit_at, decision.next_at) == (None, HOUR + schedules.RETRY_S)
