@@ -44,7 +44,11 @@ TARGETS = (
             "cluster/policies/",
             "cron_fields policies conflicts documents policy_problems catalogue_conflicts",
         ),
-        _all("tests/unit/cluster/test_", "cron_fields policy_documents policies_of_strangers planner eviction_rates"),
+        _all(
+            "tests/unit/cluster/test_",
+            "cron_fields policy_limits policy_documents policies_of_strangers policies_page planner"
+            " eviction_rates",
+        ),
     ),
     Target(
         "azure",

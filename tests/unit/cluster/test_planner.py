@@ -317,6 +317,13 @@ def test_an_urgent_job_with_infiniband_is_bought_what_the_cloud_does_not_take_ba
     assert chosen == [offering("a", "1", CapacityType.ON_DEMAND).id] * 2
 
 
+def test_nodes_of_a_domain_that_start_are_no_part_of_a_group_that_needs_fewer() -> None:
+    ready = [node(f"n{at}", fabric="d1") for at in range(2)]
+    starts = node("s", fabric="d1", state=NodeState.LAUNCHED, is_member=False, created_at=NOW - 10.0)
+    seen = view([job(workers=2, needs_fabric=True)], [*ready, starts], [replace(SPOT, has_fabric=True)])
+    assert said_to(plan(seen, rules(), NOW)) == "there is room for it on nodes that are ready"
+
+
 def test_pools_whose_names_begin_alike_have_domains_of_their_own() -> None:
     fast = offering("a", has_fabric=True)
     names = ["training-h100-production-east", "training-h100-production-west"]
@@ -445,7 +452,8 @@ def test_growth_has_a_pace() -> None:
         one.reason for one in slowly if isinstance(one, Wait)
     ]
     after = done(view([job(workers=5)]), slowly, NOW)
-    assert bought(plan(after, rules(grow_per_minute=2), NOW + 5)) == []
+    again = plan(after, rules(grow_per_minute=2), NOW + 5)
+    assert (bought(again), said_to(again)) == ([], said_to(slowly))
 
 
 @given(

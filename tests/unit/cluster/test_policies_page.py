@@ -1,4 +1,4 @@
-"""`docs/policies.md`: its example can be applied, its rule can be followed, and it names every key."""
+"""`docs/policies.md`: its example can be applied, its rule can be followed, and it names every key and its default."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from cluster.policies.catalogue_conflicts import ClusterFacts
@@ -57,6 +58,29 @@ def test_the_example_can_be_applied() -> None:
 def test_every_key_is_on_the_page(section: type[BaseModel]) -> None:
     code = " ".join(re.findall(r"`[^`\n]+`", PAGE))
     assert [key for key in section.model_fields if not re.search(rf"\b{key}\b", code)] == []
+
+
+def defaults_on_the_page() -> list[tuple[str, str]]:
+    """Key and default of each row of the page's tables."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", PAGE, re.MULTILINE)
+    return [
+        (key.strip("`"), default.strip("` "))
+        for keys, defaults in rows
+        for key, default in zip(keys.split(", "), defaults.split(", ") * len(keys.split(", ")), strict=False)
+    ]
+
+
+@pytest.mark.parametrize(("key", "default"), defaults_on_the_page())
+def test_every_default_is_what_the_page_says(key: str, default: str) -> None:
+    section = next(one for one in (PoolPolicy, ProjectPolicy, BudgetPolicy) if key in one.model_fields)
+    needed = {"sizes": ["x"]} if section is PoolPolicy else {}
+    made = getattr(section.model_validate(needed), key)
+    if default in ("none", "never", "no limit"):
+        assert made is None or section.model_fields[key].is_required()
+    elif key == "steps":
+        assert (made, default) == ({}, "each at 1.0")
+    else:
+        assert getattr(section.model_validate({**needed, key: yaml.safe_load(default)}), key) == made
 
 
 @pytest.mark.parametrize("words", [CapacityRule, BudgetStep])

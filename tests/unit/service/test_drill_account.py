@@ -193,7 +193,7 @@ class TestTheEnd:
 
     def test_waits_for_jobs_that_may_not_have_noticed_yet(self) -> None:
         undisturbed = account(step(11, 1.0))
-        assert not self.over(undisturbed, QUIET_S - 1)
+        assert not self.over(undisturbed, QUIET_S)
         assert self.over(undisturbed, QUIET_S + 1)
 
     def test_does_not_wait_without_any_job(self) -> None:
@@ -204,9 +204,13 @@ class TestTheEnd:
         drill = replace(NOTICED, noticed_at=STRUCK_AT, jobs=[hit])
         assert not is_over(drill, STRUCK_AT + 10)
         assert not is_over(replace(drill, taken_at=STRUCK_AT + 30), STRUCK_AT + 30)
+        for waiting, since in ((drill, STRUCK_AT + 30.0), (replace(SILENT, jobs=[hit]), STRUCK_AT)):
+            assert not is_over(waiting, since + PATIENCE_S), "counted from their deadline, where there is one"
+            assert is_over(waiting, since + PATIENCE_S + 1)
 
     def test_names_who_stayed_small_and_leaves_out_who_was_not_hit(self) -> None:
         hit = account(event(6, "node.lost", 4.0), step(11, 6.0, workers=2))
+        assert not self.over(hit, PATIENCE_S)
         assert self.over(hit, PATIENCE_S + 1)
         ended = end(replace(self.TAKEN, jobs=[hit, replace(BEFORE, name="other")]), 3000.0)
         assert (ended.state, ended.ended_at, ended.jobs) == (DrillState.ENDED, 3000.0, [hit])

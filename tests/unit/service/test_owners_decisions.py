@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.policies.policies import BudgetStep
 from remora.spec.spec import JobSpec
 from remora.states import JobState
 from service.queue import changes, lifecycle, schedules
@@ -163,6 +164,23 @@ class TestPauses:
         held = replace(job, is_held=True)
         assert lifecycle.others_ended(held, [dependency(ended_as=JobState.SUCCEEDED)], NOW).job == held
 
+    @pytest.mark.parametrize("step_at", [None, 5.0])
+    def test_a_job_that_goes_on_after_a_budget_is_paused_no_more_and_loses_time_from_now_on(
+        self, step_at: float | None
+    ) -> None:
+        before = job_row(
+            state=JobState.PAUSED, paused_at=1.0, budget_step=BudgetStep.PAUSE, step_at=step_at, attempt=3
+        )
+        decision = lifecycle.resume(before, NOW)
+        job = decision.job
+        assert (job.state, job.paused_at, job.budget_step) == (JobState.QUEUED, None, None)
+        assert job.lost_since == (None if step_at is None else NOW), (
+            "without a step there is nothing to win back"
+        )
+        assert [(one.kind, one.attempt, one.message) for one in decision.events] == [
+            ("job.queued", 3, job.message)
+        ]
+
     def test_what_the_budget_lets_go_on_may_still_be_held_back(self) -> None:
         job = job_row(state=JobState.PAUSED, paused_at=1.0, is_held=True)
         assert lifecycle.resume(job, NOW).job.reason == "waiting_for_array"
@@ -295,6 +313,11 @@ class TestSchedules:
         assert (decision.submit_at is not None, decision.waits) == (submits, waits)
         assert [row.outcome for row in decision.left_out] == ([] if submits else [Outcome.OVERLAPPED])
         assert not decide(schedule(overlap=overlap), HOUR, is_active=False).waits
+
+    def test_a_schedule_whose_time_does_not_come_again_is_looked_at_again_later(self) -> None:
+        rules = {**schedule().spec["schedule"], "cron": "0 0 30 2 *"}
+        last = decide(replace(schedule(), spec={"schedule": rules}), HOUR + 5.0, is_active=False)
+        assert (last.submit_at, last.next_at) == (HOUR, HOUR + 5.0 + schedules.RETRY_S)
 
     def test_times_that_cannot_be_found_are_looked_for_again(self) -> None:
         decision = schedules.refuse(schedule(), "no such zone", HOUR)

@@ -49,6 +49,8 @@ def test_amounts_of_money_alone_are_no_news() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
+    (whole,) = renewed([], [pool("x" * LONGEST)], 1.0)
+    assert whole.reason == "x" * LONGEST
     (long,) = renewed([], [pool("x" * (LONGEST + 1))], 1.0)
     assert (len(long.reason), long.reason[-1]) == (LONGEST, "…")
     assert renewed([long], [pool("x" * (LONGEST + 1))], 2.0) == [long]

@@ -216,6 +216,37 @@ class TestObservations:
             since.append(None if attempt.short_since is None else attempt.short_since - NOW)
         assert since == [0.0, 0.0, 0.0, None, None, 5.0, 5.0, None]
 
+    @pytest.mark.parametrize("reason", EndReason)
+    def test_an_end_is_written_into_the_attempt_and_what_counts_of_it_into_the_job(
+        self, reason: EndReason
+    ) -> None:
+        job, attempt = running(trained_s=5.0, losses=2, user_failures=1, loss_streak=1, fruitless=1)
+        decision = lifecycle.end_attempt(job, attempt, reason, "it is over", NOW + 9, 3)
+        ended, after = decision.attempt, decision.job
+        assert ended is not None
+        assert (ended.state, ended.end_reason, ended.exit_code) == (AttemptState.ENDED, reason, 3)
+        assert (ended.message, ended.ended_at) == ("it is over", NOW + 9)
+        assert (ended.world_size, ended.workers, ended.short_since) == (0, {}, None)
+        assert (after.world_size, after.trained_s) == (0, 13.0), "it has trained for 8 s"
+        follows = retry.after(job, ended, reason, "it is over", NOW + 9, by_driver=True)
+        if isinstance(follows, retry.Finish):
+            assert (after.state, after.reason, after.ended_at) == (follows.state, follows.reason, NOW + 9)
+        else:
+            assert (after.state, after.reason) == (JobState.QUEUED, "waiting_for_retry")
+            assert (after.not_before, after.message) == (follows.not_before, follows.message)
+            assert (after.user_failures, after.losses) == (follows.user_failures, follows.losses)
+            assert (after.loss_streak, after.fruitless) == (follows.loss_streak, follows.fruitless)
+
+    def test_what_is_done_for_an_attempt_is_recorded_with_its_time_and_in_its_order(self) -> None:
+        job, attempt = running()
+        assert lifecycle.launched(attempt, NOW + 2).launched_at == NOW + 2
+        with pytest.raises(TransitionError, match="what still runs"):
+            lifecycle.listed(attempt, NOW + 3)
+        ended = lifecycle.end_attempt(job, attempt, EndReason.COMPLETED, "done", NOW + 4).attempt
+        assert ended is not None
+        over = lifecycle.listed(lifecycle.released(ended, NOW + 5), NOW + 6)
+        assert (over.ended_at, over.released_at, over.listed_at) == (NOW + 4, NOW + 5, NOW + 6)
+
     def test_totals_of_all_attempts_add_up(self) -> None:
         job, attempt = running(repeated_steps=10, lost_s=3.0)
         for repeated, lost in ((2, 1.0), (2, 1.0), (5, 4.0), (1, 0.0)):
