@@ -28,7 +28,7 @@ from service.store.ids import is_id, new_id
 
 router = APIRouter(prefix="/v1")
 
-#: Seconds that a token is good for unless told, and at most.
+#: Seconds that a token is good for by default, and at most.
 USUAL_S, MOST_S = 90 * 86_400.0, 3650 * 86_400.0
 
 

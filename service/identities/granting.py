@@ -1,4 +1,4 @@
-"""Who may give which role: nobody more than they have (pure)."""
+"""Who may give which role: no principal more than it has (pure)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_user(text: str) -> bool:
 
 
 def problem_of(grants: Mapping[str, Role]) -> str | None:
-    """What is wrong with roles by project, whoever asks for them; None: nothing."""
+    """What is wrong with roles by project, for every principal; None: nothing."""
     if not grants:
         return "a token needs a role in a project, or operator in *"
     if len(grants) > MOST_PROJECTS:

@@ -34,7 +34,7 @@ RANKS = (*ROLES, "operator")
 class Rule:
     """An operation as it is asked for, and who may."""
 
-    #: The least role in the object's project; "any": whoever has proved who it is; "anyone": all.
+    #: The least role in the object's project; "any": every principal; "anyone": all.
     least: str
     method: str
     #: With the fields of the objects of the project in braces.

@@ -20,7 +20,7 @@ TOKEN = "rmr_tok_01M8ASHYGA38JVWW0THBS0ZS9C_" + "s" * 43
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token and no service of whoever runs the tests."""
+    """No token and no service of the user who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("REMORA_HOME", str(tmp_path / "home"))
     for name in ("REMORA_TOKEN", "REMORA_SERVER"):
