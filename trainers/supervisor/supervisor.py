@@ -299,12 +299,15 @@ class Supervisor:
             else:
                 self._conclude(child, launch)
             finally:
-                if self._watch is not None:
-                    self._watch.close()
-                if self._sidecar is not None:
-                    self._sidecar.end()
-                if self._intake is not None:
-                    self._intake.close()
+                self._close_parts()
+
+    def _close_parts(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        if self._sidecar is not None:
+            self._sidecar.end()
+        if self._intake is not None:
+            self._intake.close()
 
     def _prepare(
         self, in_use: contextlib.ExitStack, code: Path, folder: Path, temporary: Path, resume: Path | None
@@ -496,16 +499,7 @@ class Supervisor:
             )
         values = expression_values(identity, launch.inputs)
         command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
-        sidecar = self._backend.sidecar(launch)
-        if sidecar is not None:
-            self._sidecar = RunningSidecar(
-                sidecar,
-                folder=launch.code,
-                line_bytes=plan.log_line_bytes,
-                on_line=lambda text: self._outbox.put_lines("remora", text),
-                on_failure=self._give_up,
-                confinement=launch.confinement,
-            )
+        self._start_sidecar(launch)
         # Under the lock, so that the child's first message can be answered.
         with self._lock:
             try:
@@ -590,6 +584,18 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         self._outbox.put_lines("remora", text)
+
+    def _start_sidecar(self, launch: LaunchContext) -> None:
+        sidecar = self._backend.sidecar(launch)
+        if sidecar is not None:
+            self._sidecar = RunningSidecar(
+                sidecar,
+                folder=launch.code,
+                line_bytes=self._plan.log_line_bytes,
+                on_line=self._say,
+                on_failure=self._give_up,
+                confinement=launch.confinement,
+            )
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:
         """Make the outputs folder, with the job's outputs so far."""

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.attempt_plans import plan_of
 from trainers.environments.build import KeptEnvironment, kept_environments
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
+from trainers.secret_values import pieces_of
 
 #: Seconds within which anything must have happened on a busy machine.
 PATIENCE_S = 180.0
@@ -273,10 +274,11 @@ class Lab:
         """A path below the lab's folder at which nothing is yet."""
         return self._folder / f"{name}-{uuid.uuid4().hex[:10]}"
 
-    def start(self, plan: AttemptPlan) -> Running:
+    def start(self, plan: AttemptPlan, values: Mapping[str, str] | None = None) -> Running:
+        """`values` are those of the plan's secrets."""
         running = Running(plan)
         self._attempts.append(running)
-        running.launcher.start(plan)
+        running.launcher.start(plan, pieces_of(values or {}))
         return running
 
     def run(self, files: dict[str, str], *command: str, **fields: Any) -> Running:

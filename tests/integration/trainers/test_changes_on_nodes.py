@@ -10,6 +10,7 @@ import pytest
 from cluster.ray.drain import drain
 from cluster.ray.membership import RayMembership
 from remora.states import EndReason
+from tests.integration.trainers.elastic_script import ELASTIC
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
 from trainers.ray_train.reservations import Reservations
@@ -60,6 +61,34 @@ def test_a_group_shrinks_grows_and_leaves_a_node_without_doing_a_step_again(
     training.finish_without_repetition()
     assert training.regrouped == [("loss", 2), ("grow", 3), ("drain", 2)]
     assert len(training.run.events("node.lost")) == 1, "a node that was left in time is not lost"
+
+
+SHOWS_ITS_SECRET = """
+import os, pathlib
+value = (pathlib.Path(os.environ["REMORA_SECRETS"]) / "TOKEN").read_text()
+print("has it", value == os.environ["TOKEN"], len(value), value, flush=True)
+"""
+
+
+@pytest.mark.soak
+def test_a_worker_that_joins_has_the_secrets_of_its_attempt(lab: Lab, tmp_path: Path) -> None:
+    lab.nodes(1)
+    finish = tmp_path / "finish"
+    plan = lab.plan(
+        {"train.py": SHOWS_ITS_SECRET + ELASTIC},
+        *("python", "train.py", str(finish), "0.03"),
+        min_workers=1,
+        max_workers=2,
+        secrets={"TOKEN": "TOKEN"},
+    )
+    run = lab.start(plan, {"TOKEN": "value-of-a-secret"})
+    run.until(lambda: "has it True 17 [secret TOKEN]" in run.text(), "the first worker has it")
+    lab.add_node()
+    run.until(
+        lambda: run.text().count("has it True 17 [secret TOKEN]") == 2, "the one that joins has it, too"
+    )
+    finish.touch()
+    assert "value-of-a-secret" not in run.text()
 
 
 @pytest.mark.soak

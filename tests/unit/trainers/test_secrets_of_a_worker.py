@@ -107,7 +107,7 @@ def test_secrets_are_files_and_variables_of_the_command_and_nothing_that_it_says
 def test_the_fork_server_never_has_a_value(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Every later command, whose ever it is, is a fork of it."""
+    """Every later command of its node is a fork of it."""
     folder = tmp_path / "fork-server"
     warm = ForkServer(folder, os.getpid(), ["json"])
     monkeypatch.setattr(module, "job_fork_server", lambda *_: warm)
