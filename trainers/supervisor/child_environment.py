@@ -8,8 +8,8 @@ from trainers.containers.arguments import visible_in_container
 from trainers.environments.commands import MACHINE_MARKS
 from trainers.worker_identity import WorkerIdentity
 
-#: Variables of ours and of Ray that a user's process must not see.
-_HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH")
+#: Variables of ours and of Ray, and credentials of storages, that a user's process must not see.
+_HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH", "AZURE_STORAGE_")
 
 
 def variables_in_container(inherited: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:

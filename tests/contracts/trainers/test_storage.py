@@ -197,6 +197,43 @@ def test_what_is_no_file_that_can_be_read_is_told_apart_from_a_storage_that_fail
             storage.read_bytes("f", most_bytes=4)
 
 
+@pytest.mark.parametrize("disk", ["the same", "memory"])
+def test_a_file_is_had_on_the_local_disk_without_a_copy_where_that_is_possible(
+    storage: Storage, tmp_path: Path, disk: str
+) -> None:
+    storage.write_bytes("f/file", b"content")
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if disk == "memory" else tmp_path) as folder:
+        target = Path(folder) / "deep/file"
+        for _ in range(2):
+            storage.link_file("f/file", target)
+            assert target.read_bytes() == b"content"
+        if storage.local_root is not None:
+            assert target.samefile(storage.path("f/file")) is (disk == "the same")
+        with pytest.raises(FileNotFoundError):
+            storage.link_file("f/absent", target)
+
+
+def test_parts_of_a_file_are_read(storage: Storage) -> None:
+    storage.write_bytes("f/file", bytes(range(100)))
+    (size, tag) = storage.entries("f")["file"]
+    assert size == 100
+    assert storage.read_range("f/file", 0, 100, tag) == bytes(range(100))
+    assert storage.read_range("f/file", 10, 20, tag) == bytes(range(10, 20))
+    assert storage.read_range("f/file", 90, 200) == bytes(range(90, 100))
+    with pytest.raises(FileNotFoundError):
+        storage.read_range("f/absent", 0, 1)
+
+
+def test_a_file_of_many_blocks_is_stored_and_read_whole(storage: Storage, tmp_path: Path) -> None:
+    content = os.urandom(20 * 2**20)
+    (tmp_path / "large").write_bytes(content)
+    storage.write_file("f/large", tmp_path / "large")
+    storage.read_file("f/large", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == content
+    assert storage.size("f/large") == len(content)
+    assert storage.read_range("f/large", 17 * 2**20 - 3, 17 * 2**20 + 3) == content[17 * 2**20 - 3 :][:6]
+
+
 @contextlib.contextmanager
 def as_nobody() -> Iterator[None]:
     """Rights of files count for this process."""

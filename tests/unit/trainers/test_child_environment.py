@@ -41,7 +41,14 @@ def test_torchruns_variables_are_there() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["RAY_AUTH_TOKEN", "RAY_ADDRESS", "REMORA_HOME", "PYTHONPATH", "REMORA_DATABASE_URL"],
+    [
+        "RAY_AUTH_TOKEN",
+        "RAY_ADDRESS",
+        "REMORA_HOME",
+        "PYTHONPATH",
+        "REMORA_DATABASE_URL",
+        "AZURE_STORAGE_CONNECTION_STRING",
+    ],
 )
 def test_what_is_ours_stays_hidden(name: str) -> None:
     assert name not in environment({name: "secret", "HOME": "/root"})
