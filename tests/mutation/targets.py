@@ -32,7 +32,7 @@ TARGETS = (
             *_all(
                 "tests/unit/cluster/test_",
                 "planner planner_combinations planner_quotas pools_that_fail nodes_that_go keeping fitting refusals"
-                " eviction_rates preparing workers_per_node planner_memory views money",
+                " eviction_rates preparing workers_per_node planner_memory views money installed_rules",
             ),
             *_all("tests/unit/service/test_", "service_queue urgency fabric_domains quotas shares one_answer"),
             "tests/unit/cluster/test_planner_properties.py",
@@ -78,7 +78,7 @@ TARGETS = (
             "tests/unit/service/test_",
             "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
             " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop"
-            " rows records secret_rules",
+            " rows records listing secret_rules",
         ),
     ),
     Target(
@@ -99,7 +99,8 @@ TARGETS = (
         _all(
             "tests/unit/trainers/test_",
             "worker_group agreement progress regrouping verdict stragglers rendezvous hang nominations"
-            " on_demand outbox driver_growth account change changes_in_place attempt driver hang_monitor phases",
+            " on_demand outbox driver_growth account change changes_in_place attempt driver hang_monitor phases"
+            " killed_scripts clock_of_a_driver",
         ),
     ),
     Target(
@@ -119,7 +120,7 @@ TARGETS = (
         _all(
             "tests/unit/remora/test_",
             "remora_spec spec_limits quantities worker_sizes remora_retries command_texts launchers spec_of_strangers"
-            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps remora_client secret_uses",
+            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps foreign_sweeps remora_client secret_uses",
         ),
     ),
 )  # fmt: skip

@@ -138,6 +138,14 @@ def test_faults_are_seen_or_not_and_the_tree_stays_as_it_is(tree: Path, tmp_path
     assert {path: path.read_bytes() for path in tree.rglob("*.py")} == before
 
 
+def test_a_fault_that_keeps_pytest_from_starting_is_seen(tree: Path, tmp_path: Path) -> None:
+    (tree / "conftest.py").write_text("import one\n\nif one.seen(2, 2):\n    raise ImportError('2 < 2')\n")
+    copy = Copy.make(tree, tmp_path / "copy")
+    copy.measure(["test_one.py"], 60.0)
+    (wrong,) = [one for one in mutants_of("one.py", (tree / "one.py").read_text()) if one.after == "<="]
+    assert copy.try_out(wrong, ["test_one.py"], 60.0) == "killed"
+
+
 def test_tests_that_fail_by_themselves_say_nothing_about_faults(tree: Path, tmp_path: Path) -> None:
     (tree / "test_one.py").write_text("def test_one():\n    assert False\n")
     copy = Copy.make(tree, tmp_path / "copy")

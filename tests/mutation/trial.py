@@ -46,8 +46,11 @@ class Copy:
                 target.write_bytes(source.read_bytes())
         return cls(root)
 
-    def run(self, tests: Sequence[str], limit_s: float) -> Outcome:
-        """Run the tests until one fails.  Raises TestsFail when pytest itself cannot."""
+    def run(self, tests: Sequence[str], limit_s: float, *, is_faulty: bool = False) -> Outcome:
+        """Run the tests until one fails.  Raises TestsFail when pytest itself cannot.
+
+        Where it can without a fault, what keeps it from that is the fault: a `conftest.py` may import the module.
+        """
         command = [
             *(sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "-m", "not slow"),
             *("-p", "no:cacheprovider", "-p", profile.__name__, f"--hypothesis-profile={profile.NAME}"),
@@ -74,7 +77,7 @@ class Copy:
         if self._is_stopped:
             raise TestsFail("nothing is tried any more")
         # 2: an import fails already; 3 and above: pytest was used wrongly, or found no tests; below 0: by a signal.
-        if code <= 2:
+        if code <= 2 or is_faulty:
             return "survived" if code == 0 else "killed"
         raise TestsFail(f"pytest ended with {code}: {output.read_text(errors='replace')[-1000:]}")
 
@@ -103,6 +106,6 @@ class Copy:
         right = path.read_bytes()
         try:
             path.write_text(mutant.put_into(right.decode()))
-            return self.run(tests, limit_s)
+            return self.run(tests, limit_s, is_faulty=True)
         finally:
             path.write_bytes(right)
