@@ -116,7 +116,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "list_sign_in_ways": OPEN,
     "begin_session": Permission(None, Where.SERVICE, is_read=True),
     "show_session": ANY,
-    "end_session": Permission(None, Where.SERVICE, is_open=True, is_read=True),
+    "end_session": Permission(None, Where.SERVICE, is_read=True),
     "whoami": ANY,
     "create_token": GRANT,
     "list_tokens": ANY,

@@ -120,7 +120,8 @@ TARGETS = (
         _all(
             "tests/unit/remora/test_",
             "remora_spec spec_limits quantities worker_sizes remora_retries command_texts launchers spec_of_strangers"
-            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps foreign_sweeps remora_client secret_uses",
+            " terminal_text foreign array_specs cron_times entrypoints pipeline_steps foreign_sweeps remora_client"
+            " secret_uses",
         ),
     ),
 )  # fmt: skip

@@ -229,17 +229,17 @@ class TestGiving:
         assert {"red": "viewer"} in [one["grants"] for one in shown], "its role in blue is not shown"
 
     def test_roles_of_users_are_replaced_and_removed(self, service: Service, database: Database) -> None:
-        path = "/v1/grants/user:ada@example.org/red"
+        path = "/v1/grants/red/user:ada@example.org"
         service.made("PUT", path, json={"role": "viewer"})
         service.made("PUT", path, json={"role": "admin"})
-        service.made("PUT", "/v1/grants/group:all/blue", json={"role": "viewer"})
+        service.made("PUT", "/v1/grants/blue/group:all", json={"role": "viewer"})
         first = service.made("GET", "/v1/grants", params={"limit": 1})
         second = service.made("GET", "/v1/grants", params={"limit": 1, "cursor": first["next_cursor"]})
         found = [(one["subject"], one["role"]) for page in (first, second) for one in page["items"]]
         assert found == [("group:all", "viewer"), ("user:ada@example.org", "admin")]
         service.made("DELETE", path)
         refused(service.ask(service.operator, "DELETE", path), 404, "grant_not_found")
-        for path in ("/v1/grants/token:x/red", "/v1/grants/user:a%20b/red", "/v1/grants/user:a/RED"):
+        for path in ("/v1/grants/red/token:x", "/v1/grants/red/user:a%20b", "/v1/grants/RED/user:a"):
             answer = service.ask(service.operator, "PUT", path, json={"role": "viewer"})
             refused(answer, 422, "invalid_parameter")
 
@@ -254,7 +254,7 @@ class TestGiving:
             ("group:three", "green", "admin"),
             ("user:ada", "*", "operator"),
         ):
-            service.made("PUT", f"/v1/grants/{subject}/{project}", json={"role": role})
+            service.made("PUT", f"/v1/grants/{project}/{subject}", json={"role": role})
         subjects = ["user:ada", "group:one", "group:two"]
         found = database.query(lambda c: grants.of_subjects(c, subjects))
         assert found == {"red": "admin", "blue": "viewer", "*": "operator"}

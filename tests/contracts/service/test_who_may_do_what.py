@@ -84,8 +84,14 @@ def fresh_token(service: Service, objects: Objects) -> str:
 
 
 def fresh_grant(service: Service, objects: Objects) -> str:
-    path = f"/v1/grants/user:fresh/{objects.project}"
+    path = f"/v1/grants/{objects.project}/user:fresh"
     service.made("PUT", path, json={"role": "viewer"})
+    return path
+
+
+def fresh_secret(service: Service, objects: Objects) -> str:
+    path = f"/v1/projects/{objects.project}/secrets/FRESH"
+    service.made("PUT", path, json={"value": "a long enough value"})
     return path
 
 
@@ -144,10 +150,24 @@ RULES: dict[str, Rule] = {
     ),
     "list_grants": Rule("admin somewhere", "GET", "/v1/grants"),
     "put_grant": Rule(
-        "admin", "PUT", "/v1/grants/user:new/{project}", lambda _: {"role": "viewer"}, kind="named"
+        "admin", "PUT", "/v1/grants/{project}/user:corp/new", lambda _: {"role": "viewer"}, kind="named"
     ),
     "remove_grant": Rule("admin", "DELETE", "", kind="named", fresh=fresh_grant),
     "list_audit": Rule("admin somewhere", "GET", "/v1/audit"),
+    "list_secrets": Rule("submitter", "GET", "/v1/projects/{project}/secrets", kind="named"),
+    "set_secret": Rule(
+        "admin",
+        "PUT",
+        "/v1/projects/{project}/secrets/NEW",
+        lambda _: {"value": "a value of ours"},
+        kind="named",
+    ),
+    "delete_secret": Rule("admin", "DELETE", "", kind="named", fresh=fresh_secret),
+    "rotate_secrets": Rule("operator", "POST", "/v1/secrets/rotate"),
+    "list_sign_in_ways": Rule("anyone", "GET", "/v1/sign-in"),
+    "begin_session": Rule("any", "POST", "/v1/session"),
+    "show_session": Rule("any", "GET", "/v1/session"),
+    "end_session": Rule("any", "DELETE", "/v1/session"),
     "reopen_pool": Rule("operator", "POST", "/v1/pools/local/reopen"),
     "drill_node": Rule("operator", "POST", "/v1/nodes/{node}/drill", lambda _: {"silent": True}),
     "drill_pool": Rule("operator", "POST", "/v1/pools/local/drill", lambda _: {"silent": True}),
@@ -174,6 +194,7 @@ NOT_HERE = {
     "drill_node": 409,
     "drill_pool": 409,
     "create_plan": 422,
+    "show_session": 404,
     "ready": 503,
 }
 

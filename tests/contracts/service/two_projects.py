@@ -160,7 +160,7 @@ def _objects(service: Service, project: str) -> Objects:
     found.schedule = service.made("POST", "/v1/schedules", json=schedule)["id"]
     wanted = {"name": f"of {project}", "grants": {project: Role.VIEWER}}
     found.token = service.made("POST", "/v1/tokens", json=wanted)["id"]
-    service.made("PUT", f"/v1/grants/user:someone/{project}", json={"role": "viewer"})
+    service.made("PUT", f"/v1/grants/{project}/user:someone", json={"role": "viewer"})
     return found
 
 
