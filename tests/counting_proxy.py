@@ -17,10 +17,14 @@ class CountingProxy:
         #: Bytes from the server so far.
         self.received = 0
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Take no new connection."""
+        # A thread that waits is not woken by `close`, and its next call would be for whatever has the descriptor then.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._listener.close()
 
     def _accept(self) -> None:
