@@ -72,6 +72,8 @@ class Service:
             **options.pop("headers", {}),
             **({} if who is None else {"Authorization": f"Bearer {who}"}),
         }
+        # The proof of a request is what is given here, and no session that an earlier one began.
+        self.client.cookies.clear()
         return self.client.request(method, path, headers=headers, **options)
 
     def made(self, method: str, path: str, **options: Any) -> Any:
