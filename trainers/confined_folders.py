@@ -91,6 +91,11 @@ class ConfinedFolder:
         with self._above(f"{name}/-", make=True):
             pass
 
+    def make_link(self, name: str, target: Path) -> None:
+        """A link to `target` below this folder, where nothing has the name; the folders above it are made."""
+        with self._above(name, make=True) as (folder, last):
+            os.symlink(target, last, dir_fd=folder)
+
     def status(self, name: str) -> os.stat_result | None:
         """The status of a name, which may be a link; None when there is nothing."""
         try:

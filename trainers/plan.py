@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from remora.isolation import Isolation
 from remora.spec.backends import BackendName
 from remora.spec.sections import Device, Precision
 from remora.spec.worker_sizes import WorkerSizes
@@ -88,6 +89,8 @@ class AttemptPlan:
     log_line_bytes: int = 16 * 2**10
     #: Processes and threads that one worker's command may have, where its node can count them.
     max_processes: int = 16_384
+    #: Whether its commands run as a user of their own: `auto` where their node can do that.
+    isolation: Isolation = "auto"
     #: Bytes of the files that one worker's command makes in its machine's memory (/dev/shm); 0: half of that memory.
     max_shm_bytes: int = 0
     #: Bytes of the job's outputs in one version.

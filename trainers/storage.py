@@ -188,7 +188,7 @@ class Storage:
         """Put what an open local file holds there, whatever has its name by now; it has to be a real file of this disk.
 
         With `share` a storage on the same disk may keep the file itself instead of a copy: the caller writes no more to
-        it.
+        it.  It belongs to this user then.
         """
         # Every library that wants a path finds the very file that is open behind this one (proc(5)).
         opened = Path(f"/proc/self/fd/{source.fileno()}")
@@ -199,7 +199,9 @@ class Storage:
                 self._fs.put_file(str(opened), path)
                 return
             with _beside(path) as temporary:
-                if not (share and _is_linked(source.fileno(), temporary)):
+                if share and _is_linked(source.fileno(), temporary):
+                    _take_over(source.fileno())
+                else:
                     shutil.copyfile(opened, temporary)
                 _sync_file(temporary)
             _sync_folder(Path(path).parent)
@@ -322,6 +324,13 @@ def _is_linked(descriptor: int, path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _take_over(descriptor: int) -> None:
+    """Make an open file one of this user, whatever user of a job has written it."""
+    if os.fstat(descriptor).st_uid != os.geteuid():
+        os.fchown(descriptor, os.geteuid(), os.getegid())
+        os.fchmod(descriptor, 0o644)
 
 
 def _link_new(path: Path, content: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from remora.commands.launchers import unwrap
 from trainers.checkpoints.manifest import Manifest
+from trainers.isolation.confined import Confinement
 from trainers.plan import AttemptPlan
 from trainers.worker_identity import WorkerIdentity
 
@@ -25,12 +26,14 @@ class LaunchContext:
     identity: WorkerIdentity
     #: The unpacked code bundle; the command's working directory, shared by the workers of a node.
     code: Path
-    #: A folder of all workers of this worker group on this node, gone with the last of them.
+    #: A folder of all workers of this worker group on this node, gone with the last of them; supervisors write there.
     shared: Path
     #: A folder of this worker alone, gone when it ends.
     scratch: Path
     #: What is written here is kept with the job (`REMORA_OUTPUTS_DIR`); it has the job's files so far.
     outputs: Path
+    #: A folder of all workers of this worker group on this node, in which their commands write.
+    exchange: Path
     #: Files of the checkpoint to resume from, a copy of this worker's own; None for a fresh start.
     resume: Path | None
     #: What was committed with them.
@@ -39,6 +42,8 @@ class LaunchContext:
     environment: Mapping[str, str]
     #: Paths of the job's inputs on this node, by name.
     inputs: Mapping[str, Path] = field(default_factory=dict)
+    #: What makes a command a process of the job's own user; None: it is one of the node's.
+    confinement: Confinement | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -152,6 +152,11 @@ def environment(
         yield built[-1] if built else known
 
 
+def environment_folders(built: BuiltEnvironment) -> list[Path]:
+    """The folders without which its interpreter does not run: its own, and that of the Python below it."""
+    return [built.python.parent.parent, built.python.resolve().parent.parent]
+
+
 def node_packages() -> NodePackages:
     """What this interpreter's environment has."""
     try:

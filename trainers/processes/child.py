@@ -24,6 +24,7 @@ from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.script import channel
 from trainers.environments.worker_python import WorkerPython
+from trainers.isolation.confined import Confinement
 from trainers.processes.fork_server_client import (
     CommandShim,
     ForkServer,
@@ -72,6 +73,7 @@ class Child:
         python: WorkerPython | None = None,
         most_processes: int | None = None,
         container: int = 0,
+        confinement: Confinement | None = None,
     ) -> None:
         """Start it: forked by the fork server when there is one and the command is of that kind, else by itself.
 
@@ -79,6 +81,7 @@ class Child:
 
         It may have `most_processes` processes and threads, where the machine can count them.
         It enters the container in which the process `container` is, 0: none; then there is no fork server.
+        `confinement` makes it a process of its job's own user; None: it is one of the node's.
         Raises ValueError or OSError for a command that the operating system cannot take.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -99,6 +102,7 @@ class Child:
             grace_s=grace_s,
             python=python,
             container=container,
+            confinement=confinement,
         )
         if self._cgroup is not None:
             request = _inside(request, self._cgroup)

@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> None:
 
     The request: `status`, `life_line` (descriptors), `grace_s`, `supervisor` (a pid), `environment` (of the command),
     `cgroups` (folders of those that the command enters: all that lives in the first one is the command's; [] for none),
-    `own_cgroup` (folder of the shim's), `container` (a pid in the container that the command enters; 0: none).
+    `own_cgroup` (folder of the shim's), `container` (a pid in the container that the command enters; 0: none),
+    `walls` (what `confinement.py` does to the command; None: nothing).
     """
     with open(int(arguments[0]), "rb") as file:
         request = marshal.load(file)  # noqa: S302 - the supervisor has written it
@@ -77,8 +78,14 @@ def main(arguments: list[str]) -> None:
         os.close(errors_read)
         try:
             leave_shim(request["supervisor"], cgroups)
+            folder = os.getcwd()
             if request["container"]:
                 enter_container(request["container"])
+            if request["walls"]:
+                # Beside this file, which is run outside of any package.
+                from confinement import confine  # type: ignore[import-not-found]
+
+                confine(request["walls"], folder)
             _become(command, request["environment"])
         except OSError as error:
             os.write(errors_write, f"{command[0]}: {_why(error)}".encode())
@@ -87,7 +94,11 @@ def main(arguments: list[str]) -> None:
     with os.fdopen(errors_read, "rb") as errors:
         start_failed = errors.read().decode(errors="replace")
     own = request["own_cgroup"]
-    run_to_end(child, status_fd, request["grace_s"], enter_own_cgroup(cgroups, own), began_at, start_failed)
+    # Memory of a confined command is gone with its job, and paths in it are not those of the node.
+    memory_since = None if request["walls"] else began_at
+    run_to_end(
+        child, status_fd, request["grace_s"], enter_own_cgroup(cgroups, own), memory_since, start_failed
+    )
 
 
 def announce(life_line: _socket.socket, *, are_two: bool) -> float:
@@ -170,11 +181,17 @@ def enter_own_cgroup(cgroups: list[str], own: str) -> str:
 
 
 def run_to_end(
-    child: int, status_fd: int, grace_s: float, command_cgroup: str, began_at: float, start_failed: str = ""
+    child: int,
+    status_fd: int,
+    grace_s: float,
+    command_cgroup: str,
+    began_at: float | None,
+    start_failed: str = "",
 ) -> None:
     """Wait for the command's own process, end what it left behind, and write how it ended.
 
-    Every process in `command_cgroup` is the command's.  `began_at` is a time of day before the command began.
+    Every process in `command_cgroup` is the command's.  `began_at` is a time of day before the command began; None:
+    the command leaves nothing in memory.
     """
     # Here, and not at the top: the command does not wait for it.
     import json
@@ -257,17 +274,18 @@ def _why(error: OSError) -> str:
 class _Memory:
     """Files in memory that processes of the command map, and that a process which is killed leaves there for ever."""
 
-    def __init__(self, began_at: float) -> None:
+    def __init__(self, began_at: float | None) -> None:
         self._began_at = began_at
         self._seen: set[bytes] = set()
 
     def note(self, pids: set[int]) -> None:
         """To be called before they are killed."""
-        self._seen |= _mapped(pids)
+        if self._began_at is not None:
+            self._seen |= _mapped(pids)
 
     def remove_left(self) -> None:
         """Remove those that were made since the command began and that no process uses any more."""
-        if not self._seen:
+        if not self._seen or self._began_at is None:
             return
         others = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
         for path in self._seen - _mapped(others):

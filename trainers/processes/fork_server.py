@@ -29,7 +29,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from trainers.processes import command_shim
+from trainers.processes import command_shim, confinement
 from trainers.processes import fork_server_child as child_side
 from trainers.processes.fork_server_child import ForkedCommand
 from trainers.processes.fork_server_rules import (
@@ -81,13 +81,15 @@ def serve(path: str, owner: int, modules: list[str], idle_s: float) -> tuple[For
             return None
         with contextlib.suppress(OSError):
             connection, _ = listening.accept()
-            with connection:
+            # The fork reads the request: this process never knows anything of a job, and so no other fork does.
+            if os.fork() == 0:
+                listening.close()
+                os.close(owner_fd)
                 request = _accept_request(connection, warm_state)
-                if request is not None and os.fork() == 0:
-                    listening.close()
-                    os.close(owner_fd)
-                    return _become_shim(connection, *request)
-                _close(request[2] if request is not None else [])
+                if request is None:
+                    os._exit(0)
+                return _become_shim(connection, *request)
+            connection.close()
 
 
 def _detach() -> int:
@@ -153,8 +155,8 @@ def _accept_request(
         refused = f"the request was not understood: {error!r}"
     if not refused:
         return command, grace_s, descriptors
-    _close(descriptors)
-    connection.sendall(json.dumps({"refused": refused}).encode() + b"\n")
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps({"refused": refused}).encode() + b"\n")
     return None
 
 
@@ -179,6 +181,7 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
         cgroups=request["cgroups"],
         python=request.get("python"),
         packages=request.get("packages"),
+        walls=request["walls"],
     )
     # The script's channel has another number here.
     command.environment[request["channel_variable"]] = str(descriptors[2])
@@ -217,23 +220,40 @@ def _become_shim(
             f"command_shim.py for {' '.join(command.command)}", marks_of(command.environment)
         )
         began_at = command_shim.announce(connection, are_two=not command.cgroups)
+        errors_read, errors_write = os.pipe()
         child = os.fork()
         if child == 0:
             command_shim.leave_shim(command.supervisor, command.cgroups)
-            connection.close()
-            os.close(status)
+            _confine(command, errors_write)
+            # What the fork server has open is not the command's.
+            child_side.close_all_but(streams)
             # From here on, and not before, the job's variables are in effect.
             child_side.take_environment(command)
             child_side.take_name(" ".join(command.command), command.environment)
             os.set_inheritable(streams[2], True)
             return command, streams[:2]
+        os.close(errors_write)
         _close(streams)
+        with os.fdopen(errors_read, "rb") as errors:
+            start_failed = errors.read().decode(errors="replace")
         command_cgroup = command_shim.enter_own_cgroup(command.cgroups, command.own_cgroup)
-        command_shim.run_to_end(child, status, grace_s, command_cgroup, began_at)
+        memory_since = None if command.walls else began_at
+        command_shim.run_to_end(child, status, grace_s, command_cgroup, memory_since, start_failed)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+
+
+def _confine(command: ForkedCommand, errors: int) -> None:
+    """In the command's process: become the job's user.  Where that is not possible the process ends, and says why."""
+    if not command.walls:
+        return
+    try:
+        confinement.confine(command.walls, command.folder)
+    except OSError as error:
+        os.write(errors, f"{command.command[0]}: {error.strerror}".encode())
+        os._exit(127)
 
 
 def _close(descriptors: list[int]) -> None:

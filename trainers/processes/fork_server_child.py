@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
-from typing import TextIO
+from typing import Any, TextIO
 
 from remora.script import native_threads
 from trainers.processes.fork_server_rules import PythonInvocation
@@ -54,6 +54,8 @@ class ForkedCommand:
     #: The worker's own interpreter and its folder of packages; None: it has none of its own.
     python: str | None = None
     packages: str | None = None
+    #: What `confinement.py` does to the command; None: nothing.
+    walls: dict[str, Any] | None = None
 
 
 def take_name(title: str, environment: Mapping[str, str]) -> None:
@@ -96,6 +98,15 @@ def take_environment(command: ForkedCommand) -> None:
     """Have the command's environment, for Python and for C."""
     os.environ.clear()
     os.environ.update(command.environment)
+
+
+def close_all_but(descriptors: Sequence[int]) -> None:
+    """Close what this process has open, but for its standard streams and `descriptors`."""
+    lowest = 3
+    for kept in sorted(descriptors):
+        os.closerange(lowest, kept)
+        lowest = kept + 1
+    os.closerange(lowest, os.sysconf("SC_OPEN_MAX"))
 
 
 def become(command: ForkedCommand, output: int, errors: int) -> Callable[[], object]:

@@ -22,6 +22,8 @@ from remora.script import channel
 from trainers.environments.build import BuiltEnvironment
 from trainers.environments.commands import MACHINE_MARKS
 from trainers.environments.worker_python import WorkerPython
+from trainers.isolation.confined import Confinement
+from trainers.isolation.variables import machine_variables
 from trainers.node_folders import work_root
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.processes.fork_server_rules import PythonInvocation, marks_of, parse_invocation
@@ -90,6 +92,8 @@ class ShimRequest:
     python: WorkerPython | None = None
     #: A process in the container that the command enters; 0: it enters none.
     container: int = 0
+    #: What makes the command a process of the job's own user; None: it is one of the node's.
+    confinement: Confinement | None = None
 
     def program(self) -> Path | None:
         """The file that the command starts."""
@@ -110,6 +114,7 @@ class ShimRequest:
             "own_cgroup": self.own_cgroup,
             "cgroups": list(self.cgroups),
             "container": self.container,
+            "walls": None if self.confinement is None else self.confinement.fields(),
         }
 
 
@@ -265,7 +270,7 @@ def server_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def _own(inherited: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
-        for name, value in inherited.items()
+        for name, value in machine_variables(inherited).items()
         if name in MACHINE_MARKS or not name.startswith(_HIDDEN)
     }
 

@@ -22,6 +22,8 @@ from trainers.checkpoints.manifest import Manifest
 from trainers.containers.container import Container
 from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
+from trainers.isolation.confined import ConfinedJob, redirected
+from trainers.isolation.variables import machine_variables
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage
@@ -67,24 +69,32 @@ def prepare_launch(
     outputs: Path,
     snapshots: SnapshotSpace | None,
     temporary: Path,
+    job: ConfinedJob | None = None,
     is_joining: bool,
 ) -> LaunchContext:
     """Make what the worker needs in its node's `folder`, and return the context in which its command is started.
 
     `code` is the folder of the job's code, `python` the interpreter for its command, None in a `container`, which has
     its own, `inputs` the paths of its inputs by name, `fetched` the folder of the checkpoint `resume`.  The command's
-    temporary files lie in `temporary`, unless the job says where.
+    temporary files lie in `temporary`, or where those of the confined `job` do, unless the job says where.
     Raises StorageError, OSError, and BackendUnusable.
     """
     scratch = folder / f"scratch-{identity.rank}"
     scratch.mkdir()
+    exchange = folder / "exchange"
+    exchange.mkdir(exist_ok=True)
+    if job is not None:
+        job.own(exchange)
     interface = _interface_of(ray.util.get_node_ip_address())
     unwrapped = unwrap(plan.command)
     values = expression_values(identity, inputs)
     written = {**unwrapped.variables, **plan.variables}
     asked = {name: fill(value, values, str(outputs)) for name, value in written.items()}
+    inherited = os.environ if job is None else machine_variables(os.environ)
     environment = child_environment(
-        os.environ if container is None else variables_in_container(os.environ, container.variables),
+        redirected(
+            inherited if container is None else variables_in_container(inherited, container.variables), job
+        ),
         asked,
         identity,
         cpus=plan.resources.get("CPU", 1.0),
@@ -112,11 +122,12 @@ def prepare_launch(
     environment.update(plan.elastic_variables)
     environment["REMORA_SCRATCH_DIR"] = str(scratch)
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
-    if "TMPDIR" not in asked:
+    if "TMPDIR" not in asked and job is None:
         environment["TMPDIR"] = str(temporary)
     if container is None:
-        # Later workers of the node reuse what torch has compiled.
-        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
+        # Later workers of the node reuse what torch has compiled; it is code, so those of other users do not.
+        compiled = work_root() / "torchinductor" if job is None else job.home / ".cache" / "torchinductor"
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     environment |= tracker_variables(environment, identity, outputs, is_joining=is_joining)
     if snapshots is not None:
         environment.update(snapshots.variables())
@@ -130,6 +141,7 @@ def prepare_launch(
         identity=identity,
         code=code,
         shared=folder,
+        exchange=exchange,
         scratch=scratch,
         outputs=outputs,
         resume=fetched,

@@ -6,6 +6,7 @@ import logging
 
 from remora import cgroups
 from trainers.containers.container import sweep_containers
+from trainers.isolation.users import sweep_users
 from trainers.node_folders import sweep_folders
 from trainers.supervisor.snapshot_memory import sweep_memory
 from trainers.supervisor.temporary_folders import sweep_temporary, sweep_temporary_of_node
@@ -26,6 +27,10 @@ def sweep_node() -> None:
 
 def sweep_machine() -> None:
     """Remove what such supervisors left outside of their node's own folder: containers, temporary files, memory."""
+    try:
+        sweep_users()
+    except OSError as error:
+        log.warning("users of jobs are not given back: %s", error)
     sweep_containers()
     sweep_temporary()
     sweep_memory()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from trainers.confined_folders import ConfinedFolder
 from trainers.node_folders import open_lock
@@ -39,11 +39,9 @@ def link_outputs(
             if link.is_symlink() or link.exists():
                 continue
             target.mkdir(parents=True, exist_ok=True)
-            if (parent := str(PurePosixPath(path).parent)) != ".":
-                # A script that runs here already may have put a link there.
-                with ConfinedFolder(code) as opened:
-                    opened.make_folder(parent)
-            link.symlink_to(target)
+            # A script that runs here already may have put a link there.
+            with ConfinedFolder(code) as opened:
+                opened.make_link(path, target)
 
 
 def unlinked(code: Path, paths: Iterable[str]) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainers.backends.backend import Sidecar
+from trainers.isolation.confined import Confinement
 from trainers.processes.child import Child
 
 #: Seconds after a sidecar's failure in which the command may end by itself, and say why.
@@ -24,6 +25,7 @@ class RunningSidecar:
         line_bytes: int,
         on_line: Callable[[str], None],
         on_failure: Callable[[str], None],
+        confinement: Confinement | None = None,
     ) -> None:
         self._on_line = on_line
         self._on_failure = on_failure
@@ -38,6 +40,7 @@ class RunningSidecar:
             grace_s=0.0,
             on_lines=self._hear,
             on_message=lambda _: None,
+            confinement=confinement,
         )
         self._watch = threading.Thread(target=self._wait, name="sidecar", daemon=True)
         self._watch.start()

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.confined_folders import remove_tree
+from trainers.isolation.confined import ConfinedJob
+from trainers.isolation.memory import SEEN, JobMemory, job_memory, unmount
 from trainers.node_folders import is_in_use, is_private, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
@@ -40,10 +42,15 @@ class SnapshotSpace:
     memory: Path
     own: str
     record: Path
+    #: The job's own file system in memory, in which all of this lies; None: it lies in that of the machine.
+    confined: JobMemory | None = None
 
     def variables(self) -> dict[str, str]:
         """Environment variables for the script."""
-        return {"REMORA_MEMORY_DIR": str(self.folder), "REMORA_MEMORY_BYTES": str(self.limit_bytes)}
+        seen = self.folder
+        if self.confined is not None:
+            seen = SEEN / self.folder.relative_to(self.confined.shared)
+        return {"REMORA_MEMORY_DIR": str(seen), "REMORA_MEMORY_BYTES": str(self.limit_bytes)}
 
 
 def memory_root() -> Path | None:
@@ -86,6 +93,41 @@ def snapshot_space(name: str, workers: int) -> Iterator[SnapshotSpace | None]:
             sweep_memory()
 
 
+@contextlib.contextmanager
+def confined_space(
+    name: str, workers: int, most_shared: int, job: ConfinedJob
+) -> Iterator[SnapshotSpace | None]:
+    """The same in a file system in memory that the job has for itself.
+
+    Files of its scripts may have `most_shared` bytes there, 0: as many as snapshots.  Raises OSError.
+    """
+    root = memory_root()
+    if root is None:
+        yield None
+        return
+    sweep_memory()
+    most = most_bytes(root)
+    with job_memory(f"user{job.uid}", root, most + (most_shared or most), _clear) as memory:
+        own = memory.shared / "remora" / name
+        for path, mode in ((own.parent, 0o755), (own, 0o1777), (own / _SCRIPT, 0o700), (own / _TAKEN, 0o755)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+        job.own(own / _SCRIPT)
+        try:
+            yield SnapshotSpace(
+                own / _SCRIPT,
+                own / _TAKEN,
+                limit_bytes=most // max(1, workers),
+                memory=memory.shared,
+                own=own.parent.name,
+                record=own / _RECORD,
+                confined=memory,
+            )
+        finally:
+            with contextlib.suppress(OSError):
+                remove_tree(own)
+
+
 def most_bytes(folder: Path) -> int:
     """Bytes that snapshots may fill on the file system of a folder, and that the files of one command may."""
     return int(shutil.disk_usage(folder).total * _MOST_SHARE)
@@ -103,6 +145,7 @@ def _clear(folder: Path) -> bool:
 
     Other workers of its attempt on this machine may need a file there without having it open.  Raises OSError.
     """
+    unmount(folder)
     for name in (_SCRIPT, _TAKEN):
         # First: checkpoints are large, and the rest may fail or have to wait.
         remove_tree(folder / name)

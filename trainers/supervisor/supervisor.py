@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remora.errors import BundleError
+from remora.isolation import IsolationImpossible
 from remora.script import channel
 from remora.spec.expressions import fill
 from remora.spec.quantities import format_size
@@ -27,9 +28,11 @@ from trainers.backends.backend import BackendUnusable, LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
-from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible
+from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible, environment_folders
 from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.inputs.download import InputMissing
+from trainers.isolation.confined import ConfinedJob, confined_job
+from trainers.isolation.mounts import Shown
 from trainers.node_folders import shared_folder
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.outputs.manifest import Changes, OutputFile
@@ -54,7 +57,7 @@ from trainers.supervisor.outputs_collector import OutputsCollector
 from trainers.supervisor.preparation import NodeFolders, Preparation, prepare_node
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.sidecar import RunningSidecar
-from trainers.supervisor.snapshot_memory import SnapshotSpace, most_bytes, snapshot_space
+from trainers.supervisor.snapshot_memory import SnapshotSpace, confined_space, most_bytes, snapshot_space
 from trainers.supervisor.temporary_folders import temporary_folder
 from trainers.supervisor.write_speed import WriteSpeed, fits
 from trainers.worker_identity import WorkerIdentity
@@ -180,6 +183,8 @@ class Supervisor:
         self._resume = assignment.resume
         self._is_joining = assignment.is_joining
         self._slot = assignment.slot
+        #: The user and the view of the job's commands here; None: they are those of the node.
+        self._job: ConfinedJob | None = None
         self._outbox: Messages = messages or Outbox(
             assignment.driver, assignment.identity.generation, assignment.slot, self._driver_is_gone
         )
@@ -226,6 +231,9 @@ class Supervisor:
             self._run()
         except (PlannedStop, ChildFailed):
             raise
+        except IsolationImpossible as error:
+            self._report_trouble(str(error))
+            raise ChildFailed(str(error)) from error
         except Exception as error:
             # So that the driver learns what has failed.
             self._report_trouble(f"the supervisor failed: {type(error).__name__}: {error}"[:1000])
@@ -244,9 +252,12 @@ class Supervisor:
                 identity.attempt_id, lambda text: self._outbox.put_lines("remora", text)
             ) as temporary,
             shared_folder(name) as folder,
-            snapshot_space(own, identity.local_world_size) as self._snapshots,
+            confined_job(self._plan.isolation, identity.attempt_id, folder, temporary) as self._job,
+            self._memory_for(own) as self._snapshots,
             contextlib.ExitStack() as in_use,
         ):
+            if self._job is not None:
+                temporary = self._job.temporary
             try:
                 code = fetch_code(self._plan, folder)
                 resume = fetch_resume(self._plan, self._resume, folder / f"resume-{identity.rank}")
@@ -270,6 +281,7 @@ class Supervisor:
                     outputs=collector.folder,
                     snapshots=self._snapshots,
                     temporary=temporary,
+                    job=self._job,
                     is_joining=self._is_joining,
                 )
                 child = self._start(launch, folder, collector)
@@ -455,7 +467,8 @@ class Supervisor:
             with first_of_node(folder, "files") as is_first:
                 leads = self._is_joining or identity.local_rank == 0
                 collector.place_files(launch.code, is_first=is_first, collects=leads)
-        if (space := self._snapshots) is not None:
+        launch = self._confined(launch, folder)
+        if (space := self._snapshots) is not None and space.confined is None:
             most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
                 space.memory, space.own, space.record, most, lambda size: self._end_for_excess(size, most)
@@ -470,6 +483,7 @@ class Supervisor:
                 line_bytes=plan.log_line_bytes,
                 on_line=lambda text: self._outbox.put_lines("remora", text),
                 on_failure=self._give_up,
+                confinement=launch.confinement,
             )
         # Under the lock, so that the child's first message can be answered.
         with self._lock:
@@ -487,6 +501,7 @@ class Supervisor:
                     python=self._python,
                     most_processes=plan.max_processes,
                     container=0 if (inside := self._preparation.container) is None else inside.pid,
+                    confinement=launch.confinement,
                 )
             except ValueError as error:
                 raise CommandUnusable(str(error)) from error
@@ -504,6 +519,30 @@ class Supervisor:
         if stop_requested:
             child.stop(at_once=True)
         return child
+
+    def _memory_for(self, name: str) -> contextlib.AbstractContextManager[SnapshotSpace | None]:
+        workers = self._identity.local_world_size
+        if self._job is None:
+            return snapshot_space(name, workers)
+        return confined_space(name, workers, self._plan.max_shm_bytes, self._job)
+
+    def _confined(self, launch: LaunchContext, folder: Path) -> LaunchContext:
+        """Give the worker's folders to the job's user; returns how its commands become that user's."""
+        job, prepared = self._job, self._preparation
+        if job is None:
+            return launch
+        memory = None if self._snapshots is None else self._snapshots.confined
+        job.own(launch.code, launch.scratch, launch.outputs, launch.exchange)
+        if prepared.container is not None:
+            return dataclasses.replace(launch, confinement=job.in_container(memory))
+        if self._python is not None:
+            job.own(self._python.python.parent.parent)
+        read = [*prepared.inputs.values(), *([launch.resume] if launch.resume is not None else [])]
+        if prepared.built is not None:
+            read += environment_folders(prepared.built)
+        shown = [Shown(source=path, target=path) for path in read]
+        shown.append(Shown(source=folder, target=folder, is_read_only=False))
+        return dataclasses.replace(launch, confinement=job.on_node(shown, memory))
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:
         """Make the outputs folder, with the job's outputs so far."""

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from remora.code.bundle import pack
+from remora.isolation import offered
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
 from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
@@ -88,6 +89,8 @@ class Stage:
         self.storage = Storage(folder / "storage")
         #: Takes the place of the file system in memory.
         self.memory = folder / "memory" / f"remora-{os.getuid()}"
+        #: Where a script finds it: one that is confined sees the memory of its job there.
+        self.memory_of_scripts = self.memory if offered().uids is None else Path("/dev/shm")
         #: Where folders of temporary files lie.
         self.temporary = folder / "temporary" / f"remora-tmp-{os.getuid()}"
         self.outcome: Exception | None = None

@@ -158,7 +158,7 @@ def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(stage:
     assert (shard["step"], [file.name for file in shard["files"]]) == (7, ["part"])
     assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/part") == b"x"
     folder = Path(stage.driver.all("log")[0]["text"])
-    assert folder.is_relative_to(stage.memory), "it lay in memory"
+    assert folder.is_relative_to(stage.memory_of_scripts), "it lay in memory"
     assert list(stage.memory.iterdir()) == [], "nothing of it is left there"
 
 
@@ -181,7 +181,7 @@ def test_a_killed_script_is_reported_before_its_files_are_stored(
 def test_what_does_not_fit_into_memory_is_written_to_the_disk(stage: Stage) -> None:
     stage.start(KILLED.replace("100", "1 << 60"))
     stage.end()
-    assert not Path(stage.driver.all("log")[0]["text"]).is_relative_to(stage.memory)
+    assert not Path(stage.driver.all("log")[0]["text"]).is_relative_to(stage.memory_of_scripts)
     assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/part") == b"x"
 
 
@@ -399,7 +399,10 @@ def test_what_a_command_made_in_memory_goes_with_its_worker(
 ) -> None:
     go = tmp_path / "go"
     running = stage.start(
-        SHARES, rank=0, command=[sys.executable, "train.py", str(in_memory), str(go), way.split()[0]]
+        SHARES,
+        rank=0,
+        command=[sys.executable, "train.py", str(in_memory), str(go), way.split()[0]],
+        isolation="none",
     )
     stage.driver.wait_for("report")
     recorded(3)
@@ -430,7 +433,9 @@ def test_a_command_that_fills_the_memory_of_its_machine_is_ended_with_a_sentence
         "with open(f'{sys.argv[1]}/a', 'wb') as file:\n"
         "    file.write(b'x' * 8_192_000); file.flush(); signal.pause()\n"
     )
-    stage.start(fills, command=[sys.executable, "train.py", str(in_memory)], max_shm_bytes=4_096_000)
+    stage.start(
+        fills, command=[sys.executable, "train.py", str(in_memory)], max_shm_bytes=4_096_000, isolation="none"
+    )
     end = stage.end()
     why = end.pop("excess")
     assert end == {"type": "exit", "stopped": False, "signal": 9}
@@ -713,7 +718,9 @@ if sys.argv[2] != "return":
 def test_temporary_files_of_a_command_go_with_its_worker_and_no_link_in_them_is_followed(
     stage: Stage, canary: Path, way: str
 ) -> None:
-    running = stage.start(LEAVES, command=[sys.executable, "train.py", str(canary), way.split()[0]])
+    running = stage.start(
+        LEAVES, command=[sys.executable, "train.py", str(canary), way.split()[0]], isolation="none"
+    )
     stage.driver.wait_for("report")
     if way == "its shim is killed":
         psutil.Process(stage.driver.all("started")[0]["pid"]).kill()
@@ -733,7 +740,11 @@ def test_a_forked_command_has_its_own_temporary_folder(
 ) -> None:
     warm = ForkServer(tmp_path / "fork-server", os.getpid(), ["tempfile"])
     monkeypatch.setattr(module, "job_fork_server", lambda *_: warm)
-    stage.start("import os, tempfile; print(tempfile.gettempdir(), os.environ['TMPDIR'])", variables={})
+    stage.start(
+        "import os, tempfile; print(tempfile.gettempdir(), os.environ['TMPDIR'])",
+        variables={},
+        isolation="none",
+    )
     assert stage.end()["exit_code"] == 0
     assert stage.driver.all("started")[0]["is_warm"] is True
     (found, variable) = stage.driver.all("log")[0]["text"].split()
@@ -755,7 +766,7 @@ def test_what_torch_compiles_is_kept_for_the_next_worker_of_the_node(
 ) -> None:
     # PyTorch sets it in whatever process compiles, as other tests have this one do.
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    stage.start("import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])")
+    stage.start("import os; print(os.environ['TORCHINDUCTOR_CACHE_DIR'])", isolation="none")
     stage.end()
     assert stage.driver.all("log")[0]["text"] == str(stage.folder / "work" / "torchinductor")
 

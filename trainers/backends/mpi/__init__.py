@@ -17,6 +17,7 @@ from typing import ClassVar
 from remora.commands.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext, Sidecar
 from trainers.backends.mpi.rank import make_pipes, report_return, variables_pipe
+from trainers.isolation.confined import Confinement
 from trainers.processes.child import Child
 
 _HERE = Path(__file__).parent
@@ -44,15 +45,15 @@ class Mpi(Backend):
                 f"this node has no {program} in its PATH; install Open MPI 4 on the nodes (Debian: openmpi-bin),"
                 " or write a PATH that has it into environment.variables"
             )
-        make_pipes(str(launch.shared), launch.identity.rank)
+        make_pipes(str(launch.exchange), launch.identity.rank)
 
     def variables(self, launch: LaunchContext) -> dict[str, str]:
         """Where the rank finds its pipes, and settings of Open MPI that the job's own variables may override."""
         # Nodes that share a machine must not share Open MPI's shared memory; and this one goes with the supervisor.
-        memory = Path(launch.environment.get("REMORA_MEMORY_DIR", launch.scratch)).parent
+        memory = Path(launch.environment.get("REMORA_MEMORY_DIR", launch.exchange / "-")).parent
         settings = {**_settings(launch), _SHARED_MEMORY: str(memory)}
         defaults = {name: value for name, value in settings.items() if name not in launch.environment}
-        return {**defaults, "REMORA_MPI_FOLDER": str(launch.shared)}
+        return {**defaults, "REMORA_MPI_FOLDER": str(launch.exchange)}
 
     def command(self, launch: LaunchContext) -> list[str]:
         """The command, which starts once mpirun has given the rank its variables."""
@@ -90,7 +91,7 @@ class Mpi(Backend):
 
     def has_started(self, launch: LaunchContext) -> bool:
         """True once the rank has its variables."""
-        return not Path(variables_pipe(str(launch.shared), launch.identity.rank)).exists()
+        return not Path(variables_pipe(str(launch.exchange), launch.identity.rank)).exists()
 
     def blame(self, launch: LaunchContext) -> str | None:
         """The job's own parameters of Open MPI, when mpirun starts a process here without them and none with them."""
@@ -98,16 +99,17 @@ class Mpi(Backend):
         own = sorted(name for name in asked if name.startswith(_PARAMETERS))
         seen = _without_ranks(launch)
         without = {name: value for name, value in seen.items() if name not in own}
-        if not own or _runs(seen) or not _runs({**_settings(launch), **without}):
+        walls = launch.confinement
+        if not own or _runs(seen, walls) or not _runs({**_settings(launch), **without}, walls):
             return None
         return f"mpirun starts nothing with the job's {', '.join(own)[:300]}; correct that, or leave it out"
 
     def returned(self, launch: LaunchContext) -> None:
         """Let mpirun count this rank as ended."""
-        report_return(str(launch.shared), launch.identity.rank)
+        report_return(str(launch.exchange), launch.identity.rank)
 
 
-def _runs(environment: dict[str, str]) -> bool:
+def _runs(environment: dict[str, str], confinement: Confinement | None) -> bool:
     """True when mpirun can start one process on this node; nothing that it started is left."""
     try:
         trial = Child(
@@ -118,6 +120,7 @@ def _runs(environment: dict[str, str]) -> bool:
             grace_s=0.0,
             on_lines=lambda *_: None,
             on_message=lambda _: None,
+            confinement=confinement,
         )
     except (OSError, ValueError):
         return False
@@ -133,7 +136,7 @@ def _without_ranks(launch: LaunchContext) -> dict[str, str]:
     """What mpirun and its daemons see: they are no rank, and what they keep goes with the worker group."""
     hidden = {name for name in launch.environment if name.endswith("RANK")} | {_SHARED_MEMORY}
     seen = {name: value for name, value in launch.environment.items() if name not in hidden}
-    return {**seen, "TMPDIR": str(launch.shared)}
+    return {**seen, "TMPDIR": str(launch.exchange)}
 
 
 def _is_lead(launch: LaunchContext) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 
 #: Variables by which Open MPI 4 gives a process its rank: https://docs.open-mpi.org, "Environment variables".
@@ -69,11 +70,13 @@ def take(folder: str, rank: int, command: list[str]) -> None:
 def report_return(folder: str, rank: int) -> None:
     """Report that the command of a rank returned 0; does nothing when no process waits for it."""
     try:
-        pipe = os.open(return_pipe(folder, rank), os.O_WRONLY | os.O_NONBLOCK)
+        # The command may have put a link or a file into its place.
+        pipe = os.open(return_pipe(folder, rank), os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return
     with os.fdopen(pipe, "wb") as over:
-        over.write(b".")
+        if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            over.write(b".")
 
 
 if __name__ == "__main__":

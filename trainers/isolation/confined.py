@@ -1,0 +1,211 @@
+"""The user and the view of one job's commands on a node, as long as a worker of the job lives there.
+
+`ConfinedJob` is what a supervisor has of it: it gives folders to the job's user, and says for each command what its
+forked process has to do (`trainers/processes/confinement.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from remora.isolation import Isolation, decide, offered
+from trainers.environments.public_package import public_package
+from trainers.isolation.memory import SEEN, JobMemory
+from trainers.isolation.mounts import MountStep, Shown, mount_steps
+from trainers.isolation.users import job_user
+from trainers.node_folders import work_root
+
+#: Devices that a command may use by their own rights or by their group.
+_DEVICES = ("dev/nvidia*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
+#: What a job's user is called where programs ask for a name.
+USER_NAME = "remora-job"
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What the forked process of one command does before it runs anything of the job."""
+
+    uid: int
+    #: Its own group first.
+    groups: tuple[int, ...]
+    steps: tuple[MountStep, ...]
+
+    def fields(self) -> dict[str, Any]:
+        """As `trainers.processes.confinement.confine` reads it, in JSON or marshalled."""
+        steps = [
+            {
+                "source": str(one.source) if one.source is not None else "",
+                "target": str(one.target),
+                "is_read_only": one.is_read_only,
+            }
+            for one in self.steps
+        ]
+        return {"uid": self.uid, "groups": list(self.groups), "steps": steps}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfinedJob:
+    """One job on this node; its folders are those of all its workers here."""
+
+    uid: int
+    groups: tuple[int, ...]
+    #: A folder of the node's user for the job's temporary files.
+    temporary: Path
+    #: The home of the job's user.
+    home: Path
+
+    def own(self, *paths: Path) -> None:
+        """Give files and folders, with all that is in them, to the job's user.  Raises OSError.
+
+        A script may run in them already: no link is followed, and what vanishes meanwhile is passed over.
+        """
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                _give(path, self.uid)
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables that are not those of the node's user."""
+        return {"HOME": str(self.home), "USER": USER_NAME, "LOGNAME": USER_NAME, "TMPDIR": "/tmp"}  # noqa: S108
+
+    def on_node(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
+        """For a command that runs among the files of the node, of which it needs `shown`."""
+        every = [*_of_interpreter(), *self._own_places(memory), *shown]
+        every.append(Shown(source=self.temporary / "passwd", target=Path("/etc/passwd")))
+        resolved = [_resolved(one) for one in every]
+        return Confinement(self.uid, self.groups, mount_steps(resolved, _hidden(), is_closed))
+
+    def in_container(self, memory: JobMemory | None) -> Confinement:
+        """For a command that has entered a container, which shows only what it needs already."""
+        steps = [
+            MountStep(source=one.source, target=one.target)
+            for one in self._own_places(memory)
+            if one.target != Path("/var/tmp")  # noqa: S108
+        ]
+        return Confinement(self.uid, self.groups, tuple(steps))
+
+    def _own_places(self, memory: JobMemory | None) -> list[Shown]:
+        places = {"/tmp": "tmp", "/var/tmp": "var-tmp"}  # noqa: S108 - the job's own ones are shown there
+        found = [
+            Shown(source=self.temporary / name, target=Path(path), is_read_only=False)
+            for path, name in places.items()
+        ]
+        if memory is not None:
+            found.append(Shown(source=memory.shared, target=SEEN, is_read_only=False))
+        return found
+
+
+@contextlib.contextmanager
+def confined_job(
+    asked: Isolation, attempt_id: str, folder: Path, temporary: Path
+) -> Iterator[ConfinedJob | None]:
+    """The job of this attempt, whose folders on this node are `folder` and `temporary`; None: it is not confined.
+
+    Raises IsolationImpossible, OSError.
+    """
+    uids = decide(asked, offered())
+    if uids is None:
+        yield None
+        return
+    # Nodes that are simulated on one machine have work folders, and users, of their own.
+    with job_user(f"{attempt_id} {work_root()}", uids) as uid:
+        home = folder / "home"
+        temporary = temporary.resolve()
+        for path, mode in ((home, 0o700), (temporary / "tmp", 0o1777), (temporary / "var-tmp", 0o1777)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+            os.chown(path, uid, uid)
+        _write_names(temporary / "passwd", uid)
+        groups = (uid, *device_groups(Path("/")))
+        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home)
+
+
+def device_groups(root: Path) -> tuple[int, ...]:
+    """Groups that may use the accelerators and networks of this machine, where not everyone may."""
+    found = set()
+    for pattern in _DEVICES:
+        for path in root.glob(pattern):
+            status = path.stat()
+            if stat.S_ISCHR(status.st_mode) and status.st_gid and not status.st_mode & stat.S_IWOTH:
+                found.add(status.st_gid)
+    return tuple(sorted(found))
+
+
+def is_closed(folder: Path) -> bool:
+    """Whether other users may not look into a folder; one that is not there hides nothing."""
+    try:
+        return not folder.stat().st_mode & stat.S_IXOTH
+    except OSError:
+        return False
+
+
+def redirected(environment: Mapping[str, str], job: ConfinedJob | None) -> dict[str, str]:
+    """Environment variables of a node's programs as the job's user has them."""
+    return dict(environment) if job is None else {**environment, **job.variables()}
+
+
+def _hidden() -> list[Path]:
+    """Folders that are covered whatever their rights are: the home of the node's user."""
+    home = Path.home().resolve()
+    return [home] if len(home.parts) > 1 and home.is_dir() else []
+
+
+def _of_interpreter() -> list[Shown]:
+    """This interpreter, its packages and ours: what a command of Python needs of the node."""
+    folders = {Path(sys.prefix), Path(sys.base_prefix), public_package()}
+    folders |= {Path(part) for part in sys.path if part and Path(part).is_dir()}
+    return [Shown(source=one, target=one) for one in folders if len(one.parts) > 1]
+
+
+def _resolved(one: Shown) -> Shown:
+    return Shown(
+        source=one.source.resolve(),
+        target=one.target.resolve() if one.source == one.target else one.target,
+        is_read_only=one.is_read_only,
+    )
+
+
+def _write_names(path: Path, uid: int) -> None:
+    """The node's names of users, with one for the job's: some programs want one."""
+    if path.exists():
+        return
+    known = Path("/etc/passwd").read_bytes() if Path("/etc/passwd").exists() else b""
+    draft = path.with_name(f"passwd.{os.getpid()}")
+    draft.write_bytes(known + f"{USER_NAME}:x:{uid}:{uid}::/:/bin/sh\n".encode())
+    draft.chmod(0o444)
+    draft.replace(path)
+
+
+def _give(path: Path, uid: int) -> None:
+    """One file, link or folder with all in it."""
+    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _give_in(above, path.name, uid)
+    finally:
+        os.close(above)
+
+
+def _give_in(above: int, name: str, uid: int) -> None:
+    try:
+        status = os.stat(name, dir_fd=above, follow_symlinks=False)
+        if status.st_uid != uid and (status.st_nlink == 1 or not stat.S_ISREG(status.st_mode)):
+            os.chown(name, uid, uid, dir_fd=above, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            return
+        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError:
+        # It went, or became another thing, while a script runs there: what that makes is its own anyway.
+        return
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries]
+        for one in names:
+            _give_in(folder, one, uid)
+    finally:
+        os.close(folder)

@@ -1,0 +1,171 @@
+"""Gives each job on a machine a user of its own, which no other job has while one of its processes may live.
+
+A user is a number of the node's range; /etc/passwd knows none of them.  For each there is a file in a folder of the
+node's user: its lock is shared by the supervisors of one job's workers, and it names the job.  What is left of a killed
+supervisor's job is ended before its number is given to another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from remora.isolation import IsolationImpossible, UidRange
+from trainers.node_folders import is_private, open_lock
+
+log = logging.getLogger(__name__)
+
+#: Where the locks of all users of the machine lie, in a folder of the node's user.
+_ROOT = Path("/tmp")  # noqa: S108 - private below it
+#: Characters of a job's name in a lock that are read.
+_NAME_LENGTH = 400
+#: Seconds in which killed processes of a user are gone.
+_END_S = 10.0
+#: Run as the user whose processes it ends, itself included: the kernel signals all of them at once.
+_KILL = (
+    "import os, sys; u = int(sys.argv[1]); os.setgroups([]); os.setresgid(u, u, u); os.setresuid(u, u, u); "
+    + ("os.kill(-1, 9)")
+)
+
+
+@contextlib.contextmanager
+def job_user(job: str, uids: UidRange) -> Iterator[int]:
+    """The number of the user of `job` (any text of one line) on this machine, as long as the context is open.
+
+    The last one that leaves ends every process of that user.  Raises IsolationImpossible when all numbers are in use,
+    OSError.
+    """
+    root = _root()
+    with _alone(root):
+        uid, lock = _shared(root, job) or _fresh(root, job, uids)
+    with lock:
+        try:
+            yield uid
+        finally:
+            with _alone(root):
+                _leave(uid, lock, root)
+
+
+def sweep_users() -> None:
+    """End what is left of the jobs of killed supervisors.  Raises OSError."""
+    root = _ROOT / _name()
+    if not root.is_dir() or not is_private(root):
+        return
+    with _alone(root):
+        for uid, path in _locks(root).items():
+            with open_lock(path, make=False) as lock:
+                if lock.read(1) and _is_free(lock):
+                    _leave(uid, lock, root)
+
+
+def end_user(uid: int) -> int:
+    """Kill all processes of a user and wait for their end; returns how many were seen.  Raises OSError."""
+    seen: set[int] = set()
+    deadline = time.monotonic() + _END_S
+    while found := processes_of(uid):
+        seen.update(found)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {found[:20]} of the user {uid} did not end")
+        subprocess.run(
+            [sys.executable, "-S", "-E", "-c", _KILL, str(uid)], check=False, stderr=subprocess.DEVNULL
+        )
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    return len(seen)
+
+
+def processes_of(uid: int) -> list[int]:
+    """Living processes of a user, by any of its numbers in /proc/PID/status."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                status = (entry / "status").read_text()
+                _, _, uids = status.partition("\nUid:")
+                is_dead = status.partition("\nState:\t")[2][:1] in "ZX"
+                if str(uid) in uids.partition("\n")[0].split() and not is_dead:
+                    found.append(int(entry.name))
+    return found
+
+
+def _root() -> Path:
+    root = _ROOT / _name()
+    root.mkdir(exist_ok=True, mode=0o700)
+    if not is_private(root):
+        raise PermissionError(f"{root} is no folder of this user alone; remove it")
+    return root
+
+
+def _name() -> str:
+    return f"remora-users-{os.getuid()}"
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Hold the lock under which numbers are given and taken back."""
+    with open_lock(root / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _locks(root: Path) -> dict[int, Path]:
+    return {int(path.stem): path for path in root.glob("*.lock") if path.stem.isdecimal()}
+
+
+def _shared(root: Path, job: str) -> tuple[int, IO[str]] | None:
+    """The user that the job has already, with its lock shared."""
+    for uid, path in _locks(root).items():
+        lock = open_lock(path, make=False)
+        if lock.read(_NAME_LENGTH) == job:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            return uid, lock
+        lock.close()
+    return None
+
+
+def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
+    """A user that no job has, with its lock shared."""
+    used = _locks(root)
+    for uid in range(uids.first, uids.last + 1):
+        lock = open_lock(root / f"{uid}.lock")
+        if _is_free(lock) and (uid in used or not processes_of(uid)):
+            end_user(uid)
+            lock.truncate(0)
+            lock.write(job[:_NAME_LENGTH])
+            lock.flush()
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            return uid, lock
+        lock.close()
+    raise IsolationImpossible(
+        f"the node runs no command: all users {uids.first} to {uids.last} belong to jobs; widen REMORA_JOB_UIDS"
+    )
+
+
+def _is_free(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _leave(uid: int, lock: IO[str], root: Path) -> None:
+    """Give a number back if this is the last one that holds it; it stays taken where its processes do not end."""
+    if not _is_free(lock):
+        return
+    try:
+        if count := end_user(uid):
+            log.warning("%d processes of the user %d had outlived their job and were ended", count, uid)
+        (root / f"{uid}.lock").unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("the user %d is not given back: %s", uid, error)

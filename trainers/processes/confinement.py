@@ -1,0 +1,170 @@
+"""Confines the process that becomes a job's command: another user, without rights, in a view of the files of its own.
+
+Called by the forked process of a command just before it runs anything of the job (`command_shim.py`, `fork_server.py`),
+with what the supervisor has decided (`trainers/isolation/confined.py`).  Standard library only.
+
+The view is a mount namespace: folders are covered by empty ones or replaced by others, and /proc shows a process only
+those of its own user.  Process ids, network and IPC stay those of the node, so that ranks reach each other.
+
+Source: mount_namespaces(7), capabilities(7), proc(5), prctl(2), keyctl(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Under this name file systems in memory for jobs are mounted.
+MEMORY = "remora-memory"
+_CLONE_NEWNS, _MNT_DETACH = 0x20000, 2
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = (
+    *(1, 2, 4, 8, 32, 4096, 16384),
+    1 << 19,
+)
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+_CAPABILITY_VERSION = 0x20080522
+_KEYCTL, _KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
+#: What an empty folder that covers another one may hold: names of what is shown below it.
+_COVER = "mode=755,size=1m,nr_inodes=4096"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def confine(walls: dict[str, Any], folder: str) -> None:
+    """Become the job's user in its own view of the files, in `folder`.  Raises OSError with what was not possible.
+
+    `walls`: `uid`, `groups` (a list of numbers, the first one is the process's own), `steps` (see `_take_step`), in the
+    order in which they are taken.
+    """
+    shim = os.getppid()
+    _check(_LIBC.unshare(_CLONE_NEWNS), "a mount namespace")
+    # What other supervisors unmount must go here too, and nothing of this reaches them.
+    _mount(None, "/", None, _MS_REC | _MS_SLAVE)
+    sources = [_opened(step["source"]) if step["source"] else -1 for step in walls["steps"]]
+    _leave_others(walls["steps"])
+    for step, source in zip(walls["steps"], sources, strict=True):
+        _take_step(step, source)
+    for source in sources:
+        if source >= 0:
+            os.close(source)
+    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=invisible")
+    _become_user(walls["uid"], walls["groups"])
+    os.chdir(folder)
+    # The kernel forgets it when the user changes.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != shim:
+        os._exit(1)
+
+
+def _leave_others(steps: list[dict[str, Any]]) -> None:
+    """Unmount the memory of other jobs here, so that this view does not keep it when those jobs are over."""
+    with open("/proc/self/mountinfo") as file:
+        lines = [line.split() for line in file]
+    for line in lines:
+        where = line[4]
+        if line[line.index("-") + 2] == MEMORY and not any(
+            step["source"].startswith(f"{where}/") for step in steps
+        ):
+            _LIBC.umount2(where.encode(), _MNT_DETACH)
+
+
+def _take_step(step: dict[str, Any], source: int) -> None:
+    """Cover the folder `target` by an empty one, or show what is open as `source` there, perhaps `is_read_only`."""
+    target = _place(step["target"], is_folder=source < 0 or os.path.isdir(f"/proc/self/fd/{source}"))
+    here = f"/proc/self/fd/{target}"
+    try:
+        if source < 0:
+            _mount("remora", here, "tmpfs", _MS_NOSUID | _MS_NODEV, _COVER)
+            return
+        _mount(f"/proc/self/fd/{source}", here, None, _MS_BIND | _MS_REC)
+    finally:
+        os.close(target)
+    if step["is_read_only"]:
+        shown = _place(step["target"], is_folder=True) if os.path.isdir(step["target"]) else None
+        name = step["target"] if shown is None else f"/proc/self/fd/{shown}"
+        _mount(None, name, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+        if shown is not None:
+            os.close(shown)
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be shown to the command: {error.strerror}") from None
+
+
+def _place(path: str, *, is_folder: bool) -> int:
+    """Open what lies at an absolute path, and make it where it is missing; no link is followed.
+
+    A script of the same job may put links into the folders that it shares with this command.
+    """
+    above = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    *folders, last = [part for part in path.split("/") if part]
+    try:
+        for part in folders:
+            below = _folder(above, part)
+            os.close(above)
+            above = below
+        if is_folder:
+            return _folder(above, last)
+        try:
+            os.close(os.open(last, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=above))
+        except FileExistsError:
+            pass
+        return os.open(last, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be shown to the command: {error.strerror}") from None
+    finally:
+        os.close(above)
+
+
+def _folder(above: int, name: str) -> int:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=above)
+    except FileNotFoundError:
+        os.mkdir(name, 0o755, dir_fd=above)
+        return os.open(name, flags, dir_fd=above)
+
+
+def _become_user(uid: int, groups: list[int]) -> None:
+    """Be that user, with these groups and no rights, now and after any `exec`."""
+    for capability in range(64):
+        # Beyond the last one, or without the right to drop it: then the next line but two is what counts.
+        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break
+    _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    number = _KEYCTL.get(os.uname().machine)
+    if number is not None:
+        # That of the node's user may hold keys.
+        _LIBC.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
+    os.setgroups(groups[1:])
+    os.setresgid(groups[0], groups[0], groups[0])
+    os.setresuid(uid, uid, uid)
+    # Of a node's user that is not root the kernel takes none.
+    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)
+    _check(_LIBC.capset(header, none), "giving up all capabilities")
+    os.umask(0o077)
+    # So that /proc/self is its own again.  What it could read of its memory is nothing of others.
+    _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    words = (None if word is None else os.fsencode(word) for word in (source, target, kind))
+    text = None if options is None else options.encode()
+    first, second, third = words
+    _check(_LIBC.mount(first, second, third, ctypes.c_ulong(flags), text), f"mounting {target}")
+
+
+def _check(answer: int, what: str) -> None:
+    if answer != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the command cannot be confined: {what}: {os.strerror(number)}")
