@@ -1,26 +1,20 @@
 """How a job's command can be kept apart from its node on this machine: as a user of its own, or not at all.
 
-`users` needs the rights of root, or these capabilities of its unit; what a machine offers is tried once.  Used by the
-platform's own processes on a node and by the start of the service.  Standard library only.
+Pure; `remora/machine_isolation.py` tries out what a machine offers.
 
-Source: capabilities(7), user_namespaces(7), mount_namespaces(7).
+Source: capabilities(7), user_namespaces(7).
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import threading
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Literal
 
 #: What may be asked for.
 Isolation = Literal["auto", "users", "none"]
 #: Environment variable of a node with the range of its jobs' users, and the range without it.  No distribution gives
 #: these numbers to anything: https://systemd.io/UIDS-GIDS
-UIDS_VARIABLE, _UIDS = "REMORA_JOB_UIDS", "2000000000-2000000999"
+UIDS_VARIABLE, USUAL_UIDS = "REMORA_JOB_UIDS", "2000000000-2000000999"
 #: Numbers of the capabilities without which no command can be given to another user, with their names.
 _NEEDED = {
     0: "CAP_CHOWN",
@@ -32,7 +26,6 @@ _NEEDED = {
     19: "CAP_SYS_PTRACE",
     21: "CAP_SYS_ADMIN",
 }
-_CLONE_NEWNS, _MS_REC, _MS_SLAVE, _MS_PROC = 0x20000, 16384, 1 << 19, 2 | 4 | 8
 
 
 class IsolationImpossible(Exception):
@@ -74,10 +67,10 @@ def parse_uids(text: str) -> UidRange:
     """The range in `first-last`.  Raises ValueError with what is wrong."""
     first, _, last = text.strip().partition("-")
     if not (first.isascii() and first.isdecimal() and last.isascii() and last.isdecimal()):
-        raise ValueError(f"{UIDS_VARIABLE} is two numbers with a hyphen, as in {_UIDS}")
+        raise ValueError(f"{UIDS_VARIABLE} is two numbers with a hyphen, as in {USUAL_UIDS}")
     found = UidRange(first=int(first), last=int(last))
     if not 1000 <= found.first <= found.last < 2**32 - 1:
-        raise ValueError(f"{UIDS_VARIABLE} has to be a range above 1000, as {_UIDS} is")
+        raise ValueError(f"{UIDS_VARIABLE} has to be a range above 1000, as {USUAL_UIDS} is")
     return found
 
 
@@ -96,18 +89,6 @@ def decide(asked: Isolation, offer: Offer) -> UidRange | None:
     return offer.uids
 
 
-@cache
-def offered() -> Offer:
-    """What this machine offers to this process; tried once."""
-    try:
-        uids = parse_uids(os.environ.get(UIDS_VARIABLE) or _UIDS)
-        status, uid_map = Path("/proc/self/status").read_text(), Path("/proc/self/uid_map").read_text()
-    except (OSError, ValueError) as error:
-        return Offer(uids=None, why_not=str(error))
-    why_not = missing(status, uid_map, uids) or _try()
-    return Offer(uids=None, why_not=why_not) if why_not else Offer(uids=uids)
-
-
 def missing(status: str, uid_map: str, uids: UidRange) -> str:
     """What a process lacks to give its commands to these users; "": nothing (pure).
 
@@ -123,23 +104,3 @@ def missing(status: str, uid_map: str, uids: UidRange) -> str:
         if first <= uids.first and uids.last < first + count:
             return ""
     return f"its user namespace has no users {uids.first} to {uids.last}"
-
-
-def _try() -> str:
-    """Whether a view of the files can be made; "" or what failed.  In a thread, whose view goes with it."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(_mount_proc()))
-    thread.start()
-    thread.join()
-    return found[0] if found else "it could not be tried out"
-
-
-def _mount_proc() -> str:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS) != 0:
-        return f"it can make no mount namespace: {os.strerror(ctypes.get_errno())}"
-    if libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None) != 0:
-        return f"it can change no mounts: {os.strerror(ctypes.get_errno())}"
-    if libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_PROC), b"hidepid=invisible") != 0:
-        return f"it cannot hide processes in /proc: {os.strerror(ctypes.get_errno())}"
-    return ""

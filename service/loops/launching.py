@@ -70,6 +70,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         log_limit_bytes=settings.max_log_bytes,
         max_processes=settings.max_processes,
         max_shm_bytes=settings.max_shm_bytes,
+        isolation=settings.isolation,
         max_output_bytes=settings.max_output_bytes,
         warm_modules=settings.warm,
         previous_step=job.max_step,

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remora.isolation import Isolation, decide, offered
+from remora.isolation import Isolation, decide
+from remora.machine_isolation import offered
 from trainers.environments.public_package import public_package
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from remora.code.bundle import pack
-from remora.isolation import offered
+from remora.machine_isolation import offered
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
 from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
