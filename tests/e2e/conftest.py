@@ -15,7 +15,8 @@ from tests.e2e.raw_http import RawClient
 @pytest.fixture(scope="session")
 def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     """`remora up` with two nodes of one CPU; at the end nothing of it is left."""
-    embedded = Embedded(tmp_path_factory.mktemp("remora") / "home")
+    # Scripts of these tests write into folders of the tests, which are closed to other users.
+    embedded = Embedded(tmp_path_factory.mktemp("remora") / "home", variables={"REMORA_ISOLATION": "none"})
     try:
         embedded.start()
         yield embedded

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -65,7 +65,10 @@ class Answer:
 class Embedded:
     """`remora up`: started, killed in parts or whole, started again on the same home, ended."""
 
-    def __init__(self, home: Path, nodes: int = 2, cloud: str = "local") -> None:
+    def __init__(
+        self, home: Path, nodes: int = 2, cloud: str = "local", variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`variables` are added to the environment of its processes and commands."""
         self.home = home
         self.nodes = nodes
         self.cloud = cloud
@@ -78,6 +81,7 @@ class Embedded:
             **{name: value for name, value in os.environ.items() if not name.startswith("REMORA_")},
             "REMORA_HOME": str(home),
             "REMORA_STORES": json.dumps({"datasets": str(self.datasets)}),
+            **(variables or {}),
         }
 
     def start(self) -> None:

@@ -20,6 +20,7 @@ from remora.machine_isolation import offered
 from trainers.environments.public_package import public_package
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
+from trainers.isolation.network import guarded_network
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
 
@@ -115,7 +116,7 @@ def confined_job(
         yield None
         return
     # Nodes that are simulated on one machine have work folders, and users, of their own.
-    with job_user(f"{attempt_id} {work_root()}", uids) as uid:
+    with job_user(f"{attempt_id} {work_root()}", uids) as uid, guarded_network(uids):
         home = folder / "home"
         temporary = temporary.resolve()
         for path, mode in ((home, 0o700), (temporary / "tmp", 0o1777), (temporary / "var-tmp", 0o1777)):

@@ -1,0 +1,78 @@
+"""Installs the rules for connections of jobs on this machine, keeps them true, and removes them.
+
+Only where an operator says so (`REMORA_NETWORK_RULES`): it changes the ruleset of the machine, though nothing in it but
+one table.  Needs nft and CAP_NET_ADMIN.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from remora.isolation import UidRange
+from remora.network_rules import TABLE, listening_ports, ruleset
+
+#: Environment variable of a node, a head or a service: whether it installs rules.
+VARIABLE = "REMORA_NETWORK_RULES"
+#: Seconds that nft may take.
+_NFT_S = 20.0
+
+
+class NoNetworkRules(Exception):
+    """The rules cannot be installed here; the message says why."""
+
+
+def is_asked() -> bool:
+    """Whether this process's environment asks for rules."""
+    return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+class NetworkFilter:
+    """The rules of this machine for the users of jobs."""
+
+    def __init__(self, uids: UidRange) -> None:
+        self._uids = uids
+        self._installed = ""
+
+    def update(self, others: Iterable[tuple[str, int]] = ()) -> bool:
+        """Install the rules, or make them true again; True when something had changed.
+
+        The ports of this machine are those at which processes of this user listen now, `others` are addresses and ports
+        of other machines.  Raises NoNetworkRules.
+        """
+        ports: set[int] = set()
+        for name in ("tcp", "tcp6"):
+            try:
+                ports |= listening_ports(Path(f"/proc/net/{name}").read_text(), os.geteuid())
+            except OSError:
+                # A machine without IPv6 has no such file.
+                continue
+        wanted = ruleset(self._uids, ports, others)
+        if wanted == self._installed:
+            return False
+        _nft(wanted)
+        self._installed = wanted
+        return True
+
+
+def remove() -> None:
+    """Remove the rules; fine when there are none.  Raises NoNetworkRules."""
+    _nft(f"add table inet {TABLE}\ndelete table inet {TABLE}\n")
+
+
+def _nft(script: str) -> None:
+    program = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if program is None:
+        raise NoNetworkRules("this machine has no nft; install nftables")
+    try:
+        done = subprocess.run(
+            [program, "-f", "-"], input=script, capture_output=True, text=True, timeout=_NFT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoNetworkRules(f"nft cannot be run: {error}") from error
+    if done.returncode != 0:
+        why = next((line for line in done.stderr.splitlines() if line.strip()), "it says nothing")
+        raise NoNetworkRules(f"nft refuses the rules: {why}")

@@ -1,0 +1,87 @@
+"""Keeps the rules for connections of jobs true on a node while commands of a job run there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import ray
+
+from remora.isolation import IsolationImpossible, UidRange
+from remora.network_filter import NetworkFilter, NoNetworkRules, is_asked
+
+#: Seconds between two looks at which ports the platform's processes of this machine have, and those of other nodes.
+_EVERY_S, _OTHERS_EVERY = 2.0, 15
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def guarded_network(
+    uids: UidRange, others: Callable[[], Iterable[tuple[str, int]]] | None = None
+) -> Iterator[None]:
+    """While the context is open the rules hold, if this node's environment asks for them.
+
+    `others` says which addresses and ports other machines have; None: Ray does.
+    Raises IsolationImpossible when they cannot be installed.
+    """
+    if not is_asked():
+        yield
+        return
+    guard = _Guard(NetworkFilter(uids), others or ports_of_nodes)
+    try:
+        guard.look()
+    except NoNetworkRules as error:
+        raise IsolationImpossible(
+            f"the node runs no command: REMORA_NETWORK_RULES is true, and {error}; correct that, or leave it out"
+        ) from error
+    thread = threading.Thread(target=guard.run, name="network", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        guard.over.set()
+        thread.join()
+
+
+class _Guard:
+    def __init__(self, rules: NetworkFilter, others: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        self._rules, self._others = rules, others
+        self._known: list[tuple[str, int]] = []
+        self._looks = 0
+        self.over = threading.Event()
+
+    def look(self) -> None:
+        """Make the rules true.  Raises NoNetworkRules."""
+        if self._looks % _OTHERS_EVERY == 0:
+            try:
+                self._known = list(self._others())
+            except Exception as error:  # the head may be gone for a while: what was known holds
+                log.warning("the ports of other nodes are not known: %s", error)
+        self._looks += 1
+        self._rules.update(self._known)
+
+    def run(self) -> None:
+        """Do that again and again until it is over."""
+        while not self.over.wait(_EVERY_S):
+            try:
+                self.look()
+            except NoNetworkRules as error:
+                log.warning("the rules for connections of jobs are not true any more: %s", error)
+
+
+def ports_of_nodes() -> list[tuple[str, int]]:
+    """Addresses and ports of Ray's processes on all living nodes, as far as Ray lists them."""
+    nodes: list[dict[str, Any]] = [one for one in ray.nodes() if one.get("Alive")]
+    listed = ("NodeManagerPort", "ObjectManagerPort", "MetricsExportPort", "RuntimeEnvAgentPort")
+    found = [
+        (str(node["NodeManagerAddress"]), int(node[name]))
+        for node in nodes
+        for name in listed
+        if int(node.get(name) or 0) > 0
+    ]
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return [*found, (host, int(port))]
