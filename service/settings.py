@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     max_log_bytes: int = Field(default=64 * 2**20, gt=0)
     #: Processes and threads that one worker's command may have, where the node can count them.
     max_processes: int = Field(default=16_384, ge=64)
-    #: Whether commands of jobs run as users of their own: where their node can do that, always (else it runs none), never.
+    #: Whether commands of jobs run as users of their own: where their node can, always (else it runs none), never.
     isolation: Isolation = "auto"
     #: Bytes of the files that one worker's command makes in /dev/shm; 0: half of what fits there.
     max_shm_bytes: int = Field(default=0, ge=0)

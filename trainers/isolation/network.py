@@ -14,7 +14,7 @@ from remora.isolation import IsolationImpossible, UidRange
 from remora.network_filter import NetworkFilter, NoNetworkRules, is_asked
 
 #: Seconds between two looks at which ports the platform's processes of this machine have, and those of other nodes.
-_EVERY_S, _OTHERS_EVERY = 2.0, 15
+_EVERY_S, _OTHERS_EVERY = 0.5, 60
 
 log = logging.getLogger(__name__)
 

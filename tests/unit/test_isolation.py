@@ -1,0 +1,47 @@
+"""What a machine offers to keep jobs apart, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from remora.isolation import IsolationImpossible, Offer, UidRange, decide, missing, parse_uids
+
+RANGE = UidRange(first=2_000_000_000, last=2_000_000_999)
+ROOT = "Name:\tx\nCapEff:\t000001ffffffffff\n"
+ALL_USERS = "         0          0 4294967295\n"
+
+
+def test_auto_takes_what_there_is_and_none_takes_nothing() -> None:
+    users, nothing = Offer(uids=RANGE), Offer(uids=None, why_not="it is not root")
+    assert decide("auto", users) == decide("users", users) == RANGE
+    assert decide("auto", nothing) is decide("none", users) is None
+    with pytest.raises(
+        IsolationImpossible, match="the node runs no command: isolation is users, and it is not root"
+    ):
+        decide("users", nothing)
+    assert "as users 2000000000 to 2000000999" in users.sentence
+    assert "(it is not root)" in nothing.sentence
+
+
+def test_every_right_that_is_missing_is_named() -> None:
+    assert missing(ROOT, ALL_USERS, RANGE) == ""
+    assert missing("CapEff:\t0000000000000000\n", ALL_USERS, RANGE).endswith("CAP_SYS_PTRACE, CAP_SYS_ADMIN")
+    without_admin = f"CapEff:\t{0x1FFFFFFFFFF & ~(1 << 21):016x}\n"
+    assert missing(without_admin, ALL_USERS, RANGE) == "it has not the rights of root, nor CAP_SYS_ADMIN"
+
+
+def test_a_container_without_these_users_is_said_to_have_none() -> None:
+    assert (
+        missing(ROOT, "0 100000 65536\n", RANGE) == "its user namespace has no users 2000000000 to 2000000999"
+    )
+    assert missing(ROOT, "0 0 1\n1 2000000000 5\n", UidRange(first=1, last=5)) == ""
+
+
+@pytest.mark.parametrize("text", ["", "5", "x-y", "2000000999-2000000000", "0-10", "2000-99999999999", "²-³"])
+def test_a_range_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="REMORA_JOB_UIDS"):
+        parse_uids(text)
+
+
+def test_a_range_is_two_numbers() -> None:
+    assert parse_uids(" 5000-5999 ") == UidRange(first=5000, last=5999)
