@@ -83,14 +83,13 @@ class ConfinedJob:
         resolved = [_resolved(one) for one in every]
         return Confinement(self.uid, self.groups, mount_steps(resolved, _hidden(), is_closed))
 
-    def in_container(self, memory: JobMemory | None) -> Confinement:
-        """For a command that has entered a container, which shows only what it needs already."""
-        steps = [
-            MountStep(source=one.source, target=one.target)
-            for one in self._own_places(memory)
-            if one.target != Path("/var/tmp")  # noqa: S108
-        ]
-        return Confinement(self.uid, self.groups, tuple(steps))
+    def in_container(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
+        """For a command that has entered a container, in which folders of the node have the same paths.
+
+        Only what lies in a folder that the job's own ones replace has to be `shown` again.
+        """
+        steps = mount_steps([*self._own_places(memory), *shown], (), lambda _: False)
+        return Confinement(self.uid, self.groups, steps)
 
     def _own_places(self, memory: JobMemory | None) -> list[Shown]:
         places = {"/tmp": "tmp", "/var/tmp": "var-tmp"}  # noqa: S108 - the job's own ones are shown there

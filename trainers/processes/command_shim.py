@@ -79,12 +79,12 @@ def main(arguments: list[str]) -> None:
         try:
             leave_shim(request["supervisor"], cgroups)
             folder = os.getcwd()
+            if request["walls"]:
+                # Beside this file, which is run outside of any package, and not in a container.
+                from confinement import confine  # type: ignore[import-not-found]
             if request["container"]:
                 enter_container(request["container"])
             if request["walls"]:
-                # Beside this file, which is run outside of any package.
-                from confinement import confine  # type: ignore[import-not-found]
-
                 confine(request["walls"], folder)
             _become(command, request["environment"])
         except OSError as error:

@@ -29,6 +29,7 @@ from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
 from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible, environment_folders
+from trainers.environments.public_package import public_package
 from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.inputs.download import InputMissing
 from trainers.isolation.confined import ConfinedJob, confined_job
@@ -533,15 +534,17 @@ class Supervisor:
             return launch
         memory = None if self._snapshots is None else self._snapshots.confined
         job.own(launch.code, launch.scratch, launch.outputs, launch.exchange)
-        if prepared.container is not None:
-            return dataclasses.replace(launch, confinement=job.in_container(memory))
-        if self._python is not None:
-            job.own(self._python.python.parent.parent)
         read = [*prepared.inputs.values(), *([launch.resume] if launch.resume is not None else [])]
         if prepared.built is not None:
             read += environment_folders(prepared.built)
+        if prepared.container is not None:
+            read.append(public_package())
         shown = [Shown(source=path, target=path) for path in read]
         shown.append(Shown(source=folder, target=folder, is_read_only=False))
+        if prepared.container is not None:
+            return dataclasses.replace(launch, confinement=job.in_container(shown, memory))
+        if self._python is not None:
+            job.own(self._python.python.parent.parent)
         return dataclasses.replace(launch, confinement=job.on_node(shown, memory))
 
     def _fill_outputs(self, folder: Path) -> OutputsCollector:

@@ -15,11 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
+from remora.machine_isolation import offered
 from remora.script import channel
 from tests.container_images import image
 from trainers.containers.arguments import Mount
 from trainers.containers.container import container
 from trainers.containers.images import node_image
+from trainers.isolation.confined import ConfinedJob, Confinement, confined_job
+from trainers.isolation.mounts import Shown
 from trainers.processes.child import Child
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.processes.fork_server_client import ForkServer, server_environment
@@ -81,8 +84,15 @@ class Heard:
 class ChildHarness:
     """Starts children in one folder."""
 
-    def __init__(self, folder: Path, fork_server: ForkServer | None = None, container: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fork_server: ForkServer | None = None,
+        container: int = 0,
+        job: ConfinedJob | None = None,
+    ) -> None:
         self.folder = folder
+        self.job = job
         self.fork_server = fork_server
         self.container = container
         self.heard = Heard()
@@ -107,9 +117,18 @@ class ChildHarness:
             fork_server=self.fork_server,
             most_processes=most_processes,
             container=self.container,
+            confinement=None if self.job is None else self._confinement(self.job),
         )
         self._children.append(child)
         return child
+
+    def _confinement(self, job: ConfinedJob) -> Confinement:
+        job.own(self.folder)
+        places = [Shown(source=self.folder, target=self.folder, is_read_only=False)]
+        if not self.container:
+            return job.on_node(places, None)
+        interpreter = (ROOT, Path(sys.prefix))
+        return job.in_container([*places, *(Shown(source=path, target=path) for path in interpreter)], None)
 
     def python(self, code: str, **options: Any) -> Child:
         child = self.start(sys.executable, "-c", f"import sys\nSLEEPER = {SLEEPER!r}\n{code}", **options)
@@ -139,15 +158,25 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield made.pid
 
 
-@pytest.fixture(params=["started", "forked", "in a container"])
+WAYS = ["started", "forked", "in a container"]
+
+
+@pytest.fixture(params=[*WAYS, *(f"{way}, as a user of its own" for way in WAYS)])
 def harness(
     request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[ChildHarness]:
     """All that is promised holds however the command comes to life."""
-    inside = request.getfixturevalue("entered") if request.param == "in a container" else 0
-    with_folder = ChildHarness(tmp_path, fork_server if request.param == "forked" else None, inside)
-    yield with_folder
-    with_folder.close()
+    way, _, is_confined = request.param.partition(", ")
+    if is_confined and offered().uids is None:
+        pytest.skip(offered().why_not)
+    inside = request.getfixturevalue("entered") if way == "in a container" else 0
+    folder, temporary = tmp_path / "folder", tmp_path / "temporary"
+    folder.mkdir()
+    temporary.mkdir()
+    with confined_job("users" if is_confined else "none", tmp_path.name, tmp_path, temporary) as job:
+        with_folder = ChildHarness(folder, fork_server if way == "forked" else None, inside, job)
+        yield with_folder
+        with_folder.close()
 
 
 def is_gone(pid: int) -> bool:
