@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from remora.isolation import UidRange
+from remora.isolation import Offer, UidRange
 from remora.network_rules import TABLE, listening_ports, ruleset
 
 #: Environment variable of a node, a head or a service: whether it installs rules.
@@ -56,6 +56,28 @@ class NetworkFilter:
         _nft(wanted)
         self._installed = wanted
         return True
+
+
+def begin(offer: Offer) -> str:
+    """Install the rules when a node or a service starts, if they are asked for; returns what holds, for people."""
+    if offer.uids is None or not is_asked():
+        return f"connections of jobs are not limited on this machine ({VARIABLE} is not set, or jobs have no users)"
+    try:
+        NetworkFilter(offer.uids).update()
+    except NoNetworkRules as error:
+        return f"no command of a job will run here: {VARIABLE} is true, and {error}"
+    return f"connections of jobs are limited by the table {TABLE} of nftables"
+
+
+def end() -> str:
+    """Remove them when it ends; returns why they are still there, "" where they are not."""
+    if not is_asked():
+        return ""
+    try:
+        remove()
+    except NoNetworkRules as error:
+        return f"the table {TABLE} of nftables is still there: {error}"
+    return ""
 
 
 def remove() -> None:

@@ -19,7 +19,9 @@ from rich.console import Console
 
 from cluster.local import head, machine
 from cluster.provider import ProviderError
-from remora import cgroups
+from remora import cgroups, network_filter
+from remora.isolation import IsolationImpossible, decide
+from remora.machine_isolation import offered
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
@@ -177,12 +179,28 @@ def up(settings: Settings, console: Console) -> None:
         console.print(f"Remora starts in {settings.home}; stop it with Ctrl-C or `remora down`.")
         if cgroups.walls().folder is None:
             console.print(f"note: {cgroups.walls().sentence}")
+        if settings.cloud == "local":
+            console.print(f"note: {_sentence_on_isolation(settings)}")
         try:
             service.run()
             console.print("Stopping the API, the controller, the nodes and the head ...")
         finally:
             service.shut_down()
+            if settings.cloud == "local" and (why := network_filter.end()):
+                console.print(f"note: {why}")
         console.print("Stopped; jobs and checkpoints are kept.")
+
+
+def _sentence_on_isolation(settings: Settings) -> str:
+    """What keeps commands apart on the nodes of this machine.  Raises CannotStart when it is not what was asked for."""
+    if settings.isolation == "none":
+        return "commands of jobs run as the service's own user: isolation is none"
+    try:
+        decide(settings.isolation, offered())
+    except IsolationImpossible as error:
+        raise CannotStart(str(error)) from error
+    rules = network_filter.begin(offered())
+    return offered().sentence if not network_filter.is_asked() else f"{offered().sentence}; {rules}"
 
 
 def down(home: Path, console: Console) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import uuid
 from collections.abc import Iterator
@@ -90,6 +91,17 @@ class ConfinedFolder:
         """A folder below this one, made with all above it unless it is there."""
         with self._above(f"{name}/-", make=True):
             pass
+
+    def copy_in(self, source: Path, name: str) -> None:
+        """Copy a file of this user to a name below this folder, whole or not at all, where nothing has that name."""
+        draft = f"{name}.{uuid.uuid4().hex[:16]}.tmp"
+        with source.open("rb") as content, self.open_to_write(draft, is_new=True) as target:
+            shutil.copyfileobj(content, target)
+        with self._above(name) as (folder, last), self._above(draft) as (above, first):
+            try:
+                os.link(first, last, src_dir_fd=above, dst_dir_fd=folder, follow_symlinks=False)
+            finally:
+                os.unlink(first, dir_fd=above)
 
     def make_link(self, name: str, target: Path) -> None:
         """A link to `target` below this folder, where nothing has the name; the folders above it are made."""

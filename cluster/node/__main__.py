@@ -28,7 +28,8 @@ from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
 from cluster.node.boot import NodeFileUnusable, NodeRuntime, parse, start_of
 from cluster.provider import InvalidRequest
-from remora import cgroups
+from remora import cgroups, network_filter
+from remora.machine_isolation import offered
 
 log = logging.getLogger("cluster.node")
 
@@ -70,6 +71,8 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
     _write(Path(runtime.token), token)
     log.info("the secret of the cluster %s has come", node.cluster)
     log.info("%s", cgroups.walls().sentence)
+    log.info("%s", offered().sentence)
+    log.info("%s", network_filter.begin(offered()))
     name = node.node or node_id(runtime.metadata_url, stopping)
     if not name:
         return 0
@@ -78,7 +81,13 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
     except InvalidRequest as error:
         raise NodeFileUnusable(str(error)) from error
     log.info("joining the Ray head %s as %s", node.head, name)
-    status = node_processes.run(start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping)
+    try:
+        status = node_processes.run(
+            start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping
+        )
+    finally:
+        if why := network_filter.end():
+            log.warning("%s", why)
     if status is None:
         log.info("asked to end; Ray and the agent have ended")
         return 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import shutil
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from remora.deepspeed import record
 from remora.deepspeed.config_files import check_config_files
 from remora.deepspeed.refusal import Refused
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext
+from trainers.confined_folders import ConfinedFolder
 
 #: Interpreters that run `remora.deepspeed.site` before a script.
 _SITE = Path(record.__file__).parent / "site"
@@ -62,13 +62,12 @@ def _link_checkpoint(saved: record.Record, resume: Path, code: Path) -> None:
     """
     if saved.folder is None:
         return
-    target = code / saved.folder
-    target.mkdir(parents=True, exist_ok=True)
-    for entry in resume.iterdir():
-        with contextlib.suppress(FileExistsError):
-            if entry.is_dir():
-                (target / entry.name).symlink_to(entry)
-            elif not (target / entry.name).exists():
-                draft = target / f"{entry.name}.{os.getpid()}.tmp"
-                shutil.copyfile(entry, draft)
-                draft.rename(target / entry.name)
+    # A script of another worker may run there already, and put links anywhere.
+    with ConfinedFolder(code) as opened:
+        for entry in resume.iterdir():
+            name = str(PurePosixPath(saved.folder, entry.name))
+            with contextlib.suppress(FileExistsError):
+                if entry.is_dir():
+                    opened.make_link(name, entry)
+                else:
+                    opened.copy_in(entry, name)

@@ -527,10 +527,25 @@ class Supervisor:
             return snapshot_space(name, workers)
         return confined_space(name, workers, self._plan.max_shm_bytes, self._job)
 
+    def _may_confine_containers(self) -> bool:
+        """Whether a job's user exists in containers: not in the user namespaces that podman makes without root.
+
+        Raises IsolationImpossible where commands may not run without a user of their own.
+        """
+        if os.geteuid() == 0:
+            return True
+        why = "containers of this node have no user for the job, because its service is not root"
+        if self._plan.isolation == "users":
+            raise IsolationImpossible(
+                f"the node runs no command: isolation is users, and {why}; leave environment.image out"
+            )
+        self._outbox.put_lines("remora", f"{why}: the command runs with the rights of the node")
+        return False
+
     def _confined(self, launch: LaunchContext, folder: Path) -> LaunchContext:
         """Give the worker's folders to the job's user; returns how its commands become that user's."""
         job, prepared = self._job, self._preparation
-        if job is None:
+        if job is None or (prepared.container is not None and not self._may_confine_containers()):
             return launch
         memory = None if self._snapshots is None else self._snapshots.confined
         job.own(launch.code, launch.scratch, launch.outputs, launch.exchange)
