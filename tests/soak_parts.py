@@ -245,6 +245,14 @@ PARTS: Mapping[str, Part] = {
         ("tests/integration/cluster/test_local_cluster.py",),
         ("cluster/local", "cluster/node", "cluster/ray"),
     ),
+    "isolation": Part(
+        ("tests/e2e/test_hostile_job.py",),
+        (
+            *("trainers/isolation", "trainers/processes", "trainers/supervisor", "remora/isolation.py"),
+            *("remora/machine_isolation.py", "remora/network_filter.py", "remora/network_rules.py"),
+            *("tests/e2e/hostile_job.py", "tests/e2e/hostile_stage.py"),
+        ),
+    ),
     "commands": Part(
         (
             "tests/e2e/test_losses.py",

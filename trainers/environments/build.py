@@ -22,8 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainers.confined_folders import remove_tree
+from remora.isolation import Isolation, decide
+from remora.machine_isolation import offered
+from trainers.confined_folders import ConfinedFolder, remove_tree
 from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
+from trainers.environments.confined_build import confined_build
 from trainers.environments.public_package import public_folder
 from trainers.environments.request import (
     INHERITED,
@@ -119,12 +122,14 @@ def environment(
     bundle: str | None = None,
     show: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
+    isolation: Isolation = "auto",
 ) -> Iterator[BuiltEnvironment]:
     """The environment, built where it is not there yet; it stays as long as the context is open.
 
     `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log, and
-    `show` with the state of a build whenever that changes.  A build ends when `stop` is set.
-    Raises EnvironmentFailed, EnvironmentImpossible, OSError.
+    `show` with the state of a build whenever that changes.  A build ends when `stop` is set; what is code of the job in
+    it runs as `isolation` says.
+    Raises EnvironmentFailed, EnvironmentImpossible, IsolationImpossible, OSError.
     """
     work = BuildWork(say, show, TimeLimit(stop or threading.Event()))
     root = root or work_root() / "environments"
@@ -140,7 +145,7 @@ def environment(
         def make() -> None:
             if folder.exists():
                 remove_tree(folder)
-            built.append(_build(asked, folder, file, code, work, is_inherited=is_inherited))
+            built.append(_build(asked, folder, file, code, work, isolation, is_inherited=is_inherited))
 
         # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
         make_once(lock, lambda: _known(folder) is not None, make, work.limit.check)
@@ -280,6 +285,7 @@ def _build(
     file: Path | None,
     code: Path,
     work: BuildWork,
+    isolation: Isolation,
     *,
     is_inherited: bool,
 ) -> BuiltEnvironment:
@@ -289,34 +295,77 @@ def _build(
     work.say(f"building the environment {folder.name[:12]} of the job")
     wanted = _interpreter(asked.python)
     _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, work)
-    installed = 0
     if file is not None and file.suffix == ".lock":
         file = _export(file, folder, work, is_inherited=is_inherited)
-    if asked.pip or file is not None:
-        options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
-        if is_inherited:
-            excluded = folder / "excluded.txt"
-            excluded.write_text("".join(f"{name}\n" for name in _not_installed()))
-            options += ["--excludes", str(excluded)]
-        options += ["--requirements", str(file)] if file is not None else []
-        installed = _uv([*options, "--", *asked.pip], code, work)
+    # Before anything of the job runs in it: what that makes of it is a stranger's.
     _layer(folder, is_inherited=is_inherited)
     if asked.setup is not None:
-        work.say("environment.setup begins")
         write_pip(folder / "bin")
-        variables = {
-            **program_variables(os.environ),
-            "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
-            "VIRTUAL_ENV": str(folder),
-        }
-        work.says_all = True
-        command = ["bash", "-euo", "pipefail", "-c", asked.setup]
-        _run("environment.setup failed", command, code, variables, work)
+    installed = _install(asked, folder, file, code, work, isolation, is_inherited=is_inherited)
+    if asked.setup is not None:
+        _set_up(asked.setup, folder, code, work, isolation)
     build_s = time.monotonic() - began
     build_id = uuid.uuid4()
-    (folder / _COMPLETE).write_text(json.dumps({"packages": installed, "build_id": build_id.hex}))
+    with ConfinedFolder(folder) as opened:
+        opened.remove(_COMPLETE)
+        with opened.open_to_write(_COMPLETE, is_new=True) as record:
+            record.write(json.dumps({"packages": installed, "build_id": build_id.hex}).encode())
     work.say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
     return _built(folder, build_s, installed, build_id.hex[:16])
+
+
+def _install(
+    asked: EnvironmentRequest,
+    folder: Path,
+    file: Path | None,
+    code: Path,
+    work: BuildWork,
+    isolation: Isolation,
+    *,
+    is_inherited: bool,
+) -> int:
+    """Install the packages; returns how many there were."""
+    if not asked.pip and file is None:
+        return 0
+    options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
+    if is_inherited:
+        excluded = folder / "excluded.txt"
+        excluded.write_text("".join(f"{name}\n" for name in _not_installed()))
+        options += ["--excludes", str(excluded)]
+    options += ["--requirements", str(file)] if file is not None else []
+    words = ["--", *asked.pip]
+    if decide(isolation, offered()) is None:
+        return _uv([*options, *words], code, work)
+    try:
+        # Wheels are unpacked and run nothing, so that they may come from the cache of the node.
+        return _uv([*options, "--no-build", *words], code, work)
+    except EnvironmentFailed:
+        work.limit.check()
+    relative = None if file is None or not file.is_relative_to(code) else file.relative_to(code)
+    with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
+        assert build is not None
+        if relative is not None:
+            options[options.index("--requirements") + 1] = str(build.code / relative)
+        options[options.index("hardlink")] = "copy"
+        command = [uv_program(), "--no-progress", "--color", "never", *options, *words]
+        failure = "uv could not build it"
+        return _run(failure, build.command(command), build.code, build.variables({}), work)
+
+
+def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation) -> None:
+    """Run the commands with which the job finishes its environment."""
+    work.say("environment.setup begins")
+    work.says_all = True
+    own = {
+        "PATH": f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/local/bin:/usr/bin:/bin')}",
+        "VIRTUAL_ENV": str(folder),
+    }
+    command, failure = ["bash", "-euo", "pipefail", "-c", setup], "environment.setup failed"
+    with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
+        if build is None:
+            _run(failure, command, code, {**program_variables(os.environ), **own}, work)
+        else:
+            _run(failure, build.command(command), build.code, build.variables(own), work)
 
 
 def _interpreter(version: str | None) -> str:

@@ -70,7 +70,7 @@ class ConfinedJob:
         """
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                _give(path, self.uid)
+                give(path, self.uid)
 
     def variables(self) -> dict[str, str]:
         """Environment variables that are not those of the node's user."""
@@ -97,8 +97,9 @@ class ConfinedJob:
             Shown(source=self.temporary / name, target=Path(path), is_read_only=False)
             for path, name in places.items()
         ]
-        if memory is not None:
-            found.append(Shown(source=memory.shared, target=SEEN, is_read_only=False))
+        shared = self.temporary / "shm" if memory is None else memory.shared
+        if SEEN.is_dir():
+            found.append(Shown(source=shared, target=SEEN, is_read_only=False))
         return found
 
 
@@ -118,9 +119,9 @@ def confined_job(
     with job_user(f"{attempt_id} {work_root()}", uids) as uid, guarded_network(uids):
         home = folder / "home"
         temporary = temporary.resolve()
-        for path, mode in ((home, 0o700), (temporary / "tmp", 0o1777), (temporary / "var-tmp", 0o1777)):
+        for path in (home, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
             path.mkdir(exist_ok=True)
-            path.chmod(mode)
+            path.chmod(0o700 if path == home else 0o1777)
             os.chown(path, uid, uid)
         _write_names(temporary / "passwd", uid)
         groups = (uid, *device_groups(Path("/")))
@@ -183,8 +184,11 @@ def _write_names(path: Path, uid: int) -> None:
     draft.replace(path)
 
 
-def _give(path: Path, uid: int) -> None:
-    """One file, link or folder with all in it."""
+def give(path: Path, uid: int) -> None:
+    """Make a file, or a folder with all in it, one of this user and of the group of the same number.
+
+    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing.
+    """
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _give_in(above, path.name, uid)
@@ -195,7 +199,9 @@ def _give(path: Path, uid: int) -> None:
 def _give_in(above: int, name: str, uid: int) -> None:
     try:
         status = os.stat(name, dir_fd=above, follow_symlinks=False)
-        if status.st_uid != uid and (status.st_nlink == 1 or not stat.S_ISREG(status.st_mode)):
+        # What a job makes has no second name outside of its folders; a file of the node's user may be one of a cache.
+        is_shared = status.st_nlink > 1 and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if status.st_uid != uid and not is_shared:
             os.chown(name, uid, uid, dir_fd=above, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
             return

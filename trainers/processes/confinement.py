@@ -1,7 +1,8 @@
 """Confines the process that becomes a job's command: another user, without rights, in a view of the files of its own.
 
 Called by the forked process of a command just before it runs anything of the job (`command_shim.py`, `fork_server.py`),
-with what the supervisor has decided (`trainers/isolation/confined.py`).  Standard library only.
+with what the supervisor has decided (`trainers/isolation/confined.py`), and run as a program where environments are
+built.  Standard library only.
 
 The view is a mount namespace: folders are covered by empty ones or replaced by others, and /proc shows a process only
 those of its own user.  Process ids, network and IPC stay those of the node, so that ranks reach each other.
@@ -15,6 +16,7 @@ import ctypes
 import os
 import signal
 import struct
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +36,18 @@ _KEYCTL, _KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 #: What an empty folder that covers another one may hold: names of what is shown below it.
 _COVER = "mode=755,size=1m,nr_inodes=4096"
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Run a command confined: the walls as JSON, its folder, and its words; never returns."""
+    import json
+
+    walls, folder, *command = arguments
+    try:
+        confine(json.loads(walls), folder)
+        os.execvpe(command[0], command, os.environ)
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
 
 
 def confine(walls: dict[str, Any], folder: str) -> None:
@@ -168,3 +182,7 @@ def _check(answer: int, what: str) -> None:
     if answer != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"the command cannot be confined: {what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -73,7 +73,13 @@ def prepare_node(
 
     if plan.environment is not None:
         asked = environment(
-            plan.environment, folders.code, say, bundle=plan.bundle, show=showing("environment"), stop=stop
+            plan.environment,
+            folders.code,
+            say,
+            bundle=plan.bundle,
+            show=showing("environment"),
+            stop=stop,
+            isolation=plan.isolation,
         )
         built = in_use.enter_context(asked)
         facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}

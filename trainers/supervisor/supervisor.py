@@ -267,7 +267,9 @@ class Supervisor:
                     built = prepared.built
                     own_python = folder / f"python-{identity.rank}"
                     self._python = make_worker_python(own_python, None if built is None else built.python)
-                    self._fork_server = job_fork_server(self._plan.warm_modules, built)
+                    # One would import packages of the job, as the node's user.
+                    if self._job is None or built is None:
+                        self._fork_server = job_fork_server(self._plan.warm_modules, built)
                 collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,

@@ -17,7 +17,7 @@ from trainers.isolation.users import job_user, processes_of, sweep_users
 from trainers.isolation.variables import machine_variables
 
 #: As on a machine where the node's user is root and its interpreter lies in root's home.
-CLOSED = {Path("/root"), Path("/tmp/work"), Path("/srv/closed")}
+CLOSED = {Path("/closed"), Path("/tmp/jobs"), Path("/srv/closed")}
 
 
 def steps_of(*shown: Shown, hidden: tuple[str, ...] = ()) -> list[MountStep]:
@@ -33,22 +33,22 @@ def test_what_others_may_look_at_needs_no_mount() -> None:
 
 
 def test_a_closed_folder_is_covered_and_shows_only_what_is_needed() -> None:
-    assert steps_of(here("/root/.pyenv/versions/3.11")) == [
-        MountStep(source=None, target=Path("/root")),
+    assert steps_of(here("/closed/versions/3.11")) == [
+        MountStep(source=None, target=Path("/closed")),
         MountStep(
-            source=Path("/root/.pyenv/versions/3.11"),
-            target=Path("/root/.pyenv/versions/3.11"),
+            source=Path("/closed/versions/3.11"),
+            target=Path("/closed/versions/3.11"),
             is_read_only=True,
         ),
     ]
 
 
 def test_the_home_of_the_nodes_user_is_covered_although_others_may_look_into_it() -> None:
-    assert steps_of(hidden=("/home/node",)) == [MountStep(source=None, target=Path("/home/node"))]
-    needed = here("/home/node/venv")
-    assert [one.target for one in steps_of(needed, hidden=("/home/node",))] == [
-        Path("/home/node"),
-        Path("/home/node/venv"),
+    assert steps_of(hidden=("/users/node",)) == [MountStep(source=None, target=Path("/users/node"))]
+    needed = here("/users/node/venv")
+    assert [one.target for one in steps_of(needed, hidden=("/users/node",))] == [
+        Path("/users/node"),
+        Path("/users/node/venv"),
     ]
 
 
@@ -64,13 +64,13 @@ def test_what_lies_in_a_shown_folder_is_there_with_it_and_what_may_be_written_to
 
 def test_a_replaced_folder_shows_what_is_needed_in_the_one_that_takes_its_place() -> None:
     own = Shown(source=Path("/var/jobs/tmp"), target=Path("/tmp"), is_read_only=False)
-    steps = steps_of(own, here("/tmp/work/job", writable=True))
-    assert [str(one.target) for one in steps] == ["/tmp", "/tmp/work", "/tmp/work/job"]
+    steps = steps_of(own, here("/tmp/jobs/job", writable=True))
+    assert [str(one.target) for one in steps] == ["/tmp", "/tmp/jobs", "/tmp/jobs/job"]
     assert steps[1].source is None
 
 
 def test_parents_come_before_what_lies_in_them() -> None:
-    steps = steps_of(here("/root/z/y/x"), here("/srv/closed/q"), here("/root/a"))
+    steps = steps_of(here("/closed/z/y/x"), here("/srv/closed/q"), here("/closed/a"))
     places = [one.target for one in steps]
     assert all(above not in places[at:] for at, place in enumerate(places) for above in place.parents)
 

@@ -370,7 +370,8 @@ def test_a_build_ends_at_once_when_its_job_is_stopped(code: Path, tmp_path: Path
     waiting = threading.Thread(target=stop_once_it_builds)
     waiting.start()
     asked = EnvironmentRequest(pip=("./own",))
-    building = environment(asked, code, Log(), tmp_path / "envs", stop=stop)
+    # It opens a file of the test, which users of jobs do not see.
+    building = environment(asked, code, Log(), tmp_path / "envs", stop=stop, isolation="none")
     with pytest.raises(EnvironmentFailed, match="is being stopped"), building:
         pytest.fail("it was built")
     waiting.join()

@@ -1,0 +1,88 @@
+"""Runs what a job wants to be run for its environment as a user that only this build has.
+
+Source distributions and `environment.setup` are code of the job, and the environment that they make serves others
+later.  So they write into it as a user of their own, which is gone with all of its processes before the environment
+belongs to the node again; they see no cache of the node, and work on a copy of the job's code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from remora.isolation import Isolation
+from trainers.environments.commands import program_variables
+from trainers.isolation.confined import ConfinedJob, confined_job, give
+from trainers.isolation.mounts import Shown
+from trainers.isolation.variables import machine_variables
+from trainers.node_folders import shared_folder
+from trainers.processes import confinement
+
+
+@dataclass(frozen=True)
+class ConfinedBuild:
+    """The user of one build, and its copy of the code."""
+
+    code: Path
+    _job: ConfinedJob
+    _cache: Path
+    _words: tuple[str, ...]
+
+    def command(self, words: list[str]) -> list[str]:
+        """The same command, run as that user."""
+        return [sys.executable, "-S", "-E", confinement.__file__, *self._words, *words]
+
+    def variables(self, more: Mapping[str, str]) -> dict[str, str]:
+        """Environment variables of its commands: those that every command may see, and `more`."""
+        caches = {"UV_CACHE_DIR": str(self._cache), "PIP_CACHE_DIR": str(self._cache), "UV_LINK_MODE": "copy"}
+        return {**program_variables(machine_variables(os.environ)), **self._job.variables(), **caches, **more}
+
+
+@contextlib.contextmanager
+def confined_build(
+    asked: Isolation, folder: Path, code: Path, reads: list[Path]
+) -> Iterator[ConfinedBuild | None]:
+    """While the context is open the environment in `folder` belongs to its user, then to this one again.
+
+    `code` is the folder of the job's code, `reads` what else its commands read.  None: commands are not confined here.
+    Raises IsolationImpossible, OSError.
+    """
+    with shared_folder(f"build-{folder.name[:16]}-{os.getpid()}") as own:
+        try:
+            with confined_job(asked, f"build {folder.name}", own, own) as job:
+                if job is None:
+                    yield None
+                    return
+                copy, cache = own / "code", own / "cache"
+                shutil.copytree(code, copy, symlinks=True)
+                cache.mkdir()
+                job.own(folder, copy, cache)
+                interpreter = (folder / "bin" / "python").resolve().parent.parent
+                shown = [Shown(source=path, target=path) for path in (*reads, interpreter)]
+                shown += [
+                    Shown(source=path, target=path, is_read_only=False)
+                    for path in (folder, copy, cache, job.home)
+                ]
+                walls = json.dumps(job.on_node(shown, None).fields())
+                yield ConfinedBuild(copy, job, cache, (walls, str(copy)))
+        finally:
+            # No process of the build lives any more.
+            give(folder, os.geteuid())
+            _open_to_all(folder)
+
+
+def _open_to_all(folder: Path) -> None:
+    """Let users of jobs read what the build has made, and only this user write to it."""
+    for _, folders, files, above in os.fwalk(folder):
+        for name in (*folders, *files):
+            mode = os.stat(name, dir_fd=above, follow_symlinks=False).st_mode
+            if not stat.S_ISLNK(mode):
+                may_run = 0o555 if mode & stat.S_IXUSR else 0o444
+                os.chmod(name, (mode & 0o700) | may_run, dir_fd=above)
