@@ -1,0 +1,67 @@
+"""What a job has run for its environment runs as a user of that build, and leaves nothing that a job's user owns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from remora.machine_isolation import offered
+from trainers.environments.build import EnvironmentFailed, environment
+from trainers.environments.request import EnvironmentRequest
+
+pytestmark = pytest.mark.skipif(offered().uids is None, reason=offered().why_not)
+
+#: A build backend that does nothing but say who runs it.
+BACKEND = """
+import os
+raise SystemExit(f"built by {os.getuid() != NODE and os.getuid() > 1000}")
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REMORA_WORK_DIR", str(tmp_path / "work"))
+    monkeypatch.setenv("SITE_CREDENTIALS", "canary")
+    folder = tmp_path / "code"
+    folder.mkdir()
+    return folder
+
+
+def test_commands_for_an_environment_run_as_a_user_of_its_build(code: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("canary")
+    victim = tmp_path / "victim"
+    victim.write_text("unchanged")
+    setup = f"""
+test $(id -u) -gt 1000
+! cat {secret}
+! env | grep canary
+touch made-in-a-copy
+rm -rf $VIRTUAL_ENV/remora.json; ln -s {victim} $VIRTUAL_ENV/remora.json
+echo print > $VIRTUAL_ENV/own.py; ln $VIRTUAL_ENV/own.py $VIRTUAL_ENV/second.py
+(setsid sleep 600 >/dev/null 2>&1 &)
+"""
+    with environment(EnvironmentRequest(setup=setup), code, print, tmp_path / "envs") as built:
+        root = built.python.parent.parent
+        for path in (root, *root.rglob("*")):
+            status = path.lstat()
+            assert status.st_uid == os.geteuid(), f"{path} belongs to a job"
+            assert path.is_symlink() or status.st_mode & 0o004, f"{path} cannot be read by jobs"
+            assert path.is_symlink() or not status.st_mode & 0o022, f"{path} can be written to"
+    assert victim.read_text() == "unchanged"
+    assert not (code / "made-in-a-copy").exists()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_source_distribution_is_built_by_such_a_user_too(code: Path, tmp_path: Path) -> None:
+    (code / "own").mkdir()
+    (code / "own/pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "who"\nbackend-path = ["."]\n'
+        '[project]\nname = "own"\nversion = "1.0"\n'
+    )
+    (code / "own/who.py").write_text(BACKEND.replace("NODE", str(os.geteuid())))
+    building = environment(EnvironmentRequest(pip=("./own",)), code, print, tmp_path / "envs")
+    with pytest.raises(EnvironmentFailed, match="built by True"), building:
+        pytest.fail("it was built")
