@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import agreement, stall, steady, submit
+from benchmarks import agreement, stall, steady, submit, walls
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
@@ -49,7 +49,7 @@ STOCK_PATIENCE_S = 240.0
 def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
     document: dict[str, Any] = {}
-    for part in (disturbances, steady_steps, checkpoint_stalls, submission):
+    for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation):
         tell(f"{part.__name__} ...")
         document.update(part())
     tell(table(document))
@@ -90,6 +90,11 @@ def submission() -> dict[str, Any]:
     return {"submit_to_first_step": submit.run()}
 
 
+def isolation() -> dict[str, Any]:
+    """What it costs that commands run as users of their own."""
+    return {"walls": walls.run()}
+
+
 def tell(what: Any) -> None:
     """For people; the document alone goes to standard output."""
     Console(stderr=True).print(what)
@@ -104,7 +109,8 @@ def trained(cluster: RemoraCluster) -> Iterator[tuple[Run, Path]]:
         samples.mkdir()
         shutil.copy(SCRIPT, code / "train.py")
         shutil.copy(EXAMPLE, code / "elastic_example.py")
-        attempt = Run(cluster, code, ["python", "train.py", str(samples), "1000000"])
+        # Its samples lie in a folder that users of jobs do not see.
+        attempt = Run(cluster, code, ["python", "train.py", str(samples), "1000000"], isolation="none")
         try:
             until(lambda: attempt.steps and attempt.steps[-1][1] >= WARM, WARM_S)
             yield attempt, samples

@@ -51,6 +51,11 @@ def _losses_kept(d: Mapping[str, Any]) -> bool:
     return notice["repeated_steps"] == notice["samples_lost"] == notice["samples_doubled"] == 0
 
 
+def _cost_ms(d: Mapping[str, Any], way: str) -> float:
+    of_way = d["walls"]["start_ms"][way]
+    return float(of_way["users"] - of_way["none"])
+
+
 _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable[..., Any]], ...] = (
     (
         "SIGKILL of one of three nodes: seconds to the survivors' next step",
@@ -135,5 +140,33 @@ _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable
         _at("submit_to_first_step", "stock_s"),
         "3 times faster",
         lambda d: d["submit_to_first_step"]["remora_s"] * 3 <= d["submit_to_first_step"]["stock_s"],
+    ),
+    (
+        "milliseconds to a started command's first line behind walls (peer: without)",
+        _at("walls", "start_ms", "started", "users"),
+        _at("walls", "start_ms", "started", "none"),
+        "at most 50 more",
+        lambda d: _cost_ms(d, "started") <= 50,
+    ),
+    (
+        "the same of a forked command",
+        _at("walls", "start_ms", "forked", "users"),
+        _at("walls", "start_ms", "forked", "none"),
+        "at most 50 more",
+        lambda d: _cost_ms(d, "forked") <= 50,
+    ),
+    (
+        "step time behind walls, beside the same without",
+        _at("walls", "step_ratio"),
+        _none,
+        "at most 1.02",
+        lambda d: d["walls"]["step_ratio"] <= 1.02,
+    ),
+    (
+        "SIGKILL of one of three nodes behind walls: seconds to the next step (peer: without)",
+        _at("walls", "recovery_s", "users"),
+        _at("walls", "recovery_s", "none"),
+        "under 1",
+        lambda d: d["walls"]["recovery_s"]["users"] < 1,
     ),
 )
