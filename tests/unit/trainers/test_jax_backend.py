@@ -28,7 +28,7 @@ def variables(
         local_world_size=2, node_rank=1, num_nodes=2, master_addr="10.0.0.4", master_port=23456,
     )  # fmt: skip
     launch = LaunchContext(
-        plan=plan, identity=identity, code=HERE, shared=HERE, scratch=HERE, outputs=HERE, resume=None,
+        plan=plan, identity=identity, code=HERE, shared=HERE, exchange=HERE, scratch=HERE, outputs=HERE, resume=None,
         manifest=None, environment=environment or {},
     )  # fmt: skip
     return backend_of("jax").variables(launch)

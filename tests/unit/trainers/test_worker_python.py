@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from remora.machine_isolation import offered
 from tests.unit.trainers import supervisor_stage
 from tests.unit.trainers.supervisor_stage import Driver, Stage
 from tests.wheels import wheel
@@ -100,15 +101,20 @@ def test_a_forked_command_has_its_own_environment_too(
         command=["python", "train.py"],
         variables={},
         warm_modules=("json",),
+        # The wheel lies in a folder of the test, which users of jobs do not see.
+        isolation="none",
     )
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}, stage.driver.messages
     assert stage.driver.all("started")[0]["is_warm"] is True
     assert [line["text"] for line in stage.driver.all("log")] == ["1.0 True True", "False"]
 
 
-def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("isolation", ["none", "users"])
+def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter_unless_they_are_confined(
+    isolation: str, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    if isolation == "users" and offered().uids is None:
+        pytest.skip(offered().why_not)
     asked = EnvironmentRequest(pip=(str(tmp_path / wheel(tmp_path)),))
     monkeypatch.setattr("trainers.processes.fork_server_client.os.getppid", os.getpid)
     stage.start(
@@ -117,14 +123,16 @@ def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter(
         variables={},
         environment=asked,
         warm_modules=("json",),
+        isolation=isolation,
     )
     assert stage.driver.wait_for("prepared")["packages"] == 1
     assert stage.driver.all("started") == [], "it waits for the others"
     assert stage.supervisor is not None
     stage.supervisor.instruct({"type": "begin"})
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}, stage.driver.messages
-    assert stage.driver.all("started")[0]["is_warm"] is True
-    assert "1.0 True" in [line["text"] for line in stage.driver.all("log")]
+    # The process that forks has imported packages of the job, and is one of the node's user.
+    assert stage.driver.all("started")[0]["is_warm"] is (isolation == "none")
+    assert f"1.0 {isolation == 'none'}" in [line["text"] for line in stage.driver.all("log")]
     for server in servers(tmp_path / "work"):
         server.kill()
         server.wait(timeout=20)

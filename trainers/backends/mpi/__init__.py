@@ -109,7 +109,7 @@ class Mpi(Backend):
         report_return(str(launch.exchange), launch.identity.rank)
 
 
-def _runs(environment: dict[str, str], confinement: Confinement | None) -> bool:
+def _runs(environment: dict[str, str], confinement: Confinement | None = None) -> bool:
     """True when mpirun can start one process on this node; nothing that it started is left."""
     try:
         trial = Child(
