@@ -209,8 +209,9 @@ def writing() -> None:
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, 0o600))
             os.unlink(name)
             finding(f"{Path(path).name} of the node can be written to")
-    for path in {*sys.path, sys.base_prefix}:
-        if os.path.isdir(path) and os.access(path, os.W_OK):
+    own = (os.getcwd(), sys.prefix)
+    for path in {*sys.path, sys.base_prefix} - {""}:
+        if not path.startswith(own) and os.path.isdir(path) and os.access(path, os.W_OK):
             finding("packages of the node can be written to")
     for path in ("/etc/passwd", "/sys/fs/cgroup"):
         if os.access(path, os.W_OK):
