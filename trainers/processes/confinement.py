@@ -83,7 +83,7 @@ def _leave_others(steps: list[dict[str, Any]]) -> None:
     for line in lines:
         where = line[4]
         if line[line.index("-") + 2] == MEMORY and not any(
-            step["source"].startswith(f"{where}/") for step in steps
+            f"{step['source']}/".startswith(f"{where}/") for step in steps
         ):
             _LIBC.umount2(where.encode(), _MNT_DETACH)
 

@@ -35,6 +35,8 @@ class NodeFolders:
     temporary: Path
     #: The checkpoint to resume from, None: there is none.
     resume: Path | None = None
+    #: The job's own memory, None: it has that of the machine.
+    memory: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,7 @@ def worker_mounts(folders: NodeFolders, inputs: Mapping[str, Path]) -> list[Moun
     shown = [path for path in read if not path.is_relative_to(folders.group)]
     return [
         *(Mount(source=path.resolve(), target=path) for path in (folders.group, folders.temporary)),
+        *([Mount(source=folders.memory, target=folders.memory)] if folders.memory is not None else []),
         *(Mount(source=path.resolve(), target=path, is_read_only=True) for path in shown),
     ]
 

@@ -322,7 +322,9 @@ class Supervisor:
         def show(what: str, state: str) -> None:
             report({"type": "preparing", "what": what, "state": state})
 
-        folders = NodeFolders(group=folder, code=code, temporary=temporary, resume=resume)
+        confined = None if self._snapshots is None else self._snapshots.confined
+        memory = None if confined is None else confined.shared
+        folders = NodeFolders(group=folder, code=code, temporary=temporary, resume=resume, memory=memory)
         prepared = prepare_node(self._plan, folders, in_use, say, show, self._stopping)
         report({"type": "prepared", **prepared.facts})
         self._outbox.flush()
