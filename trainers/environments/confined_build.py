@@ -19,11 +19,11 @@ from pathlib import Path
 
 from remora.isolation import Isolation
 from trainers.environments.commands import program_variables
+from trainers.isolation import confinement
 from trainers.isolation.confined import ConfinedJob, confined_job, give
 from trainers.isolation.mounts import Shown
 from trainers.isolation.variables import machine_variables
 from trainers.node_folders import shared_folder
-from trainers.processes import confinement
 
 
 @dataclass(frozen=True)

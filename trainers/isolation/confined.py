@@ -1,7 +1,7 @@
 """The user and the view of one job's commands on a node, as long as a worker of the job lives there.
 
 `ConfinedJob` is what a supervisor has of it: it gives folders to the job's user, and says for each command what its
-forked process has to do (`trainers/processes/confinement.py`).
+forked process has to do (`trainers/isolation/confinement.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Confinement:
     steps: tuple[MountStep, ...]
 
     def fields(self) -> dict[str, Any]:
-        """As `trainers.processes.confinement.confine` reads it, in JSON or marshalled."""
+        """As `trainers.isolation.confinement.confine` reads it, in JSON or marshalled."""
         steps = [
             {
                 "source": str(one.source) if one.source is not None else "",

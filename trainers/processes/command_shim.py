@@ -80,7 +80,8 @@ def main(arguments: list[str]) -> None:
             leave_shim(request["supervisor"], cgroups)
             folder = os.getcwd()
             if request["walls"]:
-                # Beside this file, which is run outside of any package, and not in a container.
+                # This file is run outside of any package, and there are no packages of ours in a container.
+                sys.path[0] = os.path.join(os.path.dirname(os.path.dirname(__file__)), "isolation")
                 from confinement import confine  # type: ignore[import-not-found]
             if request["container"]:
                 enter_container(request["container"])

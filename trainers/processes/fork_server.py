@@ -29,7 +29,8 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from trainers.processes import command_shim, confinement
+from trainers.isolation import confinement
+from trainers.processes import command_shim
 from trainers.processes import fork_server_child as child_side
 from trainers.processes.fork_server_child import ForkedCommand
 from trainers.processes.fork_server_rules import (
