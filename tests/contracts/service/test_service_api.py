@@ -391,7 +391,7 @@ class TestBadPaths:
                 answer = client.get(f"/v1/jobs/{job.id}/{kind}", headers=headers)
                 problem(answer, 429, "too_many_streams")
         for _ in range(5):  # each that has ended is no longer counted
-            streams.check()
+            streams.check(LOCAL)
             assert client.get(f"/v1/jobs/{job.id}/events", headers=headers).status_code == 200
 
     def test_parameters_have_bounds(self, client: TestClient) -> None:
