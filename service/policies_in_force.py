@@ -12,7 +12,7 @@ from cluster.policies.policies import Policies
 from cluster.policies.policy_problems import PoliciesRefused
 from service.clouds.fixed_pool import fixed_pool
 from service.garbage_collection import without_collections
-from service.queue.intake import Limits
+from service.queue.intake import JobLimits
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 from service.store import policies as store
@@ -40,10 +40,10 @@ def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies
     raise AssertionError("unreachable: what the settings say can be read")
 
 
-def limits_in_force(connection: sa.Connection, settings: Settings) -> Limits:
+def limits_in_force(connection: sa.Connection, settings: Settings) -> JobLimits:
     """How many jobs may wait or run, by the settings and by the policies of projects."""
     projects = policies_in_force(connection, settings).projects
-    return Limits(
+    return JobLimits(
         settings.max_active_jobs,
         {name: project.jobs for name, project in projects.items() if project.jobs is not None},
     )

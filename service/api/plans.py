@@ -19,7 +19,7 @@ from service.api.writes import Noted, note
 from service.clouds.fixed_pool import known, local_offerings
 from service.garbage_collection import without_collections
 from service.settings import Settings
-from service.store.history import history_since
+from service.store.trace_history import history_since
 from service.what_if.recorded import History, recorded
 
 router = APIRouter()

@@ -28,7 +28,7 @@ from service.api.writes import Noted, write
 from service.images import IMAGE_FIELD, NoImages, check_image
 from service.mounts import NoMounts, check_mounts
 from service.policies_in_force import limits_in_force
-from service.queue.intake import Limits
+from service.queue.intake import JobLimits
 from service.storage_locations import FIELD, UnknownStore, check_name
 from service.store import answers, submissions
 from service.store.answers import SavedAnswer
@@ -197,7 +197,7 @@ async def answer_once(
 
 
 def carry_out(
-    connection: sa.Connection, order: SubmissionOrder, limits: Limits, noted: Noted
+    connection: sa.Connection, order: SubmissionOrder, limits: JobLimits, noted: Noted
 ) -> tuple[str, bool]:
     """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
     key = order.key

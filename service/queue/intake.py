@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Limits:
+class JobLimits:
     """How many jobs may wait or run."""
 
     #: Of all projects together, the operator's setting.

@@ -15,7 +15,7 @@ from service.queue import intake, lifecycle
 from service.queue.arrays import ArrayRow, waits_for_room
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.early_stop import first_comparison
-from service.queue.intake import Limits
+from service.queue.intake import JobLimits
 from service.queue.rows import JobRow
 from service.store import arrays, bundles, dependencies, secret_rows
 from service.store import jobs as store
@@ -35,7 +35,7 @@ class QueueFull(Exception):
         self.refusal = refusal
 
 
-def check_room(connection: sa.Connection, project: str, count: int, limits: Limits) -> None:
+def check_room(connection: sa.Connection, project: str, count: int, limits: JobLimits) -> None:
     """Raise QueueFull when `count` more jobs of the project may not wait or run."""
     refusal = intake.check(store.count_active(connection) + count - 1, limits.jobs)
     most = limits.of_projects.get(project)

@@ -32,10 +32,10 @@ from trainers.driver.attempt import Attempt
 from trainers.driver.calls import Calls, RayCalls, end_this_actor, free_ports, master_port, prepare
 from trainers.driver.hang_monitor import HangMonitor
 from trainers.driver.in_place import MEMBERSHIP_MESSAGES, InPlace
+from trainers.driver.log_shares import Printers
 from trainers.driver.members import GroupMembers, RendezvousEndpoint, place_of
 from trainers.driver.nominations import Nominations
 from trainers.driver.on_demand import mark_on_demand, on_demand_first
-from trainers.driver.printers import Printers
 from trainers.driver.rendezvous_monitor import RendezvousMonitor
 from trainers.driver.stacks import Stacks
 from trainers.driver.storage_requests import StorageRequests

@@ -182,7 +182,7 @@ class TestASubmission:
         from remora.spec.spec import JobSpec
         from service.api.submissions import SubmissionOrder, carry_out
         from service.api.writes import Noted
-        from service.queue.intake import Limits
+        from service.queue.intake import JobLimits
         from service.store import submissions
 
         spec = JobSpec.from_mapping({"command": "python train.py", "name": "digits"})
@@ -202,7 +202,7 @@ class TestASubmission:
                 project="default",
                 now=1000.0,
             )
-            database.transact(lambda c, order=order: carry_out(c, order, Limits(10), Noted()))
+            database.transact(lambda c, order=order: carry_out(c, order, JobLimits(10), Noted()))
         event.remove(database.engine, "before_execute", note)
         # PostgreSQL is also asked for the number of the transaction.
         assert len(sent[0]) == (5 if database.is_sqlite else 6)

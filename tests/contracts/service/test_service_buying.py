@@ -23,7 +23,7 @@ from service.settings import Settings
 from service.store import ledger, policies, spending, telemetry, waits
 from service.store import nodes as node_store
 from service.store.database import Database
-from service.store.history import history_since
+from service.store.trace_history import history_since
 from tests.contracts.service.buying import (
     DAY_S,
     DOCUMENT,

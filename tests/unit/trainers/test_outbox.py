@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.steps import grows_linearly, steps_of
-from trainers.driver.printers import Printers
+from trainers.driver.log_shares import Printers
 from trainers.supervisor.outbox import PACES_PER_S, ReportFilter, WaitingLines
 from trainers.worker_identity import WorkerIdentity
 
