@@ -279,7 +279,7 @@ PARTS: Mapping[str, Part] = {
         ("cluster/local", "cluster/node", "cluster/ray"),
     ),
     "isolation": Part(
-        ("tests/e2e/test_hostile_job.py",),
+        ("tests/e2e/test_hostile_job.py", "tests/unit/trainers/test_child.py"),
         (
             *("trainers/isolation", "trainers/processes", "trainers/supervisor", "remora/isolation.py"),
             *("remora/machine_isolation.py", "remora/network_filter.py", "remora/network_rules.py"),

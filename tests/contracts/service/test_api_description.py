@@ -84,7 +84,7 @@ def ask(program: Path, url: str, token: str | None, examples: int, folder: Path)
     return done.stdout
 
 
-@pytest.mark.parametrize("role", ["operator", "submitter"])
+@pytest.mark.parametrize("role", [pytest.param("operator", marks=pytest.mark.soak), "submitter"])
 def test_its_answers_are_as_described(
     program: Path, service: tuple[str, str], role: str, tmp_path: Path
 ) -> None:

@@ -158,10 +158,15 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield made.pid
 
 
-WAYS = ["started", "forked", "in a container"]
+WAYS = [
+    *("started", "forked", "in a container"),
+    *("started, as a user of its own", "forked, as a user of its own"),
+    # The same two, put together.
+    pytest.param("in a container, as a user of its own", marks=pytest.mark.soak),
+]
 
 
-@pytest.fixture(params=[*WAYS, *(f"{way}, as a user of its own" for way in WAYS)])
+@pytest.fixture(params=WAYS)
 def harness(
     request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[ChildHarness]:

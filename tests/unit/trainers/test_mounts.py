@@ -196,6 +196,7 @@ def test_a_file_that_the_storage_does_not_have_any_more_is_an_io_error_and_a_lin
         assert changed.value.errno == errno.EIO, "a file that was written to is not the input"
 
 
+@pytest.mark.soak
 def test_a_mount_whose_process_is_killed_fails_its_readers_and_is_swept(store: Store) -> None:
     log = Log()
     with store.use(log) as found:
