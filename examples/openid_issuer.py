@@ -14,7 +14,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,9 @@ class _Device:
 class Issuer:
     """The issuer; `url` is its claim `iss`."""
 
-    def __init__(self, url: str, audience: str = "remora") -> None:
+    def __init__(self, url: str, audience: str = "remora", clock: Callable[[], float] = time.time) -> None:
         self.url = url
+        self.clock = clock
         self.audience = audience
         self.keys = [SigningKey()]
         #: How often each document was asked for.
@@ -80,7 +81,7 @@ class Issuer:
         self, subject: str, member_of: tuple[str, ...] = (), key: SigningKey | None = None, **claims: Any
     ) -> str:
         """A signed token; a claim that is None is left out."""
-        now = int(time.time())
+        now = int(self.clock())
         given = {
             "iss": self.url,
             "aud": self.audience,

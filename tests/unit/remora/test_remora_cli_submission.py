@@ -41,6 +41,7 @@ def test_submit_a_command_with_options(cli: Cli, service: FakeService, tmp_path:
             "setup": None,
             "inherit": None,
             "variables": {"A": "1", "B": "x=y"},
+            "secrets": [],
         },
         "inputs": {},
         "outputs": {},

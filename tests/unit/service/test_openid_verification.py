@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from typing import Any
 
 import jwt
@@ -26,10 +25,10 @@ from service.openid.verification import (
 )
 
 URL = "https://login.example/tenant/v2.0"
-SIGNER = LoopbackIssuer(URL)
+NOW = 1_790_000_000.0
+SIGNER = LoopbackIssuer(URL, clock=lambda: NOW)
 ISSUER = Issuer(issuer=URL, audience="remora")
 KEYS = {SIGNER.keys[0].kid: jwt.PyJWK(SIGNER.keys[0].public)}
-NOW = time.time()
 
 
 def refused(token: str, issuer: Issuer = ISSUER, now: float = NOW) -> str:

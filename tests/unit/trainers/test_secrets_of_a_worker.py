@@ -112,15 +112,16 @@ def test_the_fork_server_never_has_a_value(
     warm = ForkServer(folder, os.getpid(), ["json"])
     monkeypatch.setattr(module, "job_fork_server", lambda *_: warm)
     command = "import os, sys; print('read', len(os.environ['TOKEN'])); sys.stdin.read()"
-    fields: dict[str, Any] = {"variables": {"SEEN": "what-a-fork-server-may-see"}, "warm_modules": ("json",)}
+    fields: dict[str, Any] = {"variables": {"SEEN": "variable-of-a-job"}, "warm_modules": ("json",)}
     stage.start(command, values=VALUES, secrets=SECRETS, **fields)
     stage.end()
     assert stage.driver.all("started")[0]["is_warm"] is True
     assert [line["text"] for line in stage.driver.all("log")] == [f"read {len(CANARY)}"]
     (server,) = [one for one in psutil.process_iter() if str(folder / "socket") in _words(one)]
     try:
-        assert memory_has(server.pid, [b"what-a-fork-server-may-see"])
-        assert not memory_has(server.pid, [b"canary-4f1d", b"third-canary"])
+        assert memory_has(server.pid, [os.fsencode(folder)]), "its memory can be read"
+        # Nor anything else of a job.
+        assert not memory_has(server.pid, [b"canary-4f1d", b"third-canary", b"variable-of-a-job"])
     except PermissionError:
         is_weaker("the kernel does not let tests read the memory of a process")
 
