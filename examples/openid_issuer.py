@@ -1,7 +1,7 @@
 """An issuer of OpenID Connect tokens on this machine's loopback, for the demo of a team and for tests.
 
 It signs what it is asked to sign: discovery, keys, and the device flow of RFC 8628, whose codes its owner approves by a
-call.  It proves nobody's identity and is no part of a service.
+call.  It checks no identity and is no part of a service.
 """
 
 from __future__ import annotations

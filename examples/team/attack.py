@@ -1,4 +1,4 @@
-"""What the hostile job is told of the service that it attacks: all that one knows who has read the source."""
+"""What the hostile job gets to know of the service that it attacks: all that one knows who has read the source."""
 
 from __future__ import annotations
 

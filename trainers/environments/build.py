@@ -297,7 +297,7 @@ def _build(
     _uv(["venv", "--python", wanted, "--no-project", str(folder)], code, work)
     if file is not None and file.suffix == ".lock":
         file = _export(file, folder, work, is_inherited=is_inherited)
-    # Before anything of the job runs in it: what that makes of it is a stranger's.
+    # Before anything of the job runs in it: what it then makes there is untrusted.
     _layer(folder, is_inherited=is_inherited)
     if asked.setup is not None:
         write_pip(folder / "bin")

@@ -58,7 +58,7 @@ def remora(capsys: pytest.CaptureFixture[str], url: str) -> Cli:
 
 @pytest.fixture
 def person(issuer: Issuer) -> Iterator[None]:
-    """Somebody enters the code of the first device that waits."""
+    """A person enters the code of the first device that waits."""
 
     def enter() -> None:
         issuer.approve(issuer.wait_for_device(20), "alice", "ml")

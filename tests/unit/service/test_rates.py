@@ -1,4 +1,4 @@
-"""Requests of one principal: as many at once as its bucket holds, and then so many of a second."""
+"""Requests of one principal: as many at once as its bucket holds, and then its rate."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Users:
                 self._drop(user)
 
     def serve(self) -> None:
-        """Take users until there have been none for a while; nobody can connect afterwards."""
+        """Take users until there have been none for a while; no further one can connect afterwards."""
         until = time.monotonic() + _FIRST_S
         while self._users or time.monotonic() < until:
             try:
