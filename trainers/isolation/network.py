@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import ray
-
 from remora.isolation import IsolationImpossible, UidRange
 from remora.network_filter import NetworkFilter, NoNetworkRules, is_asked
 
@@ -75,6 +73,9 @@ class _Guard:
 
 def ports_of_nodes() -> list[tuple[str, int]]:
     """Addresses and ports of Ray's processes on all living nodes, as far as Ray lists them."""
+    # What ends a service sweeps jobs, and asks Ray nothing.
+    import ray
+
     nodes: list[dict[str, Any]] = [one for one in ray.nodes() if one.get("Alive")]
     listed = ("NodeManagerPort", "ObjectManagerPort", "MetricsExportPort", "RuntimeEnvAgentPort")
     found = [
