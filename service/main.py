@@ -8,10 +8,12 @@ It writes its address to `<home>/api.url` as soon as it listens.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import functools
 import gc
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -39,6 +41,10 @@ log = logging.getLogger(__name__)
 
 #: Seconds that requests under way may take when the process is asked to stop.
 GRACE_S = 5
+#: Seconds in which a TLS handshake is done.
+HANDSHAKE_S = 5.0
+#: Files and connections that the process may have, where its limit allows it.
+MOST_DESCRIPTORS = 8192
 #: Seconds after which a thread that computes lets another one go on.
 SWITCH_S = 0.001
 
@@ -49,6 +55,14 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; a connection over TLS that does not finish its handshake soon is closed, as limits count it later."""
+        if self.config.is_ssl:
+            loop = asyncio.get_running_loop()
+            create: Any = functools.partial(loop.create_server, ssl_handshake_timeout=HANDSHAKE_S)
+            loop.create_server = create  # type: ignore[method-assign]
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Called on SIGTERM and SIGINT; a second SIGINT does not wait for requests under way.
@@ -96,6 +110,14 @@ def _tls_options(reached: Listening) -> dict[str, Any]:
     return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
 
+def _allow_connections() -> None:
+    """Raise the soft limit of descriptors: as many connections as are let in need one each."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def serve(settings: Settings) -> int:
     """Answer requests until SIGTERM or SIGINT; the exit status of the process."""
     try:
@@ -118,6 +140,7 @@ def serve(settings: Settings) -> int:
     except OSError as error:
         log.error("cannot start at %s:%d with home %s: %s", reached.host, reached.port, settings.home, error)  # noqa: TRY400
         return 1
+    _allow_connections()
     app = create_app(settings)
     # uvicorn calls it with its own arguments, as it would a class.
     protocol: Any = functools.partial(GuardedProtocol, reached=reached)

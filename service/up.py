@@ -139,7 +139,7 @@ class Up:
         if self._nodes_told or not self._views[Part.API].is_ready:
             return
         if self._policies is None:
-            self._policies = policies_version(self._api.url, self._settings.home)
+            self._policies = policies_version(self._api.url, self._settings)
         if self._policies:
             self._tell_policies(", whatever --nodes and REMORA_NODES say")
             return
@@ -149,7 +149,7 @@ class Up:
             return
         if not wanted:
             return
-        if nodes_ready(self._api.url, self._settings.home, self._cluster.address) >= wanted:
+        if nodes_ready(self._api.url, self._settings, self._cluster.address) >= wanted:
             self._nodes_told = True
             self._say(f"{'nodes':<10} {wanted} ready after {time.monotonic() - self._began_at:.1f} s")
 

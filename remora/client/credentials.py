@@ -6,9 +6,10 @@ A token is never part of an error, a log line or the text of an object, and it i
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,8 +99,27 @@ def stored_tokens() -> dict[str, str | StoredSignIn]:
         ) from None
 
 
+@contextlib.contextmanager
+def credentials_lock() -> Iterator[None]:
+    """One process changes what is stored at a time; the file of the lock stays.  Raises OSError."""
+    path = credentials_path()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def store_token(url: str, token: str | StoredSignIn | None) -> None:
     """Store the token or sign-in of a service in a file that only this user may read, or forget it.  Raises OSError."""
+    with credentials_lock():
+        store_locked(url, token)
+
+
+def store_locked(url: str, token: str | StoredSignIn | None) -> None:
+    """The same, by who has the lock.  Raises OSError."""
     found = stored_tokens()
     if token is None:
         if found.pop(url, None) is None:
@@ -107,7 +127,6 @@ def store_token(url: str, token: str | StoredSignIn | None) -> None:
     else:
         found[url] = token
     path = credentials_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = {one: held if isinstance(held, str) else held.model_dump() for one, held in found.items()}
     write_private(path, json.dumps(written, indent=2) + "\n")
 

@@ -6,13 +6,8 @@ the others read what it stored.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from pydantic import ConfigDict
 
@@ -63,7 +58,7 @@ class RenewedToken:
         found = self._find()
         if not _ends_soon(found):
             return found.token
-        with _lock(credentials.credentials_path()):
+        with credentials.credentials_lock():
             found = self._find()
             if not _ends_soon(found):
                 return found.token
@@ -87,20 +82,9 @@ class RenewedToken:
             if time.time() < old.expires_at:
                 return old
             raise SignInFailed(f"{error}; run remora login") from None
-        credentials.store_token(self.url, new)
+        credentials.store_locked(self.url, new)
         return new
 
 
 def _ends_soon(found: StoredSignIn) -> bool:
     return time.time() + _EARLY_S >= found.expires_at
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """One process at a time; the file of the lock stays."""
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -85,7 +85,8 @@ def create_app(settings: Settings) -> FastAPI:
         checks = Checks()
         proofs = ApiTokens(database, CLOCK)
         asking = httpx2.AsyncClient()
-        bearers = Bearers(settings.openid, KeyCache(asking, time.monotonic), CLOCK)
+        keys = KeyCache(asking, time.monotonic)
+        bearers = Bearers(settings.openid, keys, CLOCK)
         ways: list[Way] = (
             [proofs, IssuedTokens(database, bearers)] if settings.authentication == "required" else []
         )
@@ -103,7 +104,7 @@ def create_app(settings: Settings) -> FastAPI:
                 Authenticator(ways),
                 reached,
                 Rates.of(settings.max_requests_per_s),
-                replays,
+                replays=replays,
                 checks=checks,
             )
             yield
@@ -112,6 +113,7 @@ def create_app(settings: Settings) -> FastAPI:
             await replays.close()
             checks.close()
             await proofs.close()
+            await keys.close()
             await asking.aclose()
             if looking is not None:
                 looking.cancel()

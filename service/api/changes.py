@@ -16,9 +16,9 @@ from remora.views import Job
 from service.api.authorisation import access_of
 from service.api.bodies import read_object
 from service.api.context import context_of
+from service.api.foreign_jobs import shown_job
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
-from service.api.views import job_view
 from service.api.writes import Noted, write
 from service.queue import changes, lifecycle
 from service.queue.lifecycle import Decision
@@ -133,7 +133,8 @@ async def _change(
 
     row = await write(request, work)
     headers = {"ETag": f'"{row.version}"'}
-    return Response(job_view(row).model_dump_json(), status, headers, media_type="application/json")
+    shown = await shown_job(request, row)
+    return Response(shown.model_dump_json(), status, headers, media_type="application/json")
 
 
 def _sizes(body: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from service.api.authorisation import access_of
 from service.api.feed import Feed
 from service.api.problem_documents import job_not_found
 from service.api.prometheus import Telemetry
-from service.api.rates import Rates
+from service.api.rates import Rate, Rates
 from service.api.replays import Replays
 from service.api.sse import OpenStreams
 from service.api.validation_thread import Checks
@@ -42,6 +42,8 @@ class Context:
     reached: Listening = LOCAL_ONLY
     #: Requests of each principal; None: any number.
     rates: Rates | None = None
+    #: Refusals for want of a role that the audit notes, of each principal and operation.
+    denials: Rates = field(default_factory=lambda: Rates(Rate(per_s=1 / 60, burst=10.0)))
     replays: Replays = field(default_factory=Replays)
     streams: OpenStreams = field(default_factory=OpenStreams)
     checks: Checks = field(default_factory=Checks)

@@ -7,9 +7,14 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import sqlalchemy as sa
+from fastapi import Request
 
 from remora.views import Event, Job, Node, NodeEvent, Pool, View
+from service.api.authorisation import access_of
+from service.api.context import context_of
+from service.api.views import job_view
 from service.identities.principals import Access
+from service.queue.rows import JobRow
 from service.store.scoped import visible_jobs
 
 ViewT = TypeVar("ViewT", bound=View)
@@ -17,6 +22,15 @@ ViewT = TypeVar("ViewT", bound=View)
 _JOB = re.compile(r"job_[0-9A-HJKMNP-TV-Z]{26}")
 #: What stands in place of them.
 ANOTHER = "a job of another project"
+
+
+async def shown_job(request: Request, row: JobRow) -> Job:
+    """A job as the sender of the request sees it."""
+    access, view = access_of(request), job_view(row)
+    if access.projects is None:
+        return view
+    database = context_of(request).database
+    return await database.read(lambda connection: ForeignJobs(connection, access).job(view))
 
 
 class ForeignJobs:

@@ -151,17 +151,19 @@ async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProb
         principal = await identities.authenticate(given)
     except ApiProblem as problem:
         if cookie is not None and problem.status == 401:
-            return None if is_open else sessions.forgotten(problem)
+            return None if is_open else sessions.forgotten(problem, scope["scheme"])
         return problem
     except DBAPIError as error:
         log.error("%s", why_failed(error))  # noqa: TRY400 - the sentence says it all
         return of_database(error)
     if principal is not None:
         scope["remora.principal"] = principal
+        # What streams are asked for again: a session's cookie has become a header here.
+        scope["remora.proof"] = given
         return None
     if "authorization" in given and not (is_open and cookie is not None):
         unknown = proof_refused("invalid_token", "the token is none that this service knows")
-        return unknown if cookie is None else sessions.forgotten(unknown)
+        return unknown if cookie is None else sessions.forgotten(unknown, scope["scheme"])
     return None if is_open else proof_missing()
 
 

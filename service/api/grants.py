@@ -56,7 +56,7 @@ async def put_grant(request: Request, project: str, subject: str, _: Annotated[P
     wanted = await read_body(request, _Wanted)
     if not granting.is_subject(subject):
         raise invalid_parameter(
-            "subject", "expected user: or group: and a name of letters, digits and ._@+:/-"
+            "subject", "expected user: or group: and a name of at most 280 printable characters"
         )
     if problem := granting.problem_of({project: wanted.role}):
         raise invalid_parameter("role", problem)

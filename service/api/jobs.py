@@ -21,7 +21,7 @@ from remora.states import JobState
 from remora.views import Attempt, Job, Page
 from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
-from service.api.foreign_jobs import ForeignJobs
+from service.api.foreign_jobs import ForeignJobs, shown_job
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, read_cursor
 from service.api.problem_documents import ApiProblem, job_not_found
@@ -186,7 +186,7 @@ async def cancel(request: Request, job_id: str, _: Annotated[Parameters, Query()
         return after
 
     row = await write(request, work)
-    return Response(job_view(row).model_dump_json(), 202, media_type="application/json")
+    return Response((await shown_job(request, row)).model_dump_json(), 202, media_type="application/json")
 
 
 @router.get("/{job_id}/attempts", operation_id="list_attempts", response_model=Page[Attempt])

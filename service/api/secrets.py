@@ -21,7 +21,7 @@ from service.api.context import Context, context_of
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.writes import Noted, appender, note, write
-from service.identities.principals import LOCAL
+from service.identities.principals import LOCAL, Forbidden
 from service.queue.secrets import (
     MAX_VALUE_BYTES,
     SecretRow,
@@ -84,13 +84,20 @@ async def set_secret(
         _checked,
     )
     principal = principal_of(request)
+    if body.key_vault is not None and not principal.is_operator:
+        raise Forbidden(
+            "only operators name secrets of a key vault, which the service reads with its own identity"
+        )
     # Where nothing is proved, the author is who the program says.
     author = body.author if principal is LOCAL else principal.id
     new = _new(context, project, name, body, author)
     append = appender(request)
 
     def also(connection: sa.Connection, row: SecretRow) -> None:
-        append(connection, Noted(project=project, object=name, after={"version": row.version}))
+        append(
+            connection,
+            Noted(project=project, object=name, after={"version": row.version, "key_vault": body.key_vault}),
+        )
 
     def work() -> SecretRow:
         key_file = KeyFile(context.settings.secrets_key)

@@ -23,7 +23,8 @@ from service.api.problem_documents import ApiProblem
 
 router = APIRouter(prefix="/v1/session")
 
-COOKIE = "remora_session"
+#: Over https browsers take a cookie of the second name from this host alone, for the whole of it (RFC 6265bis, 4.1.3).
+COOKIE, SECURE_COOKIE = "remora_session", "__Host-remora_session"
 CSRF_HEADER = "x-csrf-token"
 #: Seconds after which the browser forgets the cookie.
 LIFETIME_S = 12 * 3600
@@ -46,7 +47,7 @@ async def begin(request: Request, _: Annotated[Parameters, Query()]) -> Response
         raise ApiProblem(422, "token_too_long", text, hint="use a token of the service: remora tokens create")
     found = Session(principal=principal.id, name=principal.name, csrf_token=csrf_token(token))
     response = Response(found.model_dump_json(), 201, media_type="application/json")
-    response.set_cookie(COOKIE, token, max_age=LIFETIME_S, **_attributes(request))
+    response.set_cookie(_name(request), token, max_age=LIFETIME_S, **_attributes(request))
     return response
 
 
@@ -65,7 +66,7 @@ async def show(request: Request, _: Annotated[Parameters, Query()]) -> Session:
 async def end(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """Make the browser forget the cookie; the token itself stays good."""
     response = Response(status_code=204)
-    response.delete_cookie(COOKIE, **_attributes(request))
+    response.delete_cookie(_name(request), **_attributes(request))
     return response
 
 
@@ -76,7 +77,7 @@ def token_of(headers: Mapping[str, str]) -> str | None:
         cookies.load(headers.get("cookie", "")[:16_384])
     except CookieError:
         return None
-    found = cookies.get(COOKIE)
+    found = cookies.get(SECURE_COOKIE) or cookies.get(COOKIE)
     return found.value if found is not None and found.value else None
 
 
@@ -100,10 +101,16 @@ def csrf_problem(method: str, headers: Mapping[str, str], token: str) -> ApiProb
     )
 
 
-def forgotten(problem: ApiProblem) -> ApiProblem:
+def forgotten(problem: ApiProblem, scheme: str) -> ApiProblem:
     """The refusal of a cookie, which also makes the browser forget it."""
-    headers = {**problem.headers, "Set-Cookie": f"{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=strict"}
+    name, secure = (SECURE_COOKIE, "; Secure") if scheme == "https" else (COOKIE, "")
+    cookie = f"{name}=; Max-Age=0; Path=/; HttpOnly; SameSite=strict{secure}"
+    headers = {**problem.headers, "Set-Cookie": cookie}
     return ApiProblem(problem.status, problem.code, problem.detail, hint=problem.hint, headers=headers)
+
+
+def _name(request: Request) -> str:
+    return SECURE_COOKIE if request.url.scheme == "https" else COOKIE
 
 
 def _attributes(request: Request) -> dict[str, Any]:

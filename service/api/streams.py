@@ -48,7 +48,7 @@ def still_allowed(request: Request, job_id: str) -> Callable[[], Awaitable[bool]
 
     async def look() -> bool:
         try:
-            principal = await context.identities.authenticate(dict(request.headers))
+            principal = await context.identities.authenticate(request.scope["remora.proof"])
         except ApiProblem:
             return False
         if principal is None:

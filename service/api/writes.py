@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -102,9 +103,16 @@ async def _note_denied(request: Request) -> None:
     """Tell the audit that a principal was refused a write for want of a role."""
     permission = PERMISSIONS.get(operation_of(request))
     is_write = request.method not in _READS and permission is not None and not permission.is_read
-    if is_write and request.scope.get("remora.principal") is not None:
+    principal: Principal | None = request.scope.get("remora.principal")
+    if is_write and principal is not None and _is_noted(request, principal):
         named = next(iter(request.path_params.values()), None)
         await note(request, Noted(object=None if named is None else str(named)[:200], outcome="denied"))
+
+
+def _is_noted(request: Request, principal: Principal) -> bool:
+    """Some denials in a row are noted, and then one in a minute: who repeats them must not fill the database."""
+    denials = context_of(request).denials
+    return not denials.take(f"{principal.id} {operation_of(request)}", time.monotonic())
 
 
 def _row_maker(request: Request) -> Callable[[Noted], AuditRow]:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from cluster.ray.joining import FORKED_VARIABLE
 from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.ports import free_port
 from service.embedded.upkeep import Part
+from service.listening import EVERY_ADDRESS
 from service.private_home import make_private_file
 from service.settings import Settings
 from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
@@ -99,8 +101,7 @@ class ServicePart:
     @property
     def url(self) -> str:
         """Address of the API."""
-        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
-        return f"http://{host}:{self._port}"
+        return local_url(self._settings, self._port)
 
     @property
     def log(self) -> Path:
@@ -154,7 +155,7 @@ class ServicePart:
     def is_ready(self) -> bool:
         """The API answers; the controller did not end at once."""
         if self._part is Part.API:
-            return get(f"{self.url}/healthz") is not None
+            return get(f"{self.url}/healthz", certificate=self._settings.tls_certificate) is not None
         return time.monotonic() - self._started_at > _CONTROLLER_READY_S
 
     def end(self) -> None:
@@ -224,24 +225,53 @@ def _sweep_machine() -> None:
     sweep_machine()
 
 
-def nodes_ready(url: str, home: Path, ray_address: str) -> int:
+def local_url(settings: Settings, port: int) -> str:
+    """Where this machine reaches the API."""
+    given = settings.host.strip("[]")
+    # Who listens at all addresses is reached at its loopback.
+    host = {EVERY_ADDRESS[4]: "127.0.0.1", EVERY_ADDRESS[6]: "::1"}.get(given, given)
+    scheme = "http" if settings.tls_certificate is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An answer of ours that leads elsewhere is none."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+def _opener(certificate: Path | None) -> urllib.request.OpenerDirector:
+    """Reaches this machine alone: no proxy, no redirect; over TLS the service is who has that certificate."""
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
+    if certificate is not None:
+        context = ssl.create_default_context(cafile=certificate)
+        # Its name is the public one.
+        context.check_hostname = False
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
+
+
+def nodes_ready(url: str, settings: Settings, ray_address: str) -> int:
     """Nodes that run and that the API calls ready; 0 when it does not answer.
 
     Rows of an earlier life say ready until the controller has looked, so the provider is asked too.
     """
-    page = get(f"{url}/v1/nodes", home) or {}
+    page = get(f"{url}/v1/nodes", settings.home, settings.tls_certificate) or {}
     items: list[dict[str, Any]] = page.get("items", [])
     ready = {item.get("id") for item in items if item.get("state") == "ready"}
     try:
-        running = {node.node_id for node in LocalProvider(home, ray_address).list() if node.is_running}
+        running = {
+            node.node_id for node in LocalProvider(settings.home, ray_address).list() if node.is_running
+        }
     except ProviderError:
         return 0
     return len(ready & running)
 
 
-def policies_version(url: str, home: Path) -> int | None:
+def policies_version(url: str, settings: Settings) -> int | None:
     """The version of the policies in force, 0 when none were applied; None when the API does not answer."""
-    version = (get(f"{url}/v1/policies/newest", home) or {}).get("version")
+    version = (get(f"{url}/v1/policies/newest", settings.home, settings.tls_certificate) or {}).get("version")
     return version if isinstance(version, int) else None
 
 
@@ -258,7 +288,7 @@ def port_problem(host: str, port: int) -> str | None:
     return None
 
 
-def get(url: str, home: Path | None = None) -> dict[str, Any] | None:
+def get(url: str, home: Path | None = None, certificate: Path | None = None) -> dict[str, Any] | None:
     """The JSON object at an address of ours, asked for as the operator of the home; None when there is none."""
     request = urllib.request.Request(url)  # noqa: S310  # our own address
     if home is not None:
@@ -266,7 +296,7 @@ def get(url: str, home: Path | None = None) -> dict[str, Any] | None:
             token = (home / OPERATOR_TOKEN_FILE).read_text(encoding="utf-8").strip()
             request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=1.0) as answer:  # noqa: S310  # our own address
+        with _opener(certificate).open(request, timeout=1.0) as answer:
             body = json.load(answer)
     except (OSError, ValueError, urllib.error.URLError):
         return None

@@ -11,12 +11,12 @@ from service.identities.principals import MOST_PROJECTS, Principal
 from service.identities.tokens import TokenRow
 
 #: Users and groups whose roles are stored here; others prove who they are.
-_SUBJECT = re.compile(r"(user|group):[A-Za-z0-9._@+:/-]{1,200}")
+_SUBJECT = re.compile(r"(user|group):[^\s\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,279}")
 
 
 def is_subject(text: str) -> bool:
     """True for what roles can be given to: `user:NAME` and `group:NAME`; names of an issuer are `ISSUER/NAME`."""
-    return _SUBJECT.fullmatch(text) is not None
+    return _SUBJECT.fullmatch(text) is not None and text.isprintable() and text == text.strip()
 
 
 def is_user(text: str) -> bool:

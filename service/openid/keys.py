@@ -46,6 +46,7 @@ class _Known:
     tried_at: float | None = None
     problem: str = ""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    refreshing: asyncio.Task[None] | None = None
 
 
 class KeyCache:
@@ -63,14 +64,32 @@ class KeyCache:
         """
         known = self._known.setdefault(issuer.issuer, _Known())
         if self._is_due(known, is_key_missing):
-            async with known.lock:
-                # Requests that waited for the lock find what the first one fetched.
-                if self._is_due(known, is_key_missing):
-                    await self._refresh(issuer, known)
+            if self._is_usable(known) and not is_key_missing:
+                # Nothing waits for an issuer that may be silent, while its keys are there.
+                if known.refreshing is None or known.refreshing.done():
+                    known.refreshing = asyncio.create_task(self._refresh_once(issuer, known, is_key_missing))
+            else:
+                await self._refresh_once(issuer, known, is_key_missing)
         age = None if known.fetched_at is None else self._clock() - known.fetched_at
         if age is None or age > STALE_S:
             raise IssuerUnreachableError(f"the issuer {issuer.issuer} gives no keys: {known.problem}")
         return known.keys
+
+    async def close(self) -> None:
+        """End what is being fetched."""
+        tasks = [known.refreshing for known in self._known.values() if known.refreshing is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refresh_once(self, issuer: Issuer, known: _Known, is_key_missing: bool) -> None:
+        async with known.lock:
+            # Requests that waited for the lock find what the first one fetched.
+            if self._is_due(known, is_key_missing):
+                await self._refresh(issuer, known)
+
+    def _is_usable(self, known: _Known) -> bool:
+        return known.fetched_at is not None and self._clock() - known.fetched_at <= STALE_S
 
     def _is_due(self, known: _Known, is_key_missing: bool) -> bool:
         now = self._clock()

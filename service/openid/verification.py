@@ -24,7 +24,7 @@ LEEWAY_S = 60.0
 MAX_LIFETIME_S = 24 * 3600.0
 #: Groups of one token.
 MAX_GROUPS = 1000
-_MAX_NAME_CHARACTERS = 256
+_MAX_NAME_CHARACTERS = 200
 
 
 class TokenRefusedError(Exception):

@@ -22,6 +22,11 @@ from service.store import jobs as store
 from service.store.ids import new_id
 from service.store.scoped import visible_jobs
 
+#: A store has the files of all jobs that name it, whatever their project, below two folders of its own.
+_KEPT_BY_JOBS = (
+    "name a folder or file of the store, other than jobs and bundles; what jobs leave is read by `job`"
+)
+
 
 class BundleMissing(Exception):
     """The code of the job is not there, or is being deleted; the message is its digest."""
@@ -73,6 +78,11 @@ def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -
         SpecProblem(field, f"there is no job {job_id}")
         for field, job_id in named.items()
         if job_id not in visible
+    ]
+    problems += [
+        SpecProblem(f"inputs.{name}.path", _KEPT_BY_JOBS)
+        for name, one in spec.inputs.items()
+        if one.store is not None and (one.path or "").strip("/").partition("/")[0] in ("", "jobs", "bundles")
     ]
     if problems:
         raise SpecError(problems)

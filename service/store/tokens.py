@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import sqlalchemy as sa
 
+from remora.roles import EVERYWHERE
 from service.identities.tokens import TokenRow
 from service.store.rows import in_parts, insert_into
 from service.store.tables import token_grants, tokens
@@ -56,6 +57,11 @@ def revoke(connection: sa.Connection, token_id: str, now: float) -> None:
 def forget(connection: sa.Connection, before: float, most: int) -> int:
     """Delete tokens that were revoked or had expired before a time, `most` at most; how many."""
     is_over = sa.or_(tokens.c.revoked_at < before, tokens.c.expires_at < before)
+    # The first operator's stays: without its row, the next start would make another one.
+    is_operators = sa.exists().where(
+        token_grants.c.token_id == tokens.c.id, token_grants.c.project == EVERYWHERE
+    )
+    is_over = sa.and_(is_over, ~sa.and_(is_operators, tokens.c.expires_at.is_(None)))
     ids = list(connection.execute(sa.select(tokens.c.id).where(is_over).limit(most)).scalars())
     for part in in_parts(ids):
         connection.execute(sa.delete(token_grants).where(token_grants.c.token_id.in_(part)))

@@ -9,11 +9,13 @@ place of the text, whatever the number of secrets, and of a long value that is c
 from __future__ import annotations
 
 import base64
+import contextlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 import numpy as np
 
@@ -27,11 +29,46 @@ _WRAPPED = (76, 64)
 _LEAST_BITS, _MOST_BITS = 12, 22
 #: Spreads eight bytes over the bits of the table (Fibonacci hashing).
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+#: Parts of one value that are searched for by themselves.
+_MOST_PARTS = 200
+_WORDS = re.compile(r"[a-z_ -]*")
 _BREAKS = re.compile(r"[\r\n]+")
 
 
 def forms_of(value: str) -> set[bytes]:
-    """All texts that stand for a value, each without a line break and of at least SHORTEST bytes."""
+    """All texts that stand for a value or a part of it, each without a line break and of at least SHORTEST bytes."""
+    parts = itertools.islice(parts_of(value), _MOST_PARTS)
+    return set().union(*map(_forms_of, {value, *parts}))
+
+
+def parts_of(value: str) -> Iterator[str]:
+    """What of a structured value is secret by itself: texts in JSON, values of NAME=VALUE lines, passwords of URLs.
+
+    Words in small letters, such as a kind of account, are left out: they stand in other lines, too.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        yield from (text for text in _texts_in(json.loads(value)) if not _WORDS.fullmatch(text))
+    for line in _BREAKS.split(value):
+        name, equals, assigned = line.partition("=")
+        if equals and name.split()[-1:] and name.split()[-1].isidentifier():
+            yield assigned.strip().strip("\"'")
+        with contextlib.suppress(ValueError):
+            yield unquote(urlsplit(line.strip()).password or "")
+
+
+def _texts_in(found: object) -> Iterator[str]:
+    match found:
+        case str():
+            yield found
+        case list():
+            for one in found:
+                yield from _texts_in(one)
+        case dict():
+            for one in found.values():
+                yield from _texts_in(one)
+
+
+def _forms_of(value: str) -> set[bytes]:
     forms: set[str] = set()
     encoded = [(value.encode(), value)]
     # `echo SECRET | base64` has the line break of `echo`.

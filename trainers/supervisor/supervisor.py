@@ -237,7 +237,8 @@ class Supervisor:
             # So that the driver learns what has failed.
             why = self._clean(f"the supervisor failed: {type(error).__name__}: {error}")
             self._report_trouble(why[:1000])
-            raise ChildFailed(self._clean(str(error))) from error
+            # Ray writes what an error came from into its logs, as it is.
+            raise ChildFailed(self._clean(str(error))) from (None if self._redactor else error)
 
     def _run(self) -> None:
         identity = self._identity
@@ -293,7 +294,8 @@ class Supervisor:
                 self._finish({"environment_failed": self._clean(str(error))[:4000]})
             except (StorageError, OSError) as error:
                 self._report_trouble(f"preparing the code failed: {error}")
-                raise ChildFailed(self._clean(str(error))) from error
+                # Ray writes what an error came from into its logs, as it is.
+                raise ChildFailed(self._clean(str(error))) from (None if self._redactor else error)
             except (BundleError, BackendUnusable) as error:
                 self._finish({"start_failed": str(error)})
             else:

@@ -239,7 +239,7 @@ class TestGiving:
         assert found == [("group:all", "viewer"), ("user:ada@example.org", "admin")]
         service.made("DELETE", path)
         refused(service.ask(service.operator, "DELETE", path), 404, "grant_not_found")
-        for path in ("/v1/grants/red/token:x", "/v1/grants/red/user:a%20b", "/v1/grants/RED/user:a"):
+        for path in ("/v1/grants/red/token:x", "/v1/grants/red/user:%20a", "/v1/grants/RED/user:a"):
             answer = service.ask(service.operator, "PUT", path, json={"role": "viewer"})
             refused(answer, 422, "invalid_parameter")
 

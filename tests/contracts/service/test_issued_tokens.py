@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 from examples.openid_issuer import Issuer, serve_issuer
 from remora.roles import EVERYWHERE, Role
 from service.api.app import create_app
+from service.api.context import Context
 from service.openid.issuers import Issuer as IssuerSettings
+from service.queue import lifecycle
 from service.settings import Settings
-from service.store import grants
+from service.store import grants, jobs
 from service.store.database import Database
 from service.store.grants import GrantRow
 
@@ -35,7 +39,7 @@ def settings(database_url: str, tmp_path: Path, issuer: Issuer) -> Settings:
         database_url=database_url,
         authentication="required",
         openid=trusted,
-        max_requests_per_s=2.0,
+        max_requests_per_s=3.0,
     )
 
 
@@ -151,6 +155,90 @@ def test_a_page_has_a_session_whose_writes_need_what_only_it_has_read(
     assert client.post("/v1/jobs", json=spec, headers=known).status_code == 201
     assert client.delete("/v1/session", headers=known).status_code == 204
     assert client.get("/v1/whoami").status_code == 401
+
+
+def test_a_stream_of_a_session_goes_on_as_long_as_its_token_is_good(
+    client: TestClient, issuer: Issuer, grant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the sender may still read is asked by the cookie, too: the stream ends with its job, and not before."""
+    monkeypatch.setattr("service.api.sse.ALLOWED_S", 0.01)
+    grant("user:corp/alice", "vision", Role.SUBMITTER)
+    begun = client.post("/v1/session", headers=shown(issuer.token("alice"))).json()
+    known = {"X-CSRF-Token": begun["csrf_token"]}
+    job = f"/v1/jobs/{client.post('/v1/jobs', json=SPEC | {'project': 'vision'}, headers=known).json()['id']}"
+    context = client.app.state.remora  # type: ignore[attr-defined]
+    looks: list[None] = []
+    ending: list[asyncio.Task[None]] = []
+    original = context.identities.authenticate
+
+    async def counted(headers: dict[str, str]) -> Any:
+        looks.append(None)
+        if len(looks) == 5:
+            ending.append(asyncio.create_task(end_of(context, job.rpartition("/")[2])))
+        return await original(headers)
+
+    monkeypatch.setattr(context.identities, "authenticate", counted)
+    answer = client.get(f"{job}/events", headers={"Accept": "text/event-stream"})
+    assert "event: end" in answer.text
+    assert len(looks) >= 5
+
+
+async def end_of(context: Context, job_id: str) -> None:
+    """The job is cancelled, as by another program of its owner."""
+
+    def work(connection: sa.Connection) -> None:
+        row = jobs.lock_job(connection, job_id)
+        assert row is not None
+        jobs.save(connection, row, lifecycle.request_cancel(row, 2000.0))
+
+    await context.database.write(work)
+
+
+def test_only_operators_name_secrets_of_a_key_vault(
+    client: TestClient, issuer: Issuer, grant: Callable[..., None]
+) -> None:
+    grant("user:corp/alice", "vision", Role.ADMIN)
+    grant("group:corp/ops", EVERYWHERE, Role.OPERATOR)
+    address = "https://team.vault.azure.net/secrets/db"
+    path, body = "/v1/projects/vision/secrets/DB", {"key_vault": address}
+    assert client.put(path, headers=shown(issuer.token("alice")), json=body).json()["code"] == "forbidden"
+    operator = shown(issuer.token("olga", ("ops",)))
+    assert client.put(path, headers=operator, json=body).status_code == 201
+    newest = client.get("/v1/audit", headers=operator).json()["items"][0]
+    assert newest["after"] == {"version": 1, "key_vault": address}
+
+
+def test_denials_in_a_row_are_noted_a_few_times(
+    client: TestClient, issuer: Issuer, grant: Callable[..., None]
+) -> None:
+    grant("user:corp/bob", "vision", Role.VIEWER)
+    grant("group:corp/ops", EVERYWHERE, Role.OPERATOR)
+    operator = shown(issuer.token("olga", ("ops",)))
+    headers = shown(issuer.token("bob"))
+    made = client.post("/v1/jobs", headers=operator, json=SPEC | {"project": "vision"}).json()["id"]
+    refused = [client.post(f"/v1/jobs/{made}/cancel", headers=headers).status_code for _ in range(15)]
+    assert set(refused) == {403}
+    entries = client.get("/v1/audit", headers=operator, params={"limit": 100}).json()["items"]
+    assert len([one for one in entries if one["outcome"] == "denied"]) == 10
+
+
+def test_an_input_of_a_store_names_no_folder_in_which_jobs_keep_their_files(
+    settings: Settings, issuer: Issuer, database: Database
+) -> None:
+    stores = settings.model_copy(update={"stores": {"archive": str(settings.home / "archive")}})
+    row = GrantRow(
+        subject="user:corp/alice", project="vision", role=Role.SUBMITTER, created_by="test", created_at=1000.0
+    )
+    with TestClient(create_app(stores), base_url="http://127.0.0.1") as client:
+        database.transact(lambda connection: grants.put(connection, row))
+        for path, status in (("jobs", 422), ("jobs/job_1/outputs", 422), ("bundles", 422), ("images", 201)):
+            inputs = {"data": {"store": "archive", "path": path}}
+            answer = client.post(
+                "/v1/jobs",
+                headers=shown(issuer.token("alice")),
+                json=SPEC | {"project": "vision", "inputs": inputs},
+            )
+            assert answer.status_code == status, answer.text
 
 
 def test_a_cookie_that_proves_nothing_is_refused(client: TestClient, issuer: Issuer) -> None:

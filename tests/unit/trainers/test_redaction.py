@@ -177,3 +177,27 @@ def test_the_places_that_are_looked_at_grow_with_the_text_and_not_with_the_secre
 
     assert lookups(20_000, 1) <= 10 * lookups(2000, 1) + 100
     assert lookups(2000, 30) <= 2 * lookups(2000, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        ("postgresql://user:hunter2hunter2@db/x", "password hunter2hunter2 was refused"),
+        ('{"type": "service_account", "password": "Hunter2hunter2"}', "login failed for Hunter2hunter2"),
+        ('{"keys": [{"private": "-----BEGIN-----\\nAbCdEfGhIjKl\\n"}]}', "the key AbCdEfGhIjKl is no key"),
+        (
+            "HF_TOKEN=hf_abcdefgh1234\nexport OTHER='another value'",
+            "tokens hf_abcdefgh1234 and another value",
+        ),
+    ],
+)
+def test_parts_of_a_structured_value_are_secret_by_themselves(value: str, printed: str) -> None:
+    said = Redactor({"ONE": value}).redact(printed)
+    assert "[secret ONE]" in said
+    for part in ("hunter2", "Hunter2", "AbCdEf", "hf_abc", "another value"):
+        assert part not in said
+
+
+def test_everyday_words_of_a_structured_value_stay() -> None:
+    value = '{"type": "service_account", "id": 5, "key": "Kxyzabcdefgh"}'
+    assert Redactor({"ONE": value}).redact("a service_account is used") == "a service_account is used"
