@@ -12,6 +12,7 @@ import yaml
 
 from remora.cli.exits import ExitCode
 from service.embedded.parts import policies_version
+from service.settings import Settings
 from tests.command_line import Cli
 from tests.contracts.service.test_service_process import Api, running_api
 
@@ -38,7 +39,7 @@ def test_an_operator_gives_a_token_and_its_user_works_with_it(
     cli = Cli(capsys)
     assert cli("whoami", "--json") == ExitCode.OK
     assert (cli.json["name"], cli.json["is_operator"]) == ("first operator", True)
-    assert policies_version(api.url, home) == 0, "what `remora up` asks"
+    assert policies_version(api.url, Settings(home=home)) == 0, "what `remora up` asks"
     assert cli("tokens", "create", "nightly", "--role", "submitter", "--project", "red") == ExitCode.OK
     token = cli.out.strip()
     assert "not shown again" in cli.err
