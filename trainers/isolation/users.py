@@ -28,13 +28,23 @@ log = logging.getLogger(__name__)
 _ROOT = Path("/tmp")  # noqa: S108 - private below it
 #: Characters of a job's name in a lock that are read.
 _NAME_LENGTH = 400
-#: Seconds in which killed processes of a user are gone.
-_END_S = 10.0
-#: Run as the user whose processes it ends, itself included: the kernel signals all of them at once.
-_KILL = (
-    "import os, sys; u = int(sys.argv[1]); os.setgroups([]); os.setresgid(u, u, u); os.setresuid(u, u, u); "
-    + ("os.kill(-1, 9)")
-)
+#: Seconds in which killed processes of a user are gone, and that the process which kills them may take.
+_END_S, _KILL_S = 10.0, 2.0
+#: Run as the user whose processes it ends, itself included: the kernel signals all of them at once.  Where the node's
+#: user is not root, its capabilities outlive the change of users, and CAP_KILL would reach all processes there are.
+_KILL = """
+import ctypes, os, struct, sys
+uid, libc = int(sys.argv[1]), ctypes.CDLL(None)
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+libc.prctl(47, 4, 0, 0, 0)
+libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
+with open("/proc/self/status") as file:
+    status = dict(line.split(":", 1) for line in file)
+if int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0 and set(status["Uid"].split()) == {str(uid)} and uid:
+    os.kill(-1, 9)
+"""
 
 
 @contextlib.contextmanager
@@ -75,27 +85,47 @@ def end_user(uid: int) -> int:
         seen.update(found)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {found[:20]} of the user {uid} did not end")
-        subprocess.run(
-            [sys.executable, "-S", "-E", "-c", _KILL, str(uid)], check=False, stderr=subprocess.DEVNULL
-        )
+        # A process of the user may stop the one that is to end it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _KILL, str(uid)],
+                check=False,
+                stderr=subprocess.DEVNULL,
+                timeout=_KILL_S,
+            )
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _end(pid, uid)
     return len(seen)
+
+
+def _end(pid: int, uid: int) -> None:
+    """Kill one process if it is still the user's: with the rights of the node, which another one must not meet."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # What has taken the number since `pidfd_open` is not what is signalled.
+        if _is_of(pid, uid):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+    finally:
+        os.close(process)
 
 
 def processes_of(uid: int) -> list[int]:
     """Living processes of a user, by any of its numbers in /proc/PID/status."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                status = (entry / "status").read_text()
-                _, _, uids = status.partition("\nUid:")
-                is_dead = status.partition("\nState:\t")[2][:1] in "ZX"
-                if str(uid) in uids.partition("\n")[0].split() and not is_dead:
-                    found.append(int(entry.name))
-    return found
+    every = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in every if _is_of(pid, uid)]
+
+
+def _is_of(pid: int, uid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    is_dead = status.partition("\nState:\t")[2][:1] in "ZX"
+    return str(uid) in status.partition("\nUid:")[2].partition("\n")[0].split() and not is_dead
 
 
 def _root() -> Path:
