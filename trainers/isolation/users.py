@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import IO
 
 from remora.isolation import IsolationImpossible, UidRange
+from trainers.isolation.kernel_objects import remove_objects
 from trainers.node_folders import is_private, open_lock
 
 log = logging.getLogger(__name__)
 
 #: Where the locks of all users of the machine lie, in a folder of the node's user.
 _ROOT = Path("/tmp")  # noqa: S108 - private below it
+#: Name of the file with the number at which the search for the next user begins.
+_NEXT = "next"
 #: Characters of a job's name in a lock that are read.
 _NAME_LENGTH = 400
 #: Seconds in which killed processes of a user are gone, and that the process which kills them may take.
@@ -166,10 +169,13 @@ def _shared(root: Path, job: str) -> tuple[int, IO[str]] | None:
 def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
     """A user that no job has, with its lock shared."""
     used = _locks(root)
-    for uid in range(uids.first, uids.last + 1):
+    for uid in _in_turn(root, uids):
+        if uid not in used and processes_of(uid):
+            continue
         lock = open_lock(root / f"{uid}.lock")
-        if _is_free(lock) and (uid in used or not processes_of(uid)):
-            end_user(uid)
+        if _is_free(lock):
+            _end_all_of(uid)
+            (root / _NEXT).write_text(str(uid + 1))
             lock.truncate(0)
             lock.write(job[:_NAME_LENGTH])
             lock.flush()
@@ -179,6 +185,23 @@ def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
     raise IsolationImpossible(
         f"the node runs no command: all users {uids.first} to {uids.last} belong to jobs; widen REMORA_JOB_UIDS"
     )
+
+
+def _in_turn(root: Path, uids: UidRange) -> Iterator[int]:
+    """All numbers, from the one after the last that was given: what a job left somewhere is not soon another one's."""
+    try:
+        first = int((root / _NEXT).read_text())
+    except (FileNotFoundError, ValueError):
+        first = uids.first
+    yield from range(max(first, uids.first), uids.last + 1)
+    yield from range(uids.first, min(first, uids.last + 1))
+
+
+def _end_all_of(uid: int) -> int:
+    """End a user's processes and remove what they left in the kernel; returns how many there were of the former."""
+    count = end_user(uid)
+    remove_objects(uid)
+    return count
 
 
 def _is_free(lock: IO[str]) -> bool:
@@ -194,7 +217,7 @@ def _leave(uid: int, lock: IO[str], root: Path) -> None:
     if not _is_free(lock):
         return
     try:
-        if count := end_user(uid):
+        if count := _end_all_of(uid):
             log.warning("%d processes of the user %d had outlived their job and were ended", count, uid)
         (root / f"{uid}.lock").unlink(missing_ok=True)
     except OSError as error:
