@@ -85,6 +85,21 @@ def test_credentials_of_a_node_stay_with_it(name: str) -> None:
     assert machine_variables({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
+def test_urls_with_credentials_stay_with_the_node_and_others_do_not() -> None:
+    closed = [
+        "https://me:word@pip.example/simple",
+        "http://:word@proxy:80",
+        "https://token@pip.example",
+        "x a://b:c@d y",
+    ]
+    for value in closed:
+        assert machine_variables({"PIP_INDEX_URL": value, "https_proxy": value, "PATH": "/bin"}) == {
+            "PATH": "/bin"
+        }
+    for value in ("https://pip.example/simple/@scope/a:b", "http://[::1]:8080", "me@example", ""):
+        assert machine_variables({"UV_INDEX_URL": value}) == {"UV_INDEX_URL": value}
+
+
 def test_what_commands_need_of_a_node_they_have() -> None:
     names = ("PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "NCCL_IB_HCA", "https_proxy", "REMORA_MACHINE")
     needed = dict.fromkeys(names, "x")
