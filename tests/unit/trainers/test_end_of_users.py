@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.needed import is_missing
 from trainers.isolation import users
 
@@ -89,3 +91,18 @@ def test_what_took_the_number_of_an_ended_process_is_not_signalled() -> None:
         living.stdin.write(b"\n")
         living.stdin.close()
         assert living.wait() == 0
+
+
+def test_a_process_that_stops_the_one_which_is_to_end_it_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if os.geteuid() != 0:
+        is_missing("only root starts processes of other users: run the tests as root")
+    monkeypatch.setattr(users, "_KILL", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    monkeypatch.setattr(users, "_KILL_S", 0.2)
+    code = f"import os, signal; os.setuid({TARGET}); print('x', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert users.end_user(TARGET) == 1
+        assert process.wait() == -9
