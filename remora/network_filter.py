@@ -19,6 +19,8 @@ from remora.network_rules import TABLE, listening_ports, ruleset
 VARIABLE = "REMORA_NETWORK_RULES"
 #: Seconds that nft may take.
 _NFT_S = 20.0
+#: Updates without a change after which it is looked up whether the table is still there.
+_LOOK_EVERY = 60
 
 
 class NoNetworkRules(Exception):
@@ -36,12 +38,14 @@ class NetworkFilter:
     def __init__(self, uids: UidRange) -> None:
         self._uids = uids
         self._installed = ""
+        self._unchanged = 0
 
     def update(self, others: Iterable[tuple[str, int]] = ()) -> bool:
         """Install the rules, or make them true again; True when something had changed.
 
         The ports of this machine are those at which processes of this user listen now, `others` are addresses and ports
-        of other machines.  Raises NoNetworkRules.
+        of other machines.  Others may remove the table: it is looked up now and then.  Raises NoNetworkRules, and
+        ValueError for what is no address or port.
         """
         ports: set[int] = set()
         for name in ("tcp", "tcp6"):
@@ -52,9 +56,12 @@ class NetworkFilter:
                 continue
         wanted = ruleset(self._uids, ports, others)
         if wanted == self._installed:
-            return False
+            self._unchanged += 1
+            if self._unchanged % _LOOK_EVERY or _is_there():
+                return False
+        self._installed = ""
         _nft(wanted)
-        self._installed = wanted
+        self._installed, self._unchanged = wanted, 0
         return True
 
 
@@ -85,13 +92,25 @@ def remove() -> None:
     _nft(f"add table inet {TABLE}\ndelete table inet {TABLE}\n")
 
 
+def _is_there() -> bool:
+    try:
+        _run("list", "table", "inet", TABLE)
+    except NoNetworkRules:
+        return False
+    return True
+
+
 def _nft(script: str) -> None:
+    _run("-f", "-", script=script)
+
+
+def _run(*words: str, script: str = "") -> None:
     program = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise NoNetworkRules("this machine has no nft; install nftables")
     try:
         done = subprocess.run(
-            [program, "-f", "-"], input=script, capture_output=True, text=True, timeout=_NFT_S, check=False
+            [program, *words], input=script, capture_output=True, text=True, timeout=_NFT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoNetworkRules(f"nft cannot be run: {error}") from error

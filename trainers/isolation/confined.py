@@ -109,14 +109,16 @@ def confined_job(
 ) -> Iterator[ConfinedJob | None]:
     """The job of this attempt, whose folders on this node are `folder` and `temporary`; None: it is not confined.
 
-    Raises IsolationImpossible, OSError.
+    While the context is open, what this process makes may be read by others, whatever umask the node has: the job's
+    user reads it, and the folders above are closed.  Raises IsolationImpossible, OSError.
     """
     uids = decide(asked, offered())
     if uids is None:
         yield None
         return
     # Nodes that are simulated on one machine have work folders, and users, of their own.
-    with job_user(f"{attempt_id} {work_root()}", uids) as uid, guarded_network(uids):
+    with job_user(f"{attempt_id} {work_root()}", uids) as uid, guarded_network(uids), _usual_umask():
+        folder.chmod(0o755)
         home = folder / "home"
         temporary = temporary.resolve()
         for path in (home, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
@@ -126,6 +128,15 @@ def confined_job(
         _write_names(temporary / "passwd", uid)
         groups = (uid, *device_groups(Path("/")))
         yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home)
+
+
+@contextlib.contextmanager
+def _usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def device_groups(root: Path) -> tuple[int, ...]:

@@ -57,6 +57,8 @@ def confine(walls: dict[str, Any], folder: str) -> None:
     order in which they are taken.
     """
     shim = os.getppid()
+    # The job's user looks into the folders that are made here.
+    os.umask(0o022)
     _check(_LIBC.unshare(_CLONE_NEWNS), "a mount namespace")
     # What other supervisors unmount must go here too, and nothing of this reaches them.
     _mount(None, "/", None, _MS_REC | _MS_SLAVE)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainers.isolation.confinement import MEMORY
-from trainers.node_folders import Clear, shared_folder
+from trainers.node_folders import Clear, open_lock, shared_folder
 
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2
 #: Files and folders that one job may have in its memory.
@@ -48,25 +48,31 @@ def job_memory(name: str, root: Path, size_bytes: int, clear: Clear) -> Iterator
     Raises OSError.
     """
     with shared_folder(name, root, clear) as folder:
-        # What is opened here is the folder itself, unless it is mounted already.
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        # Not the folder itself: what is opened by its name is another folder as soon as the memory is mounted.
+        with open_lock(_mounting(folder)) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.is_mount():
                 _mount(folder, size_bytes)
                 # As in /dev/shm everyone may make files, and remove only his own.
                 (folder / "shm").mkdir()
                 (folder / "shm").chmod(0o1777)
-        finally:
-            os.close(lock)
         yield JobMemory(folder)
 
 
 def unmount(folder: Path) -> None:
-    """Unmount what is mounted at a folder, with all that is in it; fine when nothing is.  Raises OSError."""
+    """Unmount what is mounted at a folder that has no users, with all that is in it; fine when nothing is.
+
+    Raises OSError.
+    """
     if folder.is_mount() and _LIBC.umount2(os.fsencode(folder), _MNT_DETACH) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{folder} cannot be unmounted: {os.strerror(number)}")
+    _mounting(folder).unlink(missing_ok=True)
+
+
+def _mounting(folder: Path) -> Path:
+    """The file that is locked while memory is mounted at a folder."""
+    return folder.with_name(f"{folder.name}.mounting")
 
 
 def _mount(folder: Path, size_bytes: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -32,7 +34,7 @@ def guarded_network(
     guard = _Guard(NetworkFilter(uids), others or ports_of_nodes)
     try:
         guard.look()
-    except NoNetworkRules as error:
+    except (NoNetworkRules, OSError, ValueError) as error:
         raise IsolationImpossible(
             f"the node runs no command: REMORA_NETWORK_RULES is true, and {error}; correct that, or leave it out"
         ) from error
@@ -53,10 +55,10 @@ class _Guard:
         self.over = threading.Event()
 
     def look(self) -> None:
-        """Make the rules true.  Raises NoNetworkRules."""
+        """Make the rules true.  Raises NoNetworkRules, OSError, ValueError."""
         if self._looks % _OTHERS_EVERY == 0:
             try:
-                self._known = list(self._others())
+                self._known = addresses_of(self._others())
             except Exception as error:  # the head may be gone for a while: what was known holds
                 log.warning("the ports of other nodes are not known: %s", error)
         self._looks += 1
@@ -67,8 +69,23 @@ class _Guard:
         while not self.over.wait(_EVERY_S):
             try:
                 self.look()
-            except NoNetworkRules as error:
+            except (NoNetworkRules, OSError, ValueError) as error:
                 log.warning("the rules for connections of jobs are not true any more: %s", error)
+
+
+def addresses_of(places: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The same with numbers in place of names, as rules need them; what cannot be resolved is left out."""
+    found: dict[tuple[str, int], None] = {}
+    for host, port in places:
+        name = host.removeprefix("[").removesuffix("]")
+        try:
+            numbers = [str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+            for number in numbers:
+                # Rules know no zone of an address.
+                found[str(ipaddress.ip_address(number.partition("%")[0])), port] = None
+        except (OSError, ValueError) as error:
+            log.warning("the port %d of %s is open to jobs: %s", port, host, error)
+    return list(found)
 
 
 def ports_of_nodes() -> list[tuple[str, int]]:

@@ -20,21 +20,34 @@ from pathlib import Path
 from typing import IO
 
 from remora.isolation import IsolationImpossible, UidRange
+from trainers.isolation.kernel_objects import remove_objects
 from trainers.node_folders import is_private, open_lock
 
 log = logging.getLogger(__name__)
 
 #: Where the locks of all users of the machine lie, in a folder of the node's user.
 _ROOT = Path("/tmp")  # noqa: S108 - private below it
+#: Name of the file with the number at which the search for the next user begins.
+_NEXT = "next"
 #: Characters of a job's name in a lock that are read.
 _NAME_LENGTH = 400
-#: Seconds in which killed processes of a user are gone.
-_END_S = 10.0
-#: Run as the user whose processes it ends, itself included: the kernel signals all of them at once.
-_KILL = (
-    "import os, sys; u = int(sys.argv[1]); os.setgroups([]); os.setresgid(u, u, u); os.setresuid(u, u, u); "
-    + ("os.kill(-1, 9)")
-)
+#: Seconds in which killed processes of a user are gone, and that the process which kills them may take.
+_END_S, _KILL_S = 10.0, 2.0
+#: Run as the user whose processes it ends, itself included: the kernel signals all of them at once.  Where the node's
+#: user is not root, its capabilities outlive the change of users, and CAP_KILL would reach all processes there are.
+_KILL = """
+import ctypes, os, struct, sys
+uid, libc = int(sys.argv[1]), ctypes.CDLL(None)
+os.setgroups([])
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+libc.prctl(47, 4, 0, 0, 0)
+libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
+with open("/proc/self/status") as file:
+    status = dict(line.split(":", 1) for line in file)
+if int(status["CapEff"], 16) == int(status["CapPrm"], 16) == 0 and set(status["Uid"].split()) == {str(uid)} and uid:
+    os.kill(-1, 9)
+"""
 
 
 @contextlib.contextmanager
@@ -75,27 +88,47 @@ def end_user(uid: int) -> int:
         seen.update(found)
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {found[:20]} of the user {uid} did not end")
-        subprocess.run(
-            [sys.executable, "-S", "-E", "-c", _KILL, str(uid)], check=False, stderr=subprocess.DEVNULL
-        )
+        # A process of the user may stop the one that is to end it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _KILL, str(uid)],
+                check=False,
+                stderr=subprocess.DEVNULL,
+                timeout=_KILL_S,
+            )
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _end(pid, uid)
     return len(seen)
+
+
+def _end(pid: int, uid: int) -> None:
+    """Kill one process if it is still the user's: with the rights of the node, which another one must not meet."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # What has taken the number since `pidfd_open` is not what is signalled.
+        if _is_of(pid, uid):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+    finally:
+        os.close(process)
 
 
 def processes_of(uid: int) -> list[int]:
     """Living processes of a user, by any of its numbers in /proc/PID/status."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                status = (entry / "status").read_text()
-                _, _, uids = status.partition("\nUid:")
-                is_dead = status.partition("\nState:\t")[2][:1] in "ZX"
-                if str(uid) in uids.partition("\n")[0].split() and not is_dead:
-                    found.append(int(entry.name))
-    return found
+    every = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return [pid for pid in every if _is_of(pid, uid)]
+
+
+def _is_of(pid: int, uid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    is_dead = status.partition("\nState:\t")[2][:1] in "ZX"
+    return str(uid) in status.partition("\nUid:")[2].partition("\n")[0].split() and not is_dead
 
 
 def _root() -> Path:
@@ -136,10 +169,13 @@ def _shared(root: Path, job: str) -> tuple[int, IO[str]] | None:
 def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
     """A user that no job has, with its lock shared."""
     used = _locks(root)
-    for uid in range(uids.first, uids.last + 1):
+    for uid in _in_turn(root, uids):
+        if uid not in used and processes_of(uid):
+            continue
         lock = open_lock(root / f"{uid}.lock")
-        if _is_free(lock) and (uid in used or not processes_of(uid)):
-            end_user(uid)
+        if _is_free(lock):
+            _end_all_of(uid)
+            (root / _NEXT).write_text(str(uid + 1))
             lock.truncate(0)
             lock.write(job[:_NAME_LENGTH])
             lock.flush()
@@ -149,6 +185,23 @@ def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
     raise IsolationImpossible(
         f"the node runs no command: all users {uids.first} to {uids.last} belong to jobs; widen REMORA_JOB_UIDS"
     )
+
+
+def _in_turn(root: Path, uids: UidRange) -> Iterator[int]:
+    """All numbers, from the one after the last that was given: what a job left somewhere is not soon another one's."""
+    try:
+        first = int((root / _NEXT).read_text())
+    except (FileNotFoundError, ValueError):
+        first = uids.first
+    yield from range(max(first, uids.first), uids.last + 1)
+    yield from range(uids.first, min(first, uids.last + 1))
+
+
+def _end_all_of(uid: int) -> int:
+    """End a user's processes and remove what they left in the kernel; returns how many there were of the former."""
+    count = end_user(uid)
+    remove_objects(uid)
+    return count
 
 
 def _is_free(lock: IO[str]) -> bool:
@@ -164,7 +217,7 @@ def _leave(uid: int, lock: IO[str], root: Path) -> None:
     if not _is_free(lock):
         return
     try:
-        if count := end_user(uid):
+        if count := _end_all_of(uid):
             log.warning("%d processes of the user %d had outlived their job and were ended", count, uid)
         (root / f"{uid}.lock").unlink(missing_ok=True)
     except OSError as error:

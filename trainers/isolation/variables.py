@@ -6,6 +6,7 @@ list has in full.  So those that commands need are named here, and all others st
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from trainers.environments.commands import MACHINE_MARKS
@@ -30,11 +31,15 @@ _BEGINNINGS = (
 )
 #: Parts of names that hold secrets, whatever they begin with.
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "USERNAME", "_KEY")
+#: A user's name or a token, with a password or without one, in a URL.
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 
 
 def machine_variables(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Those of a node's variables that a command may see."""
-    return {name: value for name, value in inherited.items() if _is_shown(name)}
+    """Those of a node's variables that a command may see; URLs with credentials in them are none, under any name."""
+    return {
+        name: value for name, value in inherited.items() if _is_shown(name) and not _CREDENTIALS.search(value)
+    }
 
 
 def _is_shown(name: str) -> bool:

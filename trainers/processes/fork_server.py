@@ -234,9 +234,11 @@ def _become_shim(
         child = os.fork()
         if child == 0:
             command_shim.leave_shim(command.supervisor, command.cgroups)
+            # What the fork server has open is not the command's, nor that of others of the job's user: they may look
+            # into this process as soon as it has become that user.
+            child_side.close_all_but([*streams, errors_write])
             _confine(command, errors_write)
-            # What the fork server has open is not the command's.
-            child_side.close_all_but(streams)
+            os.close(errors_write)
             # From here on, and not before, the job's variables are in effect.
             command.environment.update(command_shim.with_secrets(command.environment, command.variable_files))
             child_side.take_environment(command)

@@ -12,6 +12,7 @@ from remora.isolation import IsolationImpossible, UidRange
 from remora.machine_isolation import offered
 from trainers.isolation import users
 from trainers.isolation.confined import device_groups
+from trainers.isolation.kernel_objects import objects_of, remove_objects
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.users import job_user, processes_of, sweep_users
 from trainers.isolation.variables import machine_variables
@@ -84,6 +85,21 @@ def test_credentials_of_a_node_stay_with_it(name: str) -> None:
     assert machine_variables({name: "x", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
+def test_urls_with_credentials_stay_with_the_node_and_others_do_not() -> None:
+    closed = [
+        "https://me:word@pip.example/simple",
+        "http://:word@proxy:80",
+        "https://token@pip.example",
+        "x a://b:c@d y",
+    ]
+    for value in closed:
+        assert machine_variables({"PIP_INDEX_URL": value, "https_proxy": value, "PATH": "/bin"}) == {
+            "PATH": "/bin"
+        }
+    for value in ("https://pip.example/simple/@scope/a:b", "http://[::1]:8080", "me@example", ""):
+        assert machine_variables({"UV_INDEX_URL": value}) == {"UV_INDEX_URL": value}
+
+
 def test_what_commands_need_of_a_node_they_have() -> None:
     names = ("PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "NCCL_IB_HCA", "https_proxy", "REMORA_MACHINE")
     needed = dict.fromkeys(names, "x")
@@ -142,3 +158,44 @@ def test_what_a_killed_supervisor_left_is_swept_before_its_number_is_given_again
         (root / f"{numbers.last}.lock").write_text("its supervisor was killed")
         sweep_users()
         assert sorted(path.name for path in root.glob("2*.lock")) == [f"{kept}.lock"]
+
+
+def test_the_next_job_has_another_number_although_the_last_one_is_free(
+    numbers: UidRange, tmp_path: Path
+) -> None:
+    given = []
+    for name in ("one", "two", "three"):
+        with job_user(name, numbers) as uid:
+            given.append(uid)
+    assert given == [numbers.first, numbers.last, numbers.first]
+    for text in ("", "x", "1", str(numbers.last + 9)):
+        (next(tmp_path.iterdir()) / "next").write_text(text)
+        with job_user("four", numbers) as uid:
+            assert uid == numbers.first, text
+
+
+LEAVES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+os.setuid(int(sys.argv[1]))
+assert min(libc.shmget(0, 4096, 0o1600), libc.semget(0, 1, 0o1600), libc.msgget(0, 0o1600)) >= 0
+"""
+
+
+def test_what_a_job_leaves_in_the_kernel_goes_with_it_and_what_others_have_there_stays(
+    numbers: UidRange,
+) -> None:
+    def left_by(uid: int) -> list[int]:
+        kinds = {"shm": "shmid", "sem": "semid", "msg": "msqid"}
+        return [len(objects_of(uid, name, column)) for name, column in kinds.items()]
+
+    other = numbers.last + 1
+    try:
+        with job_user("one", numbers) as uid:
+            for one in (uid, other):
+                subprocess.run([sys.executable, "-c", LEAVES, str(one)], check=True)
+            assert left_by(uid) == [1, 1, 1]
+        assert left_by(uid) == [0, 0, 0]
+        assert left_by(other) == [1, 1, 1]
+    finally:
+        assert remove_objects(other) == 3

@@ -7,12 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from remora.isolation import UidRange
+from remora.network_filter import NetworkFilter, NoNetworkRules
 from remora.network_rules import listening_ports, ruleset
+from trainers.isolation import network
+from trainers.isolation.network import addresses_of
 
 ROOT = Path(__file__).parents[3]
 UIDS = UidRange(first=2_000_900_000, last=2_000_900_001)
@@ -75,6 +79,9 @@ changes = [rules.update([addresses["other node"]]), rules.update([addresses["oth
 late = places["late"] = listen(0, "127.0.0.1")
 addresses["late"] = late.getsockname()
 changes.append(rules.update([addresses["other node"]]))
+subprocess.run(["nft", "flush", "ruleset"], check=True)
+restored = [rules.update([addresses["other node"]]) for _ in range(60)]
+changes.append(restored == [False] * 59 + [True])
 found = {"before": before, "job": reached(job), "node": reached(0), "changes": changes, "table": table()}
 remove()
 remove()
@@ -95,7 +102,7 @@ def test_a_job_reaches_its_workers_and_neither_the_cloud_nor_the_platform() -> N
     assert seen["before"] == every
     assert seen["job"] == ["names", "worker"]
     assert seen["node"] == [*every, "late"]
-    assert seen["changes"] == [True, False, True], "rules are installed when something has changed"
+    assert seen["changes"] == [True, False, True, True], "installed when something has changed, or is gone"
     assert (seen["table"], seen["left"], seen["after"]) == ("table inet remora\n", "", [*every, "late"])
 
 
@@ -118,3 +125,36 @@ def test_rules_name_numbers_and_nothing_else() -> None:
     for wrong in (("10.0.0.1; flush ruleset", 1), ("head", 6379), ("10.0.0.1", 0), ("10.0.0.1", 70_000)):
         with pytest.raises(ValueError, match=r"."):
             ruleset(UIDS, [], [wrong])
+
+
+def test_names_of_nodes_become_numbers_and_what_has_none_is_left_out() -> None:
+    places = [
+        ("[::1]", 6379),
+        ("fe80::1%lo", 1),
+        ("localhost", 7),
+        ("no-such-node.invalid", 8),
+        ("x\0y", 9),
+        ("", 10),
+    ]
+    found = addresses_of([*places, ("127.0.0.1", 7), ("10.0.0.1", 11)])
+    assert {("::1", 6379), ("fe80::1", 1), ("127.0.0.1", 7), ("10.0.0.1", 11)} <= set(found)
+    assert not [port for _, port in found if port in (8, 9)]
+    assert len(found) == len(set(found))
+    ruleset(UIDS, [], found)
+
+
+def test_a_guard_goes_on_after_what_it_did_not_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_EVERY_S", 0.0)
+    errors: list[Exception] = [ValueError("x is no port"), OSError("no memory"), NoNetworkRules("no nft")]
+
+    class Rules(NetworkFilter):
+        def update(self, others: Iterable[tuple[str, int]] = ()) -> bool:
+            if errors:
+                raise errors.pop()
+            guard.over.set()
+            return True
+
+    guard = network._Guard(Rules(UIDS), list)
+    guard.run()
+    assert errors == []
+    assert guard.over.is_set()
