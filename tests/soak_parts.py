@@ -155,8 +155,15 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "demos": Part(
-        ("tests/e2e/test_demo.py", "tests/e2e/test_demo_azure.py", "tests/e2e/test_demo_huggingface.py"),
         (
+            "tests/e2e/test_demo.py",
+            "tests/e2e/test_demo_azure.py",
+            "tests/e2e/test_demo_huggingface.py",
+            "tests/e2e/test_demo_team.py",
+        ),
+        (
+            "examples/demo_team.py",
+            "examples/team",
             "examples/demo.py",
             "examples/demo_azure.py",
             "examples/demo_huggingface.py",

@@ -16,6 +16,7 @@ from tests.e2e.test_demo import command_of
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(400),
     pytest.mark.skipif(offered().uids is None, reason="needs a machine that keeps commands apart"),
 ]
