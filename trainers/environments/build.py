@@ -48,6 +48,9 @@ MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Packages that PyTorch requires for an accelerator.
 _LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
 _COMPLETE = "remora.json"
+#: uv would obey the `uv.toml` and `[tool.uv]` that lie in the job's code: write where they say, and to the node's cache.
+#: A site sets variables that begin with `UV_`.
+_UV_OPTIONS = ("--no-config", "--no-progress", "--color", "never")
 
 
 @dataclass
@@ -347,7 +350,7 @@ def _install(
         if relative is not None:
             options[options.index("--requirements") + 1] = str(build.code / relative)
         options[options.index("hardlink")] = "copy"
-        command = [uv_program(), "--no-progress", "--color", "never", *options, *words]
+        command = [uv_program(), *_UV_OPTIONS, *options, *words]
         failure = "uv could not build it"
         return _run(failure, build.command(command), build.code, build.variables({}), work)
 
@@ -390,7 +393,7 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
 
 def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
-    command = [uv_program(), "--no-progress", "--color", "never", *arguments]
+    command = [uv_program(), *_UV_OPTIONS, *arguments]
     return _run("uv could not build it", command, code, program_variables(os.environ), work)
 
 
@@ -400,7 +403,9 @@ def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) ->
     options = ["--frozen", "--no-emit-project", "--no-dev", "--quiet", "--output-file", str(exported)]
     # What only an inherited package needs goes with it.
     pruned = ["--prune", INHERITED] if is_inherited else []
-    _uv(["export", *options, *pruned], lock.parent, work)
+    # Its own interpreter, or uv looks for one in the code.
+    python = ["--python", str(folder / "bin" / "python")]
+    _uv(["export", *options, *python, *pruned], lock.parent, work)
     return exported
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from remora.isolation import Isolation
 from tests.wheels import wheel
 from trainers.environments import build
 from trainers.environments.build import EnvironmentFailed, environment, node_packages, prune
@@ -208,7 +209,28 @@ def test_a_version_of_pytorch_that_a_lock_or_a_project_names_decides_too(
     assert inherits(EnvironmentRequest(requirements=file), text, NODE) is expected
 
 
-def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(code: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+def test_settings_of_uv_in_the_code_have_no_effect(
+    isolation: Isolation, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "poison").mkdir()
+    wheel(tmp_path / "site")
+    wheel(tmp_path / "poison", version="6.6")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "site"))
+    canary = tmp_path / "canary"
+    general = f"cache-dir = '{canary}/cache'\nfind-links = ['{tmp_path}/poison']\n"
+    (code / "uv.toml").write_text(f"{general}[pip]\ntarget = '{canary}/target'\n")
+    asked = EnvironmentRequest(pip=("tiny",))
+    with environment(asked, code, Log(), tmp_path / "envs", isolation=isolation) as built:
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert not canary.exists()
+
+
+def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = str(node_packages().torch)
     wheel(code, "tiny", "1.0")
     wheel(code, "needed", "2.0", requires=("tiny",))
@@ -219,6 +241,8 @@ def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(code: Path
         f'dependencies = ["needed", "torch=={torch}"]\n[tool.uv]\nno-index = true\nfind-links = ["."]\n'
     )
     subprocess.run([build.uv_program(), "lock", "--quiet"], cwd=code, check=True)
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(code))
     # A newer one is there, and the lock does not name it.
     wheel(code, "tiny", "9.0")
     log = Log()
