@@ -27,6 +27,7 @@ from remora.machine_isolation import offered
 from trainers.confined_folders import ConfinedFolder, remove_tree
 from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
 from trainers.environments.confined_build import confined_build
+from trainers.environments.named_packages import only_names
 from trainers.environments.public_package import public_folder
 from trainers.environments.request import (
     INHERITED,
@@ -48,7 +49,8 @@ MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Packages that PyTorch requires for an accelerator.
 _LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
 _COMPLETE = "remora.json"
-#: uv would obey the `uv.toml` and `[tool.uv]` that lie in the job's code: write where they say, and to the node's cache.
+#: uv would obey the `uv.toml` and `[tool.uv]` that lie in the job's code: write where they say, also to the node's
+#: cache.
 #: A site sets variables that begin with `UV_`.
 _UV_OPTIONS = ("--no-config", "--no-progress", "--color", "never")
 
@@ -140,7 +142,7 @@ def environment(
     node = node_packages()
     file, contents = _file_of_requirements(asked, code)
     is_inherited = inherits(asked, contents.decode(errors="replace"), node)
-    digest = digest_of(asked, contents + _project_of(file), node, bundle, is_inherited=is_inherited)
+    digest = digest_of(asked, contents, node, bundle, is_inherited=is_inherited, project=_project_of(file))
     folder = root / digest
     with open_lock(root / f"{digest}.lock") as lock:
         built: list[BuiltEnvironment] = []
@@ -339,12 +341,15 @@ def _install(
     words = ["--", *asked.pip]
     if decide(isolation, offered()) is None:
         return _uv([*options, *words], code, work)
-    try:
-        # Wheels are unpacked and run nothing, so that they may come from the cache of the node.
-        return _uv([*options, "--no-build", *words], code, work)
-    except EnvironmentFailed:
-        work.limit.check()
-    relative = None if file is None or not file.is_relative_to(code) else file.relative_to(code)
+    relative = str(file.relative_to(code)) if file is not None and file.is_relative_to(code) else None
+    text = "" if file is None else file.read_text(errors="replace")
+    if only_names(asked.pip, relative if file is None else relative or file.name, text):
+        try:
+            # Wheels are unpacked and run nothing, so that they may come from the cache of the node.  `--no-build` alone
+            # does not see to that: editable packages are built in spite of it.
+            return _uv([*options, "--no-build", *words], code, work)
+        except EnvironmentFailed:
+            work.limit.check()
     with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
         assert build is not None
         if relative is not None:

@@ -55,13 +55,48 @@ echo print > $VIRTUAL_ENV/own.py; ln $VIRTUAL_ENV/own.py $VIRTUAL_ENV/second.py
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_source_distribution_is_built_by_such_a_user_too(code: Path, tmp_path: Path) -> None:
+LOCK = """
+version = 1
+requires-python = ">=3.9"
+[[package]]
+name = "mine"
+version = "1.0"
+source = { virtual = "." }
+dependencies = [{ name = "own" }]
+[[package]]
+name = "own"
+version = "1.0"
+source = { editable = "own" }
+"""
+PROJECT = '[project]\nname = "mine"\nversion = "1.0"\nrequires-python = ">=3.9"\ndependencies = ["own"]\n'
+SOURCES = '[tool.uv.sources]\nown = { "p\\u0061th" = "own", "\\u0065ditable" = true }\n'
+
+
+@pytest.mark.parametrize(
+    ("asked", "files"),
+    [
+        (EnvironmentRequest(pip=("./own",)), {}),
+        (EnvironmentRequest(requirements="requirements.txt"), {"requirements.txt": "-e ./own\n"}),
+        (EnvironmentRequest(requirements="uv.lock"), {"uv.lock": LOCK, "pyproject.toml": PROJECT + SOURCES}),
+        (EnvironmentRequest(requirements="pyproject.toml"), {"pyproject.toml": PROJECT + SOURCES}),
+    ],
+    ids=["path", "editable", "lock", "sources"],
+)
+def test_a_package_of_the_code_is_built_by_such_a_user_too(
+    asked: EnvironmentRequest, files: dict[str, str], code: Path, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (code / name).write_text(text)
     (code / "own").mkdir()
     (code / "own/pyproject.toml").write_text(
         '[build-system]\nrequires = []\nbuild-backend = "who"\nbackend-path = ["."]\n'
         '[project]\nname = "own"\nversion = "1.0"\n'
     )
-    (code / "own/who.py").write_text(BACKEND.replace("NODE", str(os.geteuid())))
-    building = environment(EnvironmentRequest(pip=("./own",)), code, print, tmp_path / "envs")
+    canary = tmp_path / "canary"
+    # Every build writes it that may: only the node's user.
+    written = f"import contextlib\nwith contextlib.suppress(OSError): open({str(canary)!r}, 'w').close()\n"
+    (code / "own/who.py").write_text(written + BACKEND.replace("NODE", str(os.geteuid())))
+    building = environment(asked, code, print, tmp_path / "envs")
     with pytest.raises(EnvironmentFailed, match="built by True"), building:
         pytest.fail("it was built")
+    assert not canary.exists()

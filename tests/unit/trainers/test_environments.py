@@ -15,6 +15,7 @@ from remora.isolation import Isolation
 from tests.wheels import wheel
 from trainers.environments import build
 from trainers.environments.build import EnvironmentFailed, environment, node_packages, prune
+from trainers.environments.named_packages import only_names
 from trainers.environments.request import (
     EnvironmentImpossible,
     EnvironmentRequest,
@@ -109,7 +110,24 @@ def test_equal_requests_have_one_environment_and_others_have_their_own() -> None
         ((), "requirements.txt", "numpy==2.4.6 \\\n    --hash=sha256:00  # via torch\n\n# end\n", False),
         ((), "requirements.txt", "-r other.txt\n", True),
         ((), "pylock.toml", "[[packages]]\nname = 'numpy'\n", False),
-        ((), "pyproject.toml", "own = { path = 'own' }\n", True),
+        ((), "pylock.toml", "[[packages]]\nname = 'own'\n[packages.directory]\n'pa\\u0074h' = 'own'\n", True),
+        ((), "pylock.toml", "[[packages]]\nname = 'own'\nwheels = [{url = 'file:///own.whl'}]\n", True),
+        ((), "pyproject.toml", "[project]\ndependencies = ['numpy']\n", False),
+        ((), "below/pyproject.toml", "[project]\ndependencies = ['numpy']\n", True),
+        ((), "pyproject.toml", "[project]\ndependencies = ['own @ file:///own.whl']\n", True),
+        ((), "pyproject.toml", "[project]\ndynamic = ['dependencies']\n", True),
+        (
+            (),
+            "pyproject.toml",
+            "[project]\ndependencies = ['own']\n[tool.uv.sources]\nown = {\"p\\u0061th\" = 'own'}\n",
+            True,
+        ),
+        ((), "pyproject.toml", "this is not TOML", True),
+        (("own-1.0-py3-none-any.whl",), None, "", True),
+        ((), "requirements.txt", "numpy --hash=sha256:00 -e ./own\n", True),
+        ((), "requirements.txt", "numpy\n-e \\\n./own\n", True),
+        ((), "needed.py", "# /// script\n# dependencies = ['own']\n# ///\n", True),
+        ((), "other.lock", "version = 1\n", True),
     ],
 )
 def test_what_is_installed_from_the_code_belongs_to_that_code_alone(
@@ -118,6 +136,31 @@ def test_what_is_installed_from_the_code_belongs_to_that_code_alone(
     asked = EnvironmentRequest(pip=pip, requirements=file)
     one, other = (digest_of(asked, text.encode(), NODE, code, is_inherited=True) for code in ("a", "b"))
     assert (one != other) is expected
+
+
+@pytest.mark.parametrize(
+    ("packages", "project", "expected"),
+    [
+        ("[[package]]\nname = 'mine'\nsource = {virtual = '.'}", "[project]\nname = 'mine'", True),
+        ("[[package]]\nname = 'mine'\nsource = {virtual = '.'}", "this is not TOML", False),
+        ("[[package]]\nname = 'mine'\nsource = {editable = '.'}", "[project]\nname = 'other'", False),
+        (
+            "[[package]]\nname = 'own'\nsource = {\"\\u0065ditable\" = 'own'}",
+            "[project]\nname = 'mine'",
+            False,
+        ),
+    ],
+)
+def test_a_lock_with_packages_of_the_code_belongs_to_that_code(
+    packages: str, project: str, *, expected: bool
+) -> None:
+    assert only_names((), "uv.lock", packages, project) is expected
+    asked = EnvironmentRequest(requirements="uv.lock")
+    one, other = (
+        digest_of(asked, packages.encode(), NODE, code, is_inherited=True, project=project.encode())
+        for code in ("a", "b")
+    )
+    assert (one == other) is expected
 
 
 def test_what_a_removal_has_left_is_never_taken_for_an_environment(
