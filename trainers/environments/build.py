@@ -1,7 +1,7 @@
 """Builds the Python environment of a job on its node with `uv`, once for all workers that ask for the same.
 
-An environment is a virtual environment at its final path.  It is complete when a file in it says so; one whose build
-was interrupted is removed and built again, and what `uv` had downloaded by then is in its cache.
+An environment is a virtual environment at its final path.  It is complete when a file beside it says so; one whose
+build was interrupted is removed and built again, and what `uv` had downloaded by then is in its cache.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -17,18 +16,26 @@ import sys
 import sysconfig
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
-from trainers.confined_folders import ConfinedFolder, remove_tree
+from trainers.confined_folders import remove_tree
 from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
 from trainers.environments.confined_build import confined_build
 from trainers.environments.named_packages import only_names
 from trainers.environments.public_package import public_folder
+from trainers.environments.records import (
+    EnvironmentRecord,
+    made_environment,
+    read_record,
+    remove_record,
+    touch_record,
+    used_at,
+    write_record,
+)
 from trainers.environments.request import (
     INHERITED,
     EnvironmentImpossible,
@@ -48,7 +55,6 @@ MOST_KEPT = 8
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Packages that PyTorch requires for an accelerator.
 _LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
-_COMPLETE = "remora.json"
 #: uv would obey the `uv.toml` and `[tool.uv]` that lie in the job's code: write where they say, also to the node's
 #: cache.
 #: A site sets variables that begin with `UV_`.
@@ -115,6 +121,8 @@ class BuiltEnvironment:
     build_id: str
     #: Version of its Python.
     version: tuple[int, int]
+    #: The folder of the Python below it, as it was before anything of a job ran in the environment.
+    base: Path
 
 
 @contextlib.contextmanager
@@ -148,13 +156,14 @@ def environment(
         built: list[BuiltEnvironment] = []
 
         def make() -> None:
-            if folder.exists():
-                remove_tree(folder)
+            # First, so that half of it is never taken for an environment.
+            remove_record(folder)
+            remove_tree(folder)
             built.append(_build(asked, folder, file, code, work, isolation, is_inherited=is_inherited))
 
         # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
         make_once(lock, lambda: _known(folder) is not None, make, work.limit.check)
-        os.utime(folder / _COMPLETE)
+        touch_record(folder)
         prune(root)
         known = _known(folder)
         if known is None:
@@ -164,7 +173,7 @@ def environment(
 
 def environment_folders(built: BuiltEnvironment) -> list[Path]:
     """The folders without which its interpreter does not run: its own, and that of the Python below it."""
-    return [built.python.parent.parent, built.python.resolve().parent.parent]
+    return [built.python.parent.parent, built.base]
 
 
 def node_packages() -> NodePackages:
@@ -195,7 +204,7 @@ def kept_environments(root: Path) -> list[KeptEnvironment]:
             digest=one.digest,
             packages=one.packages,
             size_bytes=_size_of(root / one.digest),
-            used_at=_used_at(root / one.digest),
+            used_at=used_at(root / one.digest),
         )
         for one in known
     ]
@@ -212,47 +221,32 @@ def _size_of(folder: Path) -> int:
 
 def prune(root: Path, most: int = MOST_KEPT) -> list[str]:
     """Remove environments that nothing uses, those used longest ago first, until `most` are left; returns digests."""
-    found = sorted(
-        (path for path in root.iterdir() if path.is_dir()), key=lambda path: _used_at(path), reverse=True
-    )
+    found = sorted((path for path in root.iterdir() if path.is_dir()), key=used_at, reverse=True)
     removed = []
     for folder in found[most:]:
         with contextlib.suppress(OSError), open_lock(root / f"{folder.name}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # First, so that half of it is never taken for an environment.
-            (folder / _COMPLETE).unlink(missing_ok=True)
+            remove_record(folder)
             remove_tree(folder)
             removed.append(folder.name)
     return removed
 
 
-def _used_at(folder: Path) -> float:
-    try:
-        return (folder / _COMPLETE).stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _known(folder: Path) -> BuiltEnvironment | None:
-    try:
-        record = json.loads((folder / _COMPLETE).read_text())
-        packages, build_id = int(record["packages"]), str(uuid.UUID(record["build_id"]).hex[:16])
-        return _built(folder, 0.0, packages, build_id)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    record = read_record(folder)
+    return None if record is None or not folder.is_dir() else _built(folder, 0.0, record)
 
 
-def _built(folder: Path, build_s: float, packages: int, build_id: str) -> BuiltEnvironment:
-    """Raises ValueError where there is no interpreter."""
-    (own,) = folder.glob("lib/python3.*")
-    major, minor = own.name.removeprefix("python").split(".")
+def _built(folder: Path, build_s: float, record: EnvironmentRecord) -> BuiltEnvironment:
     return BuiltEnvironment(
         digest=folder.name,
         python=folder / "bin" / "python",
         build_s=build_s,
-        packages=packages,
-        build_id=build_id,
-        version=(int(major), int(minor)),
+        packages=record.packages,
+        build_id=record.build_id,
+        version=record.version,
+        base=record.base,
     )
 
 
@@ -303,20 +297,18 @@ def _build(
     if file is not None and file.suffix == ".lock":
         file = _export(file, folder, work, is_inherited=is_inherited)
     # Before anything of the job runs in it: what it then makes there is untrusted.
+    made = made_environment(folder)
     _layer(folder, is_inherited=is_inherited)
     if asked.setup is not None:
         write_pip(folder / "bin")
-    installed = _install(asked, folder, file, code, work, isolation, is_inherited=is_inherited)
+    installed = _install(asked, folder, file, code, work, isolation, made.base, is_inherited=is_inherited)
     if asked.setup is not None:
-        _set_up(asked.setup, folder, code, work, isolation)
+        _set_up(asked.setup, folder, code, work, isolation, made.base)
     build_s = time.monotonic() - began
-    build_id = uuid.uuid4()
-    with ConfinedFolder(folder) as opened:
-        opened.remove(_COMPLETE)
-        with opened.open_to_write(_COMPLETE, is_new=True) as record:
-            record.write(json.dumps({"packages": installed, "build_id": build_id.hex}).encode())
+    record = replace(made, packages=installed)
+    write_record(folder, record)
     work.say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
-    return _built(folder, build_s, installed, build_id.hex[:16])
+    return _built(folder, build_s, record)
 
 
 def _install(
@@ -326,6 +318,7 @@ def _install(
     code: Path,
     work: BuildWork,
     isolation: Isolation,
+    base: Path,
     *,
     is_inherited: bool,
 ) -> int:
@@ -350,7 +343,7 @@ def _install(
             return _uv([*options, "--no-build", *words], code, work)
         except EnvironmentFailed:
             work.limit.check()
-    with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
+    with confined_build(isolation, folder, code, [Path(uv_program()).parent, base]) as build:
         assert build is not None
         if relative is not None:
             options[options.index("--requirements") + 1] = str(build.code / relative)
@@ -360,7 +353,7 @@ def _install(
         return _run(failure, build.command(command), build.code, build.variables({}), work)
 
 
-def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation) -> None:
+def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation, base: Path) -> None:
     """Run the commands with which the job finishes its environment."""
     work.say("environment.setup begins")
     work.says_all = True
@@ -369,7 +362,7 @@ def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Is
         "VIRTUAL_ENV": str(folder),
     }
     command, failure = ["bash", "-euo", "pipefail", "-c", setup], "environment.setup failed"
-    with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
+    with confined_build(isolation, folder, code, [Path(uv_program()).parent, base]) as build:
         if build is None:
             _run(failure, command, code, {**program_variables(os.environ), **own}, work)
         else:

@@ -51,7 +51,8 @@ def confined_build(
 ) -> Iterator[ConfinedBuild | None]:
     """While the context is open the environment in `folder` belongs to its user, then to this one again.
 
-    `code` is the folder of the job's code, `reads` what else its commands read.  None: commands are not confined here.
+    `code` is the folder of the job's code, `reads` what else its commands read, the folder of the
+    Python below it for one: `folder` may hold what the job has put there.  None: commands are not confined here.
     Raises IsolationImpossible, OSError.
     """
     with shared_folder(f"build-{folder.name[:16]}-{os.getpid()}") as own:
@@ -64,8 +65,7 @@ def confined_build(
                 shutil.copytree(code, copy, symlinks=True)
                 cache.mkdir()
                 job.own(folder, copy, cache)
-                interpreter = (folder / "bin" / "python").resolve().parent.parent
-                shown = [Shown(source=path, target=path) for path in (*reads, interpreter)]
+                shown = [Shown(source=path, target=path) for path in reads]
                 shown += [
                     Shown(source=path, target=path, is_read_only=False)
                     for path in (folder, copy, cache, job.home)

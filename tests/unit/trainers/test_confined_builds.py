@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from remora.machine_isolation import offered
+from tests.wheels import wheel
 from trainers.environments.build import EnvironmentFailed, environment
 from trainers.environments.request import EnvironmentRequest
 
@@ -53,6 +54,32 @@ echo print > $VIRTUAL_ENV/own.py; ln $VIRTUAL_ENV/own.py $VIRTUAL_ENV/second.py
     assert victim.read_text() == "unchanged"
     assert not (code / "made-in-a-copy").exists()
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_package_that_replaces_the_interpreter_shows_no_folder_to_the_commands_after_it(
+    code: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    (secret / "bin").mkdir(parents=True)
+    (secret / "bin/python").write_text("canary")
+    secret.chmod(0o755)
+    (code / "own").mkdir()
+    (code / "own/pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "who"\nbackend-path = ["."]\n'
+        '[project]\nname = "own"\nversion = "1.0"\n'
+    )
+    (code / "own/who.py").write_text(
+        "import pathlib, shutil\n"
+        "def build_wheel(folder, *_, **__):\n"
+        f"    python = next(pathlib.Path({str(tmp_path / 'envs')!r}).glob('*/bin/python'))\n"
+        f"    python.unlink(); python.symlink_to({str(secret / 'bin/python')!r})\n"
+        f"    return pathlib.Path(shutil.copy('../{wheel(code, 'own')}', folder)).name\n"
+    )
+    asked = EnvironmentRequest(pip=("./own",), setup=f"! cat {secret}/bin/python; echo done")
+    said: list[str] = []
+    with environment(asked, code, said.append, tmp_path / "envs") as built:
+        assert built.python.readlink() == secret / "bin/python"
+    assert not [line for line in said if "canary" in line]
 
 
 LOCK = """

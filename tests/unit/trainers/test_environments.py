@@ -325,6 +325,33 @@ def test_commands_that_fail_are_shown_with_their_last_lines(code: Path, tmp_path
         pytest.fail("it was built")
 
 
+def test_a_record_that_commands_write_does_not_make_an_environment_complete(
+    code: Path, tmp_path: Path
+) -> None:
+    record = (
+        '{"packages": 1, "build_id": "00112233445566778899aabbccddeeff", "version": [3, 11], "base": "/"}'
+    )
+    said = f"for name in remora.json $(basename $VIRTUAL_ENV).json; do echo '{record}' > $VIRTUAL_ENV/$name; done"
+    asked, log = EnvironmentRequest(setup=f"{said}; false"), Log()
+    for attempt in (1, 2):
+        building = environment(asked, code, log, tmp_path / "envs")
+        with pytest.raises(EnvironmentFailed, match=r"environment\.setup failed"), building:
+            pytest.fail("it was built")
+        assert log.builds == attempt
+        assert build.kept_environments(tmp_path / "envs") == []
+
+
+def test_an_interpreter_that_commands_replace_shows_no_other_folder(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret/bin").mkdir(parents=True)
+    (tmp_path / "secret/bin/python").touch()
+    setup = f"ln -sf {tmp_path}/secret/bin/python $VIRTUAL_ENV/bin/python"
+    base = Path(sys.executable).resolve().parent.parent
+    for _ in range(2):
+        with environment(EnvironmentRequest(setup=setup), code, Log(), tmp_path / "envs") as built:
+            assert built.python.readlink() == tmp_path / "secret/bin/python"
+            assert build.environment_folders(built) == [tmp_path / "envs" / built.digest, base]
+
+
 def test_workers_of_a_node_build_it_once(code: Path, tmp_path: Path) -> None:
     log, asked = Log(), EnvironmentRequest(pip=(f"./{wheel(code)}",))
     together = threading.Barrier(3)
@@ -406,8 +433,8 @@ def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(code: Path, 
         for at, one in enumerate(asked[1:], 1):
             with environment(one, code, Log(), root) as built:
                 digests.append(built.digest)
-            os.utime(root / built.digest / "remora.json", (1000.0 + at, 1000.0 + at))
-        os.utime(root / used.digest / "remora.json", (1.0, 1.0))
+            os.utime(root / f"{built.digest}.json", (1000.0 + at, 1000.0 + at))
+        os.utime(root / f"{used.digest}.json", (1.0, 1.0))
         assert prune(root, most=1) == [digests[0]], "the first one is in use"
         assert used.python.exists()
 
