@@ -23,7 +23,13 @@ from pathlib import Path
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
 from trainers.confined_folders import remove_tree
-from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
+from trainers.environments.commands import (
+    EnvironmentFailed,
+    ProcessBounds,
+    TimeLimit,
+    program_variables,
+    run_program,
+)
 from trainers.environments.confined_build import confined_build
 from trainers.environments.named_packages import only_names
 from trainers.environments.public_package import public_folder
@@ -350,7 +356,7 @@ def _install(
         options[options.index("hardlink")] = "copy"
         command = [uv_program(), *_UV_OPTIONS, *options, *words]
         failure = "uv could not build it"
-        return _run(failure, build.command(command), build.code, build.variables({}), work)
+        return _run(failure, build.command(command), build.code, build.variables({}), work, build.bounds)
 
 
 def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation, base: Path) -> None:
@@ -366,7 +372,7 @@ def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Is
         if build is None:
             _run(failure, command, code, {**program_variables(os.environ), **own}, work)
         else:
-            _run(failure, build.command(command), build.code, build.variables(own), work)
+            _run(failure, build.command(command), build.code, build.variables(own), work, build.bounds)
 
 
 def _interpreter(version: str | None) -> str:
@@ -417,7 +423,14 @@ def _not_installed() -> list[str]:
     return [INHERITED, *dict.fromkeys(names)]
 
 
-def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, str], work: BuildWork) -> int:
+def _run(
+    failure: str,
+    command: list[str],
+    code: Path,
+    variables: Mapping[str, str],
+    work: BuildWork,
+    bounds: ProcessBounds | None = None,
+) -> int:
     """Run a command of a build; returns how many packages it says it installed.
 
     Raises EnvironmentFailed, which begins with `failure` and has its last lines.
@@ -429,7 +442,7 @@ def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, s
         installed += line.startswith(" + ")
         work.take(line)
 
-    run_program(failure, command, code, variables, work.limit, take)
+    run_program(failure, command, code, variables, work.limit, take, bounds=bounds)
     return installed
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from remora import cgroups
 from remora.machine_isolation import offered
 from tests.wheels import wheel
+from trainers.environments import confined_build
 from trainers.environments.build import EnvironmentFailed, environment
 from trainers.environments.request import EnvironmentRequest
 
@@ -80,6 +82,46 @@ def test_a_package_that_replaces_the_interpreter_shows_no_folder_to_the_commands
     with environment(asked, code, said.append, tmp_path / "envs") as built:
         assert built.python.readlink() == secret / "bin/python"
     assert not [line for line in said if "canary" in line]
+
+
+#: Starts processes until it is refused one, and says in which cgroup.
+FORKS = """
+python - <<'END'
+import os, signal
+print("cgroup", open("/proc/self/cgroup").read().split()[-1])
+started = []
+try:
+    for _ in range(200):
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        started.append(pid)
+except BlockingIOError:
+    print("refused after", len(started))
+for pid in started:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+END
+"""
+
+
+@pytest.mark.parametrize("has_cgroups", [True, False])
+def test_a_build_has_a_limit_of_processes_and_leaves_none(
+    has_cgroups: bool, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_cgroups and cgroups.walls().folder is None:
+        pytest.skip(cgroups.walls().sentence)
+    if not has_cgroups:
+        monkeypatch.setattr(cgroups, "walls", lambda: cgroups.Walls(folder=None, why_not="of the test"))
+    monkeypatch.setattr(confined_build, "MOST_PROCESSES", 60)
+    said: list[str] = []
+    with environment(EnvironmentRequest(setup=FORKS), code, said.append, tmp_path / "envs") as built:
+        (refused,) = [line for line in said if line.startswith("refused after")]
+        assert 20 < int(refused.split()[-1]) < 60
+        (cgroup,) = [line for line in said if line.startswith("cgroup")]
+        assert (f"remora-build-{built.digest[:16]}" in cgroup) is has_cgroups
+    folder = cgroups.walls().folder
+    assert folder is None or list(folder.glob(f"remora-build-{built.digest[:16]}*")) == []
 
 
 LOCK = """
