@@ -12,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from remora.errors import BundleError
+from remora.isolation import IsolationImpossible
 from trainers.environments.build import EnvironmentFailed, environment
 from trainers.environments.request import EnvironmentImpossible
 from trainers.job_storage import code_storage
@@ -121,9 +122,16 @@ def build_ahead(one: BuildAhead, grant: StorageGrant | None = None) -> str | Non
     try:
         with shared_folder(name) as folder:
             code: Path = unpack_once(code_storage(one, grant), one.bundle, folder)
-            with environment(one.request, code, _say, bundle=one.bundle):
+            with environment(one.request, code, _say, bundle=one.bundle, isolation=one.isolation):
                 return None
-    except (EnvironmentFailed, EnvironmentImpossible, BundleError, StorageError, OSError) as error:
+    except (
+        EnvironmentFailed,
+        EnvironmentImpossible,
+        IsolationImpossible,
+        BundleError,
+        StorageError,
+        OSError,
+    ) as error:
         return str(error)[-500:]
 
 

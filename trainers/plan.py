@@ -168,8 +168,10 @@ class BuildAhead:
     #: URL of the storage with the code.
     storage_url: str
     nodes: tuple[str, ...]
+    #: How code of the job that the build runs is kept apart from the node, as in the plan of an attempt.
+    isolation: Isolation
 
     @property
-    def key(self) -> tuple[EnvironmentRequest, str | None]:
-        """Equal for jobs that need the same environment for the same code."""
-        return self.request, self.bundle
+    def key(self) -> tuple[EnvironmentRequest, str | None, Isolation]:
+        """Equal for jobs that need the same environment for the same code, built in the same way."""
+        return self.request, self.bundle, self.isolation

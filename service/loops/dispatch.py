@@ -14,6 +14,7 @@ from cluster.scheduling.quotas import Counting, counts_money
 from cluster.scheduling.starts import jobs_off_spot, starts
 from cluster.scheduling.view import JobDemand, NodeView
 from remora.states import JobState, NodeState
+from service.listening import isolation_of
 from service.loops.kept_nodes import load_kept_nodes, send_kept_nodes
 from service.loops.launching import Launching
 from service.loops.live_attempts import JobAttempt, LiveAttempts
@@ -28,6 +29,7 @@ from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
+from trainers.environments.request import EnvironmentRequest
 from trainers.plan import BuildAhead
 
 
@@ -105,11 +107,7 @@ def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[s
 
 def _begun(tick: Tick, pairs: Iterable[JobAttempt]) -> list[BuildAhead]:
     """The environments of jobs that have begun, on no node: a build that their workers may wait for goes on."""
-    return [
-        BuildAhead(job.id, job.environment, job.spec.get("code"), tick.settings.storage, ())
-        for job, _ in pairs
-        if job.environment is not None
-    ]
+    return [_build_ahead(tick, job, job.environment, ()) for job, _ in pairs if job.environment is not None]
 
 
 def _preparations(
@@ -118,10 +116,15 @@ def _preparations(
     """The environments of the jobs that wait, on nodes where they may start."""
     with_environment = (one for one in waiting if rows[one.id].environment is not None)
     return [
-        BuildAhead(job.id, request, rows[job.id].spec.get("code"), tick.settings.storage, found)
+        _build_ahead(tick, rows[job.id], request, found)
         for job, found in nodes_to_prepare(with_environment, nodes)
         if (request := rows[job.id].environment) is not None
     ]
+
+
+def _build_ahead(tick: Tick, job: JobRow, request: EnvironmentRequest, nodes: tuple[str, ...]) -> BuildAhead:
+    settings = tick.settings
+    return BuildAhead(job.id, request, job.spec.get("code"), settings.storage, nodes, isolation_of(settings))
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:

@@ -1,7 +1,7 @@
 """Builds the Python environment of a job on its node with `uv`, once for all workers that ask for the same.
 
-An environment is a virtual environment at its final path.  It is complete when a file in it says so; one whose build
-was interrupted is removed and built again, and what `uv` had downloaded by then is in its cache.
+An environment is a virtual environment at its final path.  It is complete when a file beside it says so; one whose
+build was interrupted is removed and built again, and what `uv` had downloaded by then is in its cache.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -17,17 +16,32 @@ import sys
 import sysconfig
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
-from trainers.confined_folders import ConfinedFolder, remove_tree
-from trainers.environments.commands import EnvironmentFailed, TimeLimit, program_variables, run_program
+from trainers.confined_folders import remove_tree
+from trainers.environments.commands import (
+    EnvironmentFailed,
+    ProcessBounds,
+    TimeLimit,
+    program_variables,
+    run_program,
+)
 from trainers.environments.confined_build import confined_build
+from trainers.environments.named_packages import only_names
 from trainers.environments.public_package import public_folder
+from trainers.environments.records import (
+    EnvironmentRecord,
+    made_environment,
+    read_record,
+    remove_record,
+    touch_record,
+    used_at,
+    write_record,
+)
 from trainers.environments.request import (
     INHERITED,
     EnvironmentImpossible,
@@ -47,7 +61,10 @@ MOST_KEPT = 8
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
 #: Packages that PyTorch requires for an accelerator.
 _LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
-_COMPLETE = "remora.json"
+#: uv would obey the `uv.toml` and `[tool.uv]` that lie in the job's code: write where they say, also to the node's
+#: cache.
+#: A site sets variables that begin with `UV_`.
+_UV_OPTIONS = ("--no-config", "--no-progress", "--color", "never")
 
 
 @dataclass
@@ -110,6 +127,8 @@ class BuiltEnvironment:
     build_id: str
     #: Version of its Python.
     version: tuple[int, int]
+    #: The folder of the Python below it, as it was before anything of a job ran in the environment.
+    base: Path
 
 
 @contextlib.contextmanager
@@ -137,19 +156,20 @@ def environment(
     node = node_packages()
     file, contents = _file_of_requirements(asked, code)
     is_inherited = inherits(asked, contents.decode(errors="replace"), node)
-    digest = digest_of(asked, contents + _project_of(file), node, bundle, is_inherited=is_inherited)
+    digest = digest_of(asked, contents, node, bundle, is_inherited=is_inherited, project=_project_of(file))
     folder = root / digest
     with open_lock(root / f"{digest}.lock") as lock:
         built: list[BuiltEnvironment] = []
 
         def make() -> None:
-            if folder.exists():
-                remove_tree(folder)
+            # First, so that half of it is never taken for an environment.
+            remove_record(folder)
+            remove_tree(folder)
             built.append(_build(asked, folder, file, code, work, isolation, is_inherited=is_inherited))
 
         # All who use it share the lock; only one that is not there yet, or is being removed, needs it alone.
         make_once(lock, lambda: _known(folder) is not None, make, work.limit.check)
-        os.utime(folder / _COMPLETE)
+        touch_record(folder)
         prune(root)
         known = _known(folder)
         if known is None:
@@ -159,7 +179,7 @@ def environment(
 
 def environment_folders(built: BuiltEnvironment) -> list[Path]:
     """The folders without which its interpreter does not run: its own, and that of the Python below it."""
-    return [built.python.parent.parent, built.python.resolve().parent.parent]
+    return [built.python.parent.parent, built.base]
 
 
 def node_packages() -> NodePackages:
@@ -190,7 +210,7 @@ def kept_environments(root: Path) -> list[KeptEnvironment]:
             digest=one.digest,
             packages=one.packages,
             size_bytes=_size_of(root / one.digest),
-            used_at=_used_at(root / one.digest),
+            used_at=used_at(root / one.digest),
         )
         for one in known
     ]
@@ -207,47 +227,32 @@ def _size_of(folder: Path) -> int:
 
 def prune(root: Path, most: int = MOST_KEPT) -> list[str]:
     """Remove environments that nothing uses, those used longest ago first, until `most` are left; returns digests."""
-    found = sorted(
-        (path for path in root.iterdir() if path.is_dir()), key=lambda path: _used_at(path), reverse=True
-    )
+    found = sorted((path for path in root.iterdir() if path.is_dir()), key=used_at, reverse=True)
     removed = []
     for folder in found[most:]:
         with contextlib.suppress(OSError), open_lock(root / f"{folder.name}.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # First, so that half of it is never taken for an environment.
-            (folder / _COMPLETE).unlink(missing_ok=True)
+            remove_record(folder)
             remove_tree(folder)
             removed.append(folder.name)
     return removed
 
 
-def _used_at(folder: Path) -> float:
-    try:
-        return (folder / _COMPLETE).stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _known(folder: Path) -> BuiltEnvironment | None:
-    try:
-        record = json.loads((folder / _COMPLETE).read_text())
-        packages, build_id = int(record["packages"]), str(uuid.UUID(record["build_id"]).hex[:16])
-        return _built(folder, 0.0, packages, build_id)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    record = read_record(folder)
+    return None if record is None or not folder.is_dir() else _built(folder, 0.0, record)
 
 
-def _built(folder: Path, build_s: float, packages: int, build_id: str) -> BuiltEnvironment:
-    """Raises ValueError where there is no interpreter."""
-    (own,) = folder.glob("lib/python3.*")
-    major, minor = own.name.removeprefix("python").split(".")
+def _built(folder: Path, build_s: float, record: EnvironmentRecord) -> BuiltEnvironment:
     return BuiltEnvironment(
         digest=folder.name,
         python=folder / "bin" / "python",
         build_s=build_s,
-        packages=packages,
-        build_id=build_id,
-        version=(int(major), int(minor)),
+        packages=record.packages,
+        build_id=record.build_id,
+        version=record.version,
+        base=record.base,
     )
 
 
@@ -298,20 +303,18 @@ def _build(
     if file is not None and file.suffix == ".lock":
         file = _export(file, folder, work, is_inherited=is_inherited)
     # Before anything of the job runs in it: what it then makes there is untrusted.
+    made = made_environment(folder)
     _layer(folder, is_inherited=is_inherited)
     if asked.setup is not None:
         write_pip(folder / "bin")
-    installed = _install(asked, folder, file, code, work, isolation, is_inherited=is_inherited)
+    installed = _install(asked, folder, file, code, work, isolation, made.base, is_inherited=is_inherited)
     if asked.setup is not None:
-        _set_up(asked.setup, folder, code, work, isolation)
+        _set_up(asked.setup, folder, code, work, isolation, made.base)
     build_s = time.monotonic() - began
-    build_id = uuid.uuid4()
-    with ConfinedFolder(folder) as opened:
-        opened.remove(_COMPLETE)
-        with opened.open_to_write(_COMPLETE, is_new=True) as record:
-            record.write(json.dumps({"packages": installed, "build_id": build_id.hex}).encode())
+    record = replace(made, packages=installed)
+    write_record(folder, record)
     work.say(f"the environment is ready after {build_s:.1f} s: {installed} packages were installed")
-    return _built(folder, build_s, installed, build_id.hex[:16])
+    return _built(folder, build_s, record)
 
 
 def _install(
@@ -321,6 +324,7 @@ def _install(
     code: Path,
     work: BuildWork,
     isolation: Isolation,
+    base: Path,
     *,
     is_inherited: bool,
 ) -> int:
@@ -336,23 +340,26 @@ def _install(
     words = ["--", *asked.pip]
     if decide(isolation, offered()) is None:
         return _uv([*options, *words], code, work)
-    try:
-        # Wheels are unpacked and run nothing, so that they may come from the cache of the node.
-        return _uv([*options, "--no-build", *words], code, work)
-    except EnvironmentFailed:
-        work.limit.check()
-    relative = None if file is None or not file.is_relative_to(code) else file.relative_to(code)
-    with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
+    relative = str(file.relative_to(code)) if file is not None and file.is_relative_to(code) else None
+    text = "" if file is None else file.read_text(errors="replace")
+    if only_names(asked.pip, relative if file is None else relative or file.name, text):
+        try:
+            # Wheels are unpacked and run nothing, so that they may come from the cache of the node.  `--no-build` alone
+            # does not see to that: editable packages are built in spite of it.
+            return _uv([*options, "--no-build", *words], code, work)
+        except EnvironmentFailed:
+            work.limit.check()
+    with confined_build(isolation, folder, code, [Path(uv_program()).parent, base]) as build:
         assert build is not None
         if relative is not None:
             options[options.index("--requirements") + 1] = str(build.code / relative)
         options[options.index("hardlink")] = "copy"
-        command = [uv_program(), "--no-progress", "--color", "never", *options, *words]
+        command = [uv_program(), *_UV_OPTIONS, *options, *words]
         failure = "uv could not build it"
-        return _run(failure, build.command(command), build.code, build.variables({}), work)
+        return _run(failure, build.command(command), build.code, build.variables({}), work, build.bounds)
 
 
-def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation) -> None:
+def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation, base: Path) -> None:
     """Run the commands with which the job finishes its environment."""
     work.say("environment.setup begins")
     work.says_all = True
@@ -361,11 +368,11 @@ def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Is
         "VIRTUAL_ENV": str(folder),
     }
     command, failure = ["bash", "-euo", "pipefail", "-c", setup], "environment.setup failed"
-    with confined_build(isolation, folder, code, [Path(uv_program()).parent]) as build:
+    with confined_build(isolation, folder, code, [Path(uv_program()).parent, base]) as build:
         if build is None:
             _run(failure, command, code, {**program_variables(os.environ), **own}, work)
         else:
-            _run(failure, build.command(command), build.code, build.variables(own), work)
+            _run(failure, build.command(command), build.code, build.variables(own), work, build.bounds)
 
 
 def _interpreter(version: str | None) -> str:
@@ -390,7 +397,7 @@ def _layer(folder: Path, *, is_inherited: bool) -> None:
 
 def _uv(arguments: list[str], code: Path, work: BuildWork) -> int:
     """Run uv in the folder of the code; returns how many packages it installed.  Raises EnvironmentFailed."""
-    command = [uv_program(), "--no-progress", "--color", "never", *arguments]
+    command = [uv_program(), *_UV_OPTIONS, *arguments]
     return _run("uv could not build it", command, code, program_variables(os.environ), work)
 
 
@@ -400,7 +407,9 @@ def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) ->
     options = ["--frozen", "--no-emit-project", "--no-dev", "--quiet", "--output-file", str(exported)]
     # What only an inherited package needs goes with it.
     pruned = ["--prune", INHERITED] if is_inherited else []
-    _uv(["export", *options, *pruned], lock.parent, work)
+    # Its own interpreter, or uv looks for one in the code.
+    python = ["--python", str(folder / "bin" / "python")]
+    _uv(["export", *options, *python, *pruned], lock.parent, work)
     return exported
 
 
@@ -414,7 +423,14 @@ def _not_installed() -> list[str]:
     return [INHERITED, *dict.fromkeys(names)]
 
 
-def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, str], work: BuildWork) -> int:
+def _run(
+    failure: str,
+    command: list[str],
+    code: Path,
+    variables: Mapping[str, str],
+    work: BuildWork,
+    bounds: ProcessBounds | None = None,
+) -> int:
     """Run a command of a build; returns how many packages it says it installed.
 
     Raises EnvironmentFailed, which begins with `failure` and has its last lines.
@@ -426,7 +442,7 @@ def _run(failure: str, command: list[str], code: Path, variables: Mapping[str, s
         installed += line.startswith(" + ")
         work.take(line)
 
-    run_program(failure, command, code, variables, work.limit, take)
+    run_program(failure, command, code, variables, work.limit, take, bounds=bounds)
     return installed
 
 

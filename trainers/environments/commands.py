@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -16,7 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 #: Lines of the program that an error shows.
 _LAST_LINES = 12
@@ -60,6 +63,17 @@ class TimeLimit:
         return left_s
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessBounds:
+    """What holds the processes of a program that becomes another user."""
+
+    #: Folders of the cgroups that it enters.
+    cgroups: tuple[Path, ...] = ()
+    #: Processes and threads that this user may have, at most the hard limit of this process; None: the cgroups limit
+    #: them.
+    processes: int | None = None
+
+
 def run_program(
     failure: str,
     command: list[str],
@@ -69,28 +83,18 @@ def run_program(
     take: Callable[[str], None] = lambda _: None,
     *,
     with_errors: bool = True,
+    bounds: ProcessBounds | None = None,
 ) -> list[str]:
     """Run a program to its end; returns the last lines of its standard output.
 
     `take` is called with every line that it prints; without `with_errors` only its standard output counts, and an error
-    shows both.
+    shows both.  `bounds` hold it and all that it starts.
     Raises EnvironmentFailed, which begins with `failure` and has the last lines.
     """
     lines: deque[str] = deque(maxlen=_LAST_LINES)
     with contextlib.ExitStack() as opened:
         errors = None if with_errors else opened.enter_context(os.fdopen(os.memfd_create("errors"), "w+b"))
-        process = opened.enter_context(
-            subprocess.Popen(
-                command,
-                cwd=folder,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if errors is None else errors,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
-        )
+        process = opened.enter_context(_started(command, folder, variables, errors, bounds))
         try:
             for line in _lines_of(process, limit):
                 lines.append(line)
@@ -106,6 +110,31 @@ def run_program(
     if code_of_end:
         raise EnvironmentFailed(f"{failure}: " + "\n".join(lines))
     return list(lines)
+
+
+def _started(
+    command: list[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    errors: IO[bytes] | None,
+    bounds: ProcessBounds | None,
+) -> subprocess.Popen[bytes]:
+    """Start the program; `errors` takes its standard error, None: that goes with its output."""
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if errors is None else errors,
+            start_new_session=True,
+            preexec_fn=partial(_begin, bounds),
+        )
+    except subprocess.SubprocessError:
+        raise EnvironmentFailed(
+            f"{command[0]} could not be started within the limits of its processes; see to the node's cgroups"
+        ) from None
 
 
 def _lines_of(process: subprocess.Popen[bytes], limit: TimeLimit) -> Iterator[str]:
@@ -125,9 +154,15 @@ def _lines_of(process: subprocess.Popen[bytes], limit: TimeLimit) -> Iterator[st
             return
 
 
-def _end_with_parent() -> None:
-    """In the new process: have the kernel end it with the supervisor, which may be killed."""
+def _begin(bounds: ProcessBounds | None) -> None:
+    """In the new process: have the kernel end it with the supervisor, which may be killed, and enter its bounds."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if bounds is None:
+        return
+    for cgroup in bounds.cgroups:
+        (cgroup / "cgroup.procs").write_text("0")
+    if bounds.processes is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (bounds.processes, bounds.processes))
 
 
 def program_variables(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import resource
 import shutil
 import stat
 import sys
@@ -17,13 +19,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora import cgroups
+from remora.cgroups import Cgroup
 from remora.isolation import Isolation
-from trainers.environments.commands import program_variables
+from trainers.environments.commands import ProcessBounds, program_variables
 from trainers.isolation import confinement
 from trainers.isolation.confined import ConfinedJob, confined_job, give
 from trainers.isolation.mounts import Shown
 from trainers.isolation.variables import machine_variables
 from trainers.node_folders import shared_folder
+
+log = logging.getLogger(__name__)
+
+#: Processes and threads that a build may have at once.
+MOST_PROCESSES = 4096
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,8 @@ class ConfinedBuild:
     """The user of one build, and its copy of the code."""
 
     code: Path
+    #: What holds the processes of its commands.
+    bounds: ProcessBounds
     _job: ConfinedJob
     _cache: Path
     _words: tuple[str, ...]
@@ -51,10 +62,11 @@ def confined_build(
 ) -> Iterator[ConfinedBuild | None]:
     """While the context is open the environment in `folder` belongs to its user, then to this one again.
 
-    `code` is the folder of the job's code, `reads` what else its commands read.  None: commands are not confined here.
+    `code` is the folder of the job's code, `reads` what else its commands read, the folder of the
+    Python below it for one: `folder` may hold what the job has put there.  None: commands are not confined here.
     Raises IsolationImpossible, OSError.
     """
-    with shared_folder(f"build-{folder.name[:16]}-{os.getpid()}") as own:
+    with shared_folder(name := f"build-{folder.name[:16]}-{os.getpid()}") as own:
         try:
             with confined_job(asked, f"build {folder.name}", own, own) as job:
                 if job is None:
@@ -64,18 +76,54 @@ def confined_build(
                 shutil.copytree(code, copy, symlinks=True)
                 cache.mkdir()
                 job.own(folder, copy, cache)
-                interpreter = (folder / "bin" / "python").resolve().parent.parent
-                shown = [Shown(source=path, target=path) for path in (*reads, interpreter)]
+                shown = [Shown(source=path, target=path) for path in reads]
                 shown += [
                     Shown(source=path, target=path, is_read_only=False)
                     for path in (folder, copy, cache, job.home)
                 ]
                 walls = json.dumps(job.on_node(shown, None).fields())
-                yield ConfinedBuild(copy, job, cache, (walls, str(copy)))
+                with _bounds(name) as bounds:
+                    yield ConfinedBuild(copy, bounds, job, cache, (walls, str(copy)))
         finally:
             # No process of the build lives any more.
             give(folder, os.geteuid())
             _open_to_all(folder)
+
+
+@contextlib.contextmanager
+def _bounds(name: str) -> Iterator[ProcessBounds]:
+    """What holds a build's processes: a cgroup that ends with the context, where there are none a limit of its user.
+
+    The user's limit counts what its number's last user has left to be reaped too, so that it comes second.
+    Raises OSError when processes outlive the context.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    most = MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(MOST_PROCESSES, hard)
+    cgroup = _made(name)
+    if cgroup is None:
+        yield ProcessBounds(processes=most)
+        return
+    try:
+        entered = (cgroup.path, *([cgroup.counting] if cgroup.counting is not None else []))
+        yield ProcessBounds(cgroups=entered, processes=None if cgroup.limit(most) else most)
+    finally:
+        try:
+            cgroup.end()
+        except cgroups.ProcessesRemain as error:
+            raise OSError(str(error)) from None
+
+
+def _made(name: str) -> Cgroup | None:
+    cgroup = cgroups.owned(name)
+    if cgroup is None:
+        return None
+    try:
+        cgroup.make()
+    except OSError as error:
+        log.warning("no cgroup could be made for a build: %s", error)
+        cgroup.remove()
+        return None
+    return cgroup
 
 
 def _open_to_all(folder: Path) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from trainers.environments.named_packages import only_names
+
 #: The package that is inherited; what it needs itself (the libraries of its accelerator) comes with it.
 INHERITED = "torch"
 #: Changes when environments are built in another way, so that those of before are not used any more.
-_FORMAT = 2
-#: What a TOML file of requirements writes for something that is not fetched from an index.
-_LOCAL = re.compile(r"\b(path|directory|workspace|editable)\b|file:")
+_FORMAT = 3
 _COMMENT = re.compile(r"(^|\s)#.*$")
 
 
@@ -130,38 +130,30 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def reads_code(asked: EnvironmentRequest, text: str) -> bool:
+def reads_code(asked: EnvironmentRequest, text: str, project: str = "") -> bool:
     """Some of it may be made from files of the code, whose names do not say what is in them.
 
-    True where there are commands, or anything but named packages of an index; for a TOML file where it names a path.
+    True where there are commands, or anything but named packages of an index; `project` is the text of the
+    pyproject.toml of a uv.lock.
     """
-    file = asked.requirements or ""
-    if asked.setup is not None:
-        return True
-    lines = [*asked.pip, *([] if file.endswith((".toml", ".lock")) else text.splitlines())]
-    bare = [stripped for line in lines if (stripped := _COMMENT.sub("", line).strip())]
-    wanted = [line for line in bare if not line.startswith("--hash=")]
-    named = [one for one in _requirements(wanted) if one.url is None]
-    if len(named) < len(wanted):
-        return True
-    if file.endswith(".lock"):
-        return any(_is_of_the_code(one.get("source")) for one in _packages(_document(text)))
-    return file.endswith(".toml") and _LOCAL.search(text) is not None
-
-
-def _is_of_the_code(source: object) -> bool:
-    """A package of uv.lock that is a folder or file below the code, and not the project itself."""
-    places = source if isinstance(source, dict) else {}
-    return any(places.get(kind) not in (None, ".") for kind in ("path", "directory", "editable", "virtual"))
+    return asked.setup is not None or not only_names(asked.pip, asked.requirements, text, project)
 
 
 def digest_of(
-    asked: EnvironmentRequest, contents: bytes, node: NodePackages, bundle: str | None, *, is_inherited: bool
+    asked: EnvironmentRequest,
+    contents: bytes,
+    node: NodePackages,
+    bundle: str | None,
+    *,
+    is_inherited: bool,
+    project: bytes = b"",
 ) -> str:
     """32 hexadecimal digits that name the environment: equal requests on equal nodes have one environment.
 
-    `contents` are those of the file of requirements; `bundle` is the digest of the code, which counts where it is read.
+    `contents` are those of the file of requirements, and `project` those of the pyproject.toml of a uv.lock; `bundle`
+    is the digest of the code, which counts where it is read.
     """
+    texts = contents.decode(errors="replace"), project.decode(errors="replace")
     facts = {
         "format": _FORMAT,
         "python": asked.python or node.python,
@@ -169,7 +161,8 @@ def digest_of(
         "file": "" if asked.requirements is None else asked.requirements.rpartition("/")[2],
         "setup": asked.setup,
         "contents": hashlib.sha256(contents).hexdigest(),
-        "code": bundle if reads_code(asked, contents.decode(errors="replace")) else None,
+        "project": hashlib.sha256(project).hexdigest(),
+        "code": bundle if reads_code(asked, *texts) else None,
         "inherits": [node.python, node.torch] if is_inherited else None,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

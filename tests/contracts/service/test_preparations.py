@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from remora.isolation import Isolation
 from remora.spec.spec import JobSpec
 from remora.states import JobState, NodeState
 from service.settings import Settings
@@ -61,3 +62,21 @@ def test_nothing_is_built_any_more_for_a_job_that_was_cancelled(world: World) ->
     world.cancel(waits)
     world.tick()
     assert world.launcher.preparations == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "host", "expected"), [("auto", "0.0.0.0", "users"), ("none", "::1", "none")]
+)
+def test_what_is_built_ahead_is_kept_apart_as_the_job_is(
+    asked: Isolation, host: str, expected: str, database: Database, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path, nodes=1, node_cpus=1, lease_s=5.0, host=host, isolation=asked)
+    world = World(database, settings)
+    for _ in world.ticks_until("the node is ready"):
+        if [node.state for node in world.nodes()] == [NodeState.READY]:
+            break
+    world.submit(spec=with_environment())
+    world.submit(spec=with_environment())
+    world.tick()
+    assert len(world.launcher.preparations) == 2, "one that starts, and one that waits"
+    assert {one.isolation for one in world.launcher.preparations} == {expected}

@@ -22,7 +22,7 @@ echo "WHEN = 'ahead'" > "$packages/marker.py"
 
 def preparation(lab: Lab, node: str, setup: str) -> BuildAhead:
     request = EnvironmentRequest(setup=setup)
-    return BuildAhead("job_waits", request, lab.bundle(FILES), str(lab.storage), (node,))
+    return BuildAhead("job_waits", request, lab.bundle(FILES), str(lab.storage), (node,), "auto")
 
 
 def test_a_job_whose_environment_was_built_while_the_node_was_busy_builds_nothing(lab: Lab) -> None:

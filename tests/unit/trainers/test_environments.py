@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from remora.isolation import Isolation
 from tests.wheels import wheel
 from trainers.environments import build
 from trainers.environments.build import EnvironmentFailed, environment, node_packages, prune
+from trainers.environments.named_packages import only_names
 from trainers.environments.request import (
     EnvironmentImpossible,
     EnvironmentRequest,
@@ -108,7 +110,24 @@ def test_equal_requests_have_one_environment_and_others_have_their_own() -> None
         ((), "requirements.txt", "numpy==2.4.6 \\\n    --hash=sha256:00  # via torch\n\n# end\n", False),
         ((), "requirements.txt", "-r other.txt\n", True),
         ((), "pylock.toml", "[[packages]]\nname = 'numpy'\n", False),
-        ((), "pyproject.toml", "own = { path = 'own' }\n", True),
+        ((), "pylock.toml", "[[packages]]\nname = 'own'\n[packages.directory]\n'pa\\u0074h' = 'own'\n", True),
+        ((), "pylock.toml", "[[packages]]\nname = 'own'\nwheels = [{url = 'file:///own.whl'}]\n", True),
+        ((), "pyproject.toml", "[project]\ndependencies = ['numpy']\n", False),
+        ((), "below/pyproject.toml", "[project]\ndependencies = ['numpy']\n", True),
+        ((), "pyproject.toml", "[project]\ndependencies = ['own @ file:///own.whl']\n", True),
+        ((), "pyproject.toml", "[project]\ndynamic = ['dependencies']\n", True),
+        (
+            (),
+            "pyproject.toml",
+            "[project]\ndependencies = ['own']\n[tool.uv.sources]\nown = {\"p\\u0061th\" = 'own'}\n",
+            True,
+        ),
+        ((), "pyproject.toml", "this is not TOML", True),
+        (("own-1.0-py3-none-any.whl",), None, "", True),
+        ((), "requirements.txt", "numpy --hash=sha256:00 -e ./own\n", True),
+        ((), "requirements.txt", "numpy\n-e \\\n./own\n", True),
+        ((), "needed.py", "# /// script\n# dependencies = ['own']\n# ///\n", True),
+        ((), "other.lock", "version = 1\n", True),
     ],
 )
 def test_what_is_installed_from_the_code_belongs_to_that_code_alone(
@@ -117,6 +136,31 @@ def test_what_is_installed_from_the_code_belongs_to_that_code_alone(
     asked = EnvironmentRequest(pip=pip, requirements=file)
     one, other = (digest_of(asked, text.encode(), NODE, code, is_inherited=True) for code in ("a", "b"))
     assert (one != other) is expected
+
+
+@pytest.mark.parametrize(
+    ("packages", "project", "expected"),
+    [
+        ("[[package]]\nname = 'mine'\nsource = {virtual = '.'}", "[project]\nname = 'mine'", True),
+        ("[[package]]\nname = 'mine'\nsource = {virtual = '.'}", "this is not TOML", False),
+        ("[[package]]\nname = 'mine'\nsource = {editable = '.'}", "[project]\nname = 'other'", False),
+        (
+            "[[package]]\nname = 'own'\nsource = {\"\\u0065ditable\" = 'own'}",
+            "[project]\nname = 'mine'",
+            False,
+        ),
+    ],
+)
+def test_a_lock_with_packages_of_the_code_belongs_to_that_code(
+    packages: str, project: str, *, expected: bool
+) -> None:
+    assert only_names((), "uv.lock", packages, project) is expected
+    asked = EnvironmentRequest(requirements="uv.lock")
+    one, other = (
+        digest_of(asked, packages.encode(), NODE, code, is_inherited=True, project=project.encode())
+        for code in ("a", "b")
+    )
+    assert (one == other) is expected
 
 
 def test_what_a_removal_has_left_is_never_taken_for_an_environment(
@@ -208,7 +252,28 @@ def test_a_version_of_pytorch_that_a_lock_or_a_project_names_decides_too(
     assert inherits(EnvironmentRequest(requirements=file), text, NODE) is expected
 
 
-def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(code: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+def test_settings_of_uv_in_the_code_have_no_effect(
+    isolation: Isolation, code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "poison").mkdir()
+    wheel(tmp_path / "site")
+    wheel(tmp_path / "poison", version="6.6")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "site"))
+    canary = tmp_path / "canary"
+    general = f"cache-dir = '{canary}/cache'\nfind-links = ['{tmp_path}/poison']\n"
+    (code / "uv.toml").write_text(f"{general}[pip]\ntarget = '{canary}/target'\n")
+    asked = EnvironmentRequest(pip=("tiny",))
+    with environment(asked, code, Log(), tmp_path / "envs", isolation=isolation) as built:
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert not canary.exists()
+
+
+def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch = str(node_packages().torch)
     wheel(code, "tiny", "1.0")
     wheel(code, "needed", "2.0", requires=("tiny",))
@@ -219,6 +284,8 @@ def test_a_project_with_a_lock_gets_its_exact_versions_and_no_pytorch(code: Path
         f'dependencies = ["needed", "torch=={torch}"]\n[tool.uv]\nno-index = true\nfind-links = ["."]\n'
     )
     subprocess.run([build.uv_program(), "lock", "--quiet"], cwd=code, check=True)
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(code))
     # A newer one is there, and the lock does not name it.
     wheel(code, "tiny", "9.0")
     log = Log()
@@ -256,6 +323,33 @@ def test_commands_that_fail_are_shown_with_their_last_lines(code: Path, tmp_path
     building = environment(asked, code, Log(), tmp_path / "envs")
     with pytest.raises(EnvironmentFailed, match=r"environment.setup failed: so far$"), building:
         pytest.fail("it was built")
+
+
+def test_a_record_that_commands_write_does_not_make_an_environment_complete(
+    code: Path, tmp_path: Path
+) -> None:
+    record = (
+        '{"packages": 1, "build_id": "00112233445566778899aabbccddeeff", "version": [3, 11], "base": "/"}'
+    )
+    said = f"for name in remora.json $(basename $VIRTUAL_ENV).json; do echo '{record}' > $VIRTUAL_ENV/$name; done"
+    asked, log = EnvironmentRequest(setup=f"{said}; false"), Log()
+    for attempt in (1, 2):
+        building = environment(asked, code, log, tmp_path / "envs")
+        with pytest.raises(EnvironmentFailed, match=r"environment\.setup failed"), building:
+            pytest.fail("it was built")
+        assert log.builds == attempt
+        assert build.kept_environments(tmp_path / "envs") == []
+
+
+def test_an_interpreter_that_commands_replace_shows_no_other_folder(code: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret/bin").mkdir(parents=True)
+    (tmp_path / "secret/bin/python").touch()
+    setup = f"ln -sf {tmp_path}/secret/bin/python $VIRTUAL_ENV/bin/python"
+    base = Path(sys.executable).resolve().parent.parent
+    for _ in range(2):
+        with environment(EnvironmentRequest(setup=setup), code, Log(), tmp_path / "envs") as built:
+            assert built.python.readlink() == tmp_path / "secret/bin/python"
+            assert build.environment_folders(built) == [tmp_path / "envs" / built.digest, base]
 
 
 def test_workers_of_a_node_build_it_once(code: Path, tmp_path: Path) -> None:
@@ -339,8 +433,8 @@ def test_those_used_longest_ago_are_removed_and_none_that_is_in_use(code: Path, 
         for at, one in enumerate(asked[1:], 1):
             with environment(one, code, Log(), root) as built:
                 digests.append(built.digest)
-            os.utime(root / built.digest / "remora.json", (1000.0 + at, 1000.0 + at))
-        os.utime(root / used.digest / "remora.json", (1.0, 1.0))
+            os.utime(root / f"{built.digest}.json", (1000.0 + at, 1000.0 + at))
+        os.utime(root / f"{used.digest}.json", (1.0, 1.0))
         assert prune(root, most=1) == [digests[0]], "the first one is in use"
         assert used.python.exists()
 
