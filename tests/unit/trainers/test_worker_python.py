@@ -115,7 +115,11 @@ def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter_u
 ) -> None:
     if isolation == "users" and offered().uids is None:
         pytest.skip(offered().why_not)
-    asked = EnvironmentRequest(pip=(str(tmp_path / wheel(tmp_path)),))
+    wheel(tmp_path)
+    # Of an index of the site: the node's user installs no paths for a job that is confined.
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    asked = EnvironmentRequest(pip=("tiny",))
     monkeypatch.setattr("trainers.processes.fork_server_client.os.getppid", os.getpid)
     stage.start(
         "import sys, tiny; print(tiny.VERSION, 'json' in sys.modules)",
