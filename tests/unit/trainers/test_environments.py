@@ -414,7 +414,9 @@ def test_a_build_that_takes_too_long_ends_with_all_its_processes(
     ):
         pass
     group = int((tmp_path / "pid").read_text())
-    left = [one for one in psutil.process_iter() if _group_of(one) == group]
+    killed = [one for one in psutil.process_iter() if _group_of(one) == group]
+    # Its child has no parent that waits for its end any more.
+    _, left = psutil.wait_procs([one for one in killed if one.status() != psutil.STATUS_ZOMBIE], timeout=10)
     assert [one for one in left if one.status() != psutil.STATUS_ZOMBIE] == []
 
 
