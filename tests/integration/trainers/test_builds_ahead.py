@@ -22,7 +22,8 @@ echo "WHEN = 'ahead'" > "$packages/marker.py"
 
 def preparation(lab: Lab, node: str, setup: str) -> BuildAhead:
     request = EnvironmentRequest(setup=setup)
-    return BuildAhead("job_waits", request, lab.bundle(FILES), str(lab.storage), (node,), "auto")
+    # A build that is kept apart sees no folder of a test.
+    return BuildAhead("job_waits", request, lab.bundle(FILES), str(lab.storage), (node,), "none")
 
 
 def test_a_job_whose_environment_was_built_while_the_node_was_busy_builds_nothing(lab: Lab) -> None:
