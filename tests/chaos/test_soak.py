@@ -26,7 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 60 * ROUNDS)]
 
 
 def test_every_acknowledged_job_ends_once_and_no_command_runs_twice(tmp_path: Path) -> None:
-    service = Embedded(tmp_path / "home")
+    # Its scripts write down in a folder of the test that they ran.
+    service = Embedded(tmp_path / "home", variables={"REMORA_ISOLATION": "none"})
     try:
         service.start()
         queue = Queue(service.url, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -27,7 +28,9 @@ def kill_head(home: Path) -> None:
     victims = processes_with(folders.mark_of(folders.head_id))
     assert any(one.name().startswith("ray::Driver") for one in victims), "the driver dies with it"
     for one in victims:
-        one.send_signal(signal.SIGKILL)
+        # Some end with the ones before them.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.send_signal(signal.SIGKILL)
     until(lambda: not any(is_alive(one) for one in victims), "the head is dead", 30.0)
 
 
