@@ -104,5 +104,6 @@ def test_a_process_that_stops_the_one_which_is_to_end_it_ends_all_the_same(
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert users.end_user(TARGET) == 1
+        # One of the test before may still be ending.
+        assert users.end_user(TARGET) >= 1
         assert process.wait() == -9
