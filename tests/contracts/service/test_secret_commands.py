@@ -79,7 +79,7 @@ def test_from_the_first_value_to_its_deletion(
     assert secrets.err.startswith("remora: the project vision has no secret HF_TOKEN")
     kept = b"".join(path.read_bytes() for path in service[1].rglob("*") if path.is_file())
     assert VALUE.encode() not in kept
-    assert b"jobs.vault.azure.net" not in kept, "not even where a secret is"
+    assert kept.count(b"jobs.vault.azure.net") >= 1, "the audit says which vault was named"
 
 
 def test_what_is_asked_for_wrongly_is_one_sentence(
