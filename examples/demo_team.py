@@ -111,6 +111,10 @@ def run(server: str, issuer: Issuer, home: Path, console: Console) -> dict[str, 
         alice.set_secret("HF_TOKEN", secret, project="vision")
         victim = alice.submit(ordinary_job())
         wait_for(lambda: "READY" in log_of(alice, victim), SOON_S, "alice's job did not print its last line")
+        check(
+            "The token is [secret HF_TOKEN]" in log_of(alice, victim),
+            "alice's job has not printed its secret",
+        )
         console.print(f"alice's job {victim.id} runs with a secret, which it has printed in five forms.")
         findings = hostile_findings(bob, victim, home, server, console)
         read = cross_project_reads(server, tokens["bob"], victim)

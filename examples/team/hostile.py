@@ -131,7 +131,7 @@ def processes() -> None:
                 finding(f"/proc shows {file} of {kind}")
                 look(content, f"{file} of {kind}")
         with contextlib.suppress(OSError):
-            os.listdir(f"/proc/{pid}/root/")
+            os.listdir(os.path.join("/proc", str(pid), "root", ""))
             finding(f"the root of {kind} can be listed")
         with contextlib.suppress(OSError):
             os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))

@@ -8,10 +8,10 @@ from cluster.local.mounts import mounted_below, unmount_below
 
 LISTED = r"""
 /dev/root / ext4 rw 0 0
-remora /tmp/remora-0/node/work/mounts/a/tree fuse.remora ro 0 0
-remora /tmp/remora-0/node/work/mounts/a/tree/b fuse.remora ro 0 0
+remora /tmp/remora-0/node/made/mounts/a/tree fuse.remora ro 0 0
+remora /tmp/remora-0/node/made/mounts/a/tree/b fuse.remora ro 0 0
 remora /tmp/remora-0/node/with\040space fuse ro 0 0
-remora /tmp/remora-0/node-2/work/mounts/a/tree fuse.remora ro 0 0
+remora /tmp/remora-0/node-2/made/mounts/a/tree fuse.remora ro 0 0
 tmpfs /tmp/remora-0/node/shm tmpfs rw 0 0
 fusectl /sys/fs/fuse/connections fusectl rw 0 0
 """
@@ -20,8 +20,8 @@ fusectl /sys/fs/fuse/connections fusectl rw 0 0
 def test_mounts_of_fuse_below_a_folder_are_found_the_deepest_first() -> None:
     folder = Path("/tmp/remora-0/node")
     assert mounted_below(folder, LISTED) == [
-        folder / "work/mounts/a/tree/b",
-        folder / "work/mounts/a/tree",
+        folder / "made/mounts/a/tree/b",
+        folder / "made/mounts/a/tree",
         folder / "with space",
     ]
 
