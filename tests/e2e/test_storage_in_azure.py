@@ -26,12 +26,13 @@ read = (pathlib.Path(sys.argv[1]) / "a/1.txt").read_text()
 
 
 @pytest.fixture
-def embedded(azurite_server: Azurite, tmp_path: Path) -> Iterator[Embedded]:
-    """A service with its storage, and the store `datasets`, in Azurite."""
+def embedded(azurite_server: Azurite, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Embedded]:
+    """A service with its storage, and the store `datasets`, in Azurite; the parameter is its isolation."""
     stores = {"datasets": azurite_server.url()}
     found = Embedded(
         tmp_path / "home",
         variables={
+            "REMORA_ISOLATION": request.param,
             "REMORA_STORAGE_URL": azurite_server.url(),
             "REMORA_STORES": json.dumps(stores),
             "REMORA_STORAGE_CREDENTIALS": str(azurite_server.credentials(tmp_path)),
@@ -47,7 +48,9 @@ def embedded(azurite_server: Azurite, tmp_path: Path) -> Iterator[Embedded]:
         found.end()
 
 
-def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embedded, tmp_path: Path) -> None:
+# Its script is led by files of the test, which a job that is kept apart does not see.
+@pytest.mark.parametrize("embedded", ["none"], indirect=True)
+def test_a_job_goes_on_from_its_checkpoint(embedded: Embedded, tmp_path: Path) -> None:
     script = Steps(tmp_path, steps=40)
     with embedded.client() as client:
         job = client.submit(script.spec)
@@ -63,7 +66,12 @@ def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embe
         assert first.end_reason is EndReason.SIGNAL
         assert second.resumed_from_step
         assert [point.step for point in client.metrics(job.id)] == list(range(1, 41))
+    check_no_credential(embedded)
 
+
+@pytest.mark.parametrize("embedded", ["auto"], indirect=True)
+def test_inputs_are_copied_and_mounted_and_outputs_are_kept(embedded: Embedded, tmp_path: Path) -> None:
+    with embedded.client() as client:
         data = {"store": "datasets", "path": "images"}
         copy = ["python", "-c", COPY, "${{inputs.data}}"]
         copied = client.submit({"command": copy, "outputs": {"final": {}}, "inputs": {"data": data}})
@@ -85,6 +93,10 @@ def test_a_job_goes_on_from_its_checkpoint_and_leaves_its_outputs(embedded: Embe
         shown = client.submit({"command": ["cat", "${{inputs.model}}/w.txt"], "inputs": {"model": model}})
         assert client.wait(shown.id, PATIENCE_S).state is JobState.SUCCEEDED
         assert "pixels" in embedded.remora("logs", shown.id).out
+    check_no_credential(embedded)
+
+
+def check_no_credential(embedded: Embedded) -> None:
     assert not (embedded.home / "storage").exists(), "nothing of it is on this disk"
     for path in (one for one in embedded.home.rglob("*") if one.is_file()):
         content = path.read_bytes()
