@@ -44,7 +44,8 @@ from trainers.environments.build import (
 from trainers.node_folders import unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage, StorageError
-from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
+from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
+from trainers.supervisor.supervisor import Supervisor
 from trainers.worker_identity import WorkerIdentity
 
 

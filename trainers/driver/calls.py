@@ -11,8 +11,8 @@ import ray
 from remora.ports import free_port
 from remora.script import channel
 from trainers import ray_train
-from trainers.supervisor import supervisor
-from trainers.supervisor.supervisor import Assignment
+from trainers.supervisor import worker_process
+from trainers.supervisor.assignment import Assignment
 
 #: Seconds that one worker gets to take an instruction.
 _INSTRUCT_S = 5.0
@@ -39,7 +39,7 @@ class RayCalls:
     async def instruct(self, member: ray_train.Member, message: channel.Message) -> bool:
         """See `Calls`."""
         try:
-            await asyncio.wait_for(member.call(supervisor.instruct, message), _INSTRUCT_S)
+            await asyncio.wait_for(member.call(worker_process.instruct, message), _INSTRUCT_S)
         except (ray.exceptions.RayError, TimeoutError):
             return False
         return True
@@ -71,7 +71,7 @@ def prepare(
     Blocks, for the controller's thread.  Raises RayError.
     """
     given: list[Any] = [
-        member.call(supervisor.prepare, assignments[member.slot], *secrets) for member in members
+        member.call(worker_process.prepare, assignments[member.slot], *secrets) for member in members
     ]
     ray.get(given, timeout=_PREPARE_S)
 

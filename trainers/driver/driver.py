@@ -46,9 +46,9 @@ from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, Record
 from trainers.storage import StorageError
 from trainers.storage_grants import StorageAnswer, StorageRequest
-from trainers.supervisor import supervisor
+from trainers.supervisor import worker_process
+from trainers.supervisor.assignment import Assignment
 from trainers.supervisor.shard_transfer import CheckpointShard
-from trainers.supervisor.supervisor import Assignment
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -412,7 +412,7 @@ class Driver:
         sweep_folders()
         with shared_folder(f"driver-{plan.attempt_id}-{os.getpid()}") as folder:
             return ray_train.run_to_end(
-                supervisor.supervise,
+                worker_process.supervise,
                 self,
                 name=plan.attempt_id,
                 sizes=plan.sizes,

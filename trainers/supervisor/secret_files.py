@@ -49,6 +49,23 @@ def secret_files(name: str, values: Mapping[str, str]) -> Iterator[Path | None]:
         yield folder
 
 
+def with_folder(environment: Mapping[str, str], folder: Path | None) -> Mapping[str, str]:
+    """Variables of the command alone, and not of its sidecar; those with secrets are read from their files."""
+    return environment if folder is None else {**environment, FOLDER_VARIABLE: str(folder)}
+
+
+def variable_files(
+    uses: Mapping[str, str | None], values: Mapping[str, str], folder: Path | None
+) -> Mapping[str, str]:
+    """The files whose contents become variables of the command, by the names of these.
+
+    `uses` are variables by the names of their secrets, None for a secret that is read from its file alone.
+    """
+    if folder is None:
+        return {}
+    return {variable: str(folder / name) for name, variable in uses.items() if variable and name in values}
+
+
 def _write(path: Path, content: bytes) -> None:
     """Raises OSError, FileExistsError among them."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400)

@@ -17,7 +17,8 @@ from remora.code.bundle import pack
 from remora.machine_isolation import offered
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
-from trainers.supervisor.supervisor import Assignment, ChildFailed, PlannedStop, Supervisor
+from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
+from trainers.supervisor.supervisor import Supervisor
 from trainers.worker_identity import WorkerIdentity
 
 ROOT = Path(__file__).parents[3]

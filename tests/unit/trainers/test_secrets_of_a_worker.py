@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 
 from tests.needed import is_weaker
 from tests.traces_of_a_value import memory_has
-from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
+from tests.unit.trainers.supervisor_stage import Driver, Stage
 from trainers.environments.commands import EnvironmentFailed
 from trainers.processes.fork_server_client import ForkServer
 from trainers.secret_values import PIECE_BYTES, pieces_of, values_of
@@ -59,21 +58,6 @@ print("long", "." * 16370, token)
 training.report(1, {token: 1.0})
 sys.exit("ends with " + token)
 """
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    """The driver, reached without Ray."""
-    played = Driver()
-    without_ray(played, tmp_path, monkeypatch)
-    return played
-
-
-@pytest.fixture
-def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
-    played = Stage(driver, tmp_path)
-    yield played
-    played.close()
 
 
 @pytest.mark.parametrize("is_forked", [False, True])

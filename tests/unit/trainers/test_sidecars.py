@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
+from tests.unit.trainers.supervisor_stage import Driver, Stage
 from trainers.backends.backend import Backend, LaunchContext, Sidecar
 from trainers.supervisor import supervisor as module
-from trainers.supervisor.supervisor import ChildFailed
+from trainers.supervisor.assignment import ChildFailed
 
 
 class WithSidecar(Backend):
@@ -36,21 +34,6 @@ class WithSidecar(Backend):
 
     def returned(self, launch: LaunchContext) -> None:
         self.has_returned.set()
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    """The driver, reached without Ray."""
-    played = Driver()
-    without_ray(played, tmp_path, monkeypatch)
-    return played
-
-
-@pytest.fixture
-def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
-    played = Stage(driver, tmp_path)
-    yield played
-    played.close()
 
 
 def with_sidecar(monkeypatch: pytest.MonkeyPatch, script: str, *, begins: bool) -> WithSidecar:

@@ -16,33 +16,20 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage, without_ray
+from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage
 from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
 from trainers.node_folders import shared_folder
 from trainers.processes.fork_server_client import ForkServer
 from trainers.supervisor import supervisor as module
+from trainers.supervisor import worker_process
+from trainers.supervisor.assignment import ChildFailed, PlannedStop
 from trainers.supervisor.memory_files import write_record
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
 from trainers.supervisor.output_links import first_of_node, link_outputs
-from trainers.supervisor.supervisor import ChildFailed, PlannedStop, Supervisor
+from trainers.supervisor.supervisor import Supervisor
 from trainers.worker_identity import WorkerIdentity
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    """The driver, reached without Ray."""
-    played = Driver()
-    without_ray(played, tmp_path, monkeypatch)
-    return played
-
-
-@pytest.fixture
-def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
-    played = Stage(driver, tmp_path)
-    yield played
-    played.close()
 
 
 def test_a_python_command_is_forked_from_the_warm_interpreter(
@@ -807,15 +794,15 @@ def test_a_planned_end_that_is_called_off_before_its_step_lets_the_script_go_on(
 
 
 def test_an_instruction_that_comes_early_is_kept(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_early", [])
-    monkeypatch.setattr(module, "_running", None)
-    module.instruct({"type": "stop", "at_once": True})
-    assert module._early == [{"type": "stop", "at_once": True}]
+    monkeypatch.setattr(worker_process, "_early", [])
+    monkeypatch.setattr(worker_process, "_running", None)
+    worker_process.instruct({"type": "stop", "at_once": True})
+    assert worker_process._early == [{"type": "stop", "at_once": True}]
 
 
 def test_without_an_assignment_nothing_runs() -> None:
     with pytest.raises(RuntimeError, match="without an assignment"):
-        module.supervise()
+        worker_process.supervise()
 
 
 # --- outbox ----------------------------------------------------------------------------------------------------------

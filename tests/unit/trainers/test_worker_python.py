@@ -6,15 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from remora.machine_isolation import offered
-from tests.unit.trainers import supervisor_stage
-from tests.unit.trainers.supervisor_stage import Driver, Stage
+from tests.unit.trainers.supervisor_stage import Stage
 from tests.wheels import wheel
 from trainers.environments.build import environment
 from trainers.environments.request import EnvironmentRequest
@@ -24,20 +22,6 @@ from trainers.supervisor import supervisor as module
 
 PATH = "/usr/bin:/bin"
 INSTALL = "pip install --quiet --disable-pip-version-check --no-index ./{}"
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    played = Driver()
-    supervisor_stage.without_ray(played, tmp_path, monkeypatch)
-    return played
-
-
-@pytest.fixture
-def stage(driver: Driver, tmp_path: Path) -> Iterator[Stage]:
-    played = Stage(driver, tmp_path)
-    yield played
-    played.close()
 
 
 def shell(python: Path, line: str, folder: Path) -> str:
