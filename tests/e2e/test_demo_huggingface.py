@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import processes_with
-from tests.e2e.test_demo import command_of
+from tests.e2e.demos import command_of, run_demo
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.framework("transformers", "runs")
 @pytest.mark.framework("transformers", "in place")
 def test_the_node_of_rank_0_is_lost_and_the_losses_are_those_of_an_undisturbed_job(tmp_path: Path) -> None:
-    home = tmp_path / "demo"
-    done = subprocess.run(
-        [sys.executable, *command_of("demo-huggingface", "demo_huggingface.py"), "--home", home],
-        cwd=ROOT,
-        # With what says where packages come from.
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    command = command_of("demo-huggingface", "demo_huggingface.py")
+    # With what says where packages come from.
+    result, said = run_demo(command, tmp_path / "demo", os.environ)
     assert (result["steps"], result["repeated_steps"]) == (600, 0)
     assert result["recovery_s"] > 0
     # Sums of two workers and of one are rounded in different places.
@@ -40,5 +25,4 @@ def test_the_node_of_rank_0_is_lost_and_the_losses_are_those_of_an_undisturbed_j
     assert result["environment_s"]["cold"] > result["environment_s"]["warm"] == 0
     assert result["first_step_s"]["cold"] > 0
     assert result["world_sizes"][:2] == [2, 1]
-    assert "SIGKILL to every process of" in done.stdout
-    assert processes_with(str(home)) == []
+    assert "SIGKILL to every process of" in said
