@@ -82,6 +82,8 @@ class Wait:
     job_id: str | None = None
     pool: str | None = None
     node_id: str | None = None
+    #: The rule of the site that refuses a launch of the pool.
+    rule: str | None = None
     #: Of a job in the queue that does not start.
     waits_for: WaitsFor | None = None
     #: No pool, or no quota, could ever hold the job.

@@ -8,10 +8,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from cluster.scheduling.actions import Launch
+from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.view import ClusterView
 
-#: A sentence that refuses a launch, or None.  It sees the view that the plan is made from, and nothing else.
-SiteRule = Callable[[ClusterView, Launch], str | None]
 #: Called with the name of a rule that failed, and a sentence about the failure.
 FailureReport = Callable[[str, str], None]
 
@@ -27,7 +26,7 @@ def rule_names() -> frozenset[str]:
     return frozenset(point.name for point in entry_points(group=GROUP))
 
 
-def load_rules(names: Iterable[str], report: FailureReport) -> tuple[tuple[str, SiteRule], ...]:
+def load_rules(names: Iterable[str], report: FailureReport) -> tuple[tuple[str, Rule], ...]:
     """The rules of these names, in this order, each of which calls `report` before it raises.
 
     One that is not installed or cannot be imported raises when it is called, as any that fails.
@@ -35,7 +34,7 @@ def load_rules(names: Iterable[str], report: FailureReport) -> tuple[tuple[str, 
     return tuple((name, _reporting(name, _load(name), report)) for name in names)
 
 
-def _reporting(name: str, rule: SiteRule, report: FailureReport) -> SiteRule:
+def _reporting(name: str, rule: Rule, report: FailureReport) -> Rule:
     def asked(view: ClusterView, launch: Launch) -> str | None:
         try:
             return _sentence(rule(view, launch))
@@ -60,7 +59,7 @@ def _why(error: Exception) -> str:
 
 
 @lru_cache(maxsize=64)
-def _load(name: str) -> SiteRule:
+def _load(name: str) -> Rule:
     found = [point for point in entry_points(group=GROUP) if point.name == name]
     if not found:
         return _failing(f"no rule {name!r} is installed in the group {GROUP}")
@@ -70,14 +69,14 @@ def _load(name: str) -> SiteRule:
         return _failing(f"it cannot be loaded: {type(error).__name__}: {error}")
 
 
-def _checked(point: EntryPoint) -> SiteRule:
+def _checked(point: EntryPoint) -> Rule:
     rule = point.load()
     if not callable(rule):
         raise TypeError(f"{point.value} cannot be called")
-    return cast(SiteRule, rule)
+    return cast(Rule, rule)
 
 
-def _failing(why: str) -> SiteRule:
+def _failing(why: str) -> Rule:
     def rule(view: ClusterView, launch: Launch) -> str | None:  # noqa: ARG001
         raise RuleBroken(why)
 

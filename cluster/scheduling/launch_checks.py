@@ -63,60 +63,32 @@ def _allowance(context: PlanningContext, pool: str) -> tuple[int, str]:
     return number, f"at most {policy.grow_per_minute:g} a minute are launched"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Veto:
-    """A rule of the site refuses a launch."""
-
-    rule: str
-    #: A whole sentence.
-    reason: str
-
-
-def veto(
-    view: ClusterView,
-    launch: Launch,
-    rules: Sequence[tuple[str, Rule]],
-    failed: Callable[[str, Exception], None],
-) -> Veto | None:
-    """The first rule that refuses the launch.  A rule that raises is skipped, after `failed` was called."""
-    for name, rule in rules:
-        try:
-            said = rule(view, launch)
-        except Exception as error:  # a site's own code may raise anything, and nodes are needed all the same
-            failed(name, error)
-            continue
-        if said is not None:
-            why = said.strip() or "it gives no reason"
-            reason = f"the rule {name} lets no node of pool {launch.pool} be launched: {why}"
-            return Veto(rule=name, reason=reason)
-    return None
-
-
 def allowed_by_rules(
     view: ClusterView, launches: Iterable[Launch], rules: Sequence[tuple[str, Rule]]
 ) -> CheckedLaunches:
-    """The launches that no rule of the site refuses; a rule that fails is skipped, which is reported."""
+    """The launches that no rule of the site refuses; a rule that raises is skipped."""
     accepted: list[Launch] = []
     later: dict[str | None, str] = {}
     waits: dict[Wait, None] = {}
     for launch in launches:
-        refusal, reasons = _asked(view, launch, rules)
-        waits.update(dict.fromkeys(Wait(pool=launch.pool, reason=reason) for reason in reasons))
+        refusal = _refusal(view, launch, rules)
         if refusal is None:
             accepted.append(launch)
         else:
             later.setdefault(launch.job_id, refusal.reason)
+            waits.setdefault(refusal)
     return CheckedLaunches(launches=accepted, waits=list(waits), later=later)
 
 
-def _asked(
-    view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]
-) -> tuple[Veto | None, list[str]]:
-    """The rule that refuses a launch, and all that is to be reported about it."""
-    reasons: list[str] = []
-
-    def failed(name: str, error: Exception) -> None:
-        reasons.append(f"the rule {name} is passed over, as it failed: {error!r}")
-
-    refusal = veto(view, launch, rules, failed)
-    return refusal, reasons if refusal is None else [*reasons, refusal.reason]
+def _refusal(view: ClusterView, launch: Launch, rules: Sequence[tuple[str, Rule]]) -> Wait | None:
+    """What the first rule says that refuses the launch."""
+    for name, rule in rules:
+        try:
+            said = rule(view, launch)
+        except Exception:  # noqa: S112 - nodes are needed all the same, and an installed rule has reported it
+            continue
+        if said is not None:
+            why = said.strip() or "it gives no reason"
+            reason = f"the rule {name} lets no node of pool {launch.pool} be launched: {why}"
+            return Wait(pool=launch.pool, reason=reason, rule=name)
+    return None

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from cluster.provider import ProviderError
 from service.controller.connecting import ClusterConnection
+from service.loops.cluster_events import record_cluster_hidden
 from service.loops.deletion import Deletion
 from service.loops.drill import drill
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.tick import Tick
-from service.loops.visibility import record_cluster_hidden
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from cluster.policies.placement import FABRIC_LABEL, labels_of
 from cluster.policies.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Terminate, Wait
+from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.money import money_of, step_reached
 from cluster.scheduling.planner import plan
 from cluster.scheduling.queue_order import WIDTHS
@@ -29,6 +30,12 @@ from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
 from service.clouds.fixed_pool import kept_full
 from service.loops.budget_pause import apply_budget_pause
+from service.loops.cluster_events import (
+    record_cluster_visible,
+    record_quotas,
+    record_rule_failure,
+    record_vetoes,
+)
 from service.loops.explain import explain
 from service.loops.observation import ClusterAccess, ClusterObservation
 from service.loops.planner_view import (
@@ -41,10 +48,7 @@ from service.loops.planner_view import (
     unpriced_view,
 )
 from service.loops.ports import Drains, Supply
-from service.loops.quotas import note_quotas
-from service.loops.site_rules import vetted_launches
 from service.loops.tick import Tick
-from service.loops.visibility import record_cluster_visible
 from service.loops.workload import Workload, load_workload, with_costs
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
@@ -98,11 +102,11 @@ def _decide(
     jobs_on = workers_by_node(rows, [attempt for _, attempt in workload.running])
     rows = [_record_observation(tick, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
     _record_late_refusals(tick, machines.values())
-    # 3. Decide, and apply the operators' own rules.
+    # 3. Decide.
     nodes = [observed_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
     if access.follows_policies:
         _record_reopened(tick, policies, access.supply, nodes)
-        note_quotas(tick, policies, access.supply)
+        record_quotas(tick, policies, access.supply)
         paused_until = tick.load(cloud.get).paused_until
         view = priced_view(tick, policies, access.supply, workload, nodes, paused_until)
     else:
@@ -114,9 +118,10 @@ def _decide(
         apply_budget_pause(
             tick, money_of(view, policies, {offering.id: offering for offering in view.offerings})
         )
-    requests, vetoed = _write_down(tick, policies, view, actions, rows, machines)
+    requests = _write_down(tick, view, actions, rows, machines)
     # 4. Record why the rest is not done.
-    waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]
+    record_vetoes(tick, actions)
+    waits = [action for action in actions if isinstance(action, Wait)]
     explain(tick, waits, workload.running)
     return requests, waits
 
@@ -130,14 +135,15 @@ def _planned(
     rows: Sequence[NodeRow],
 ) -> tuple[Plan, ClusterView, Workload]:
     """The plan for as many of the waiting jobs as it can serve, and what it was made from."""
-    actions = plan(view, policies, tick.now)
+    rules = load_rules(policies.rules, partial(record_rule_failure, tick))
+    actions = plan(view, policies, tick.now, rules)
     for width in WIDTHS[1:]:
         if not any(isinstance(action, ShowMore) for action in actions):
             break
         wider = partial(_load_jobs, tick=tick, access=access, policies=policies, rows=rows, width=width)
         workload = tick.load(wider)
         view = replace(view, jobs=workload.demands, cut_at=workload.cut_at)
-        actions = plan(view, policies, tick.now)
+        actions = plan(view, policies, tick.now, rules)
     return actions, view, workload
 
 
@@ -168,14 +174,9 @@ def _load_jobs(
 
 
 def _write_down(
-    tick: Tick,
-    policies: Policies,
-    view: ClusterView,
-    actions: Plan,
-    rows: Sequence[NodeRow],
-    machines: Machines,
-) -> tuple[_Requests, list[Wait]]:
-    """Record in rows all that will be requested; returns the requests, and why launches are not made after all."""
+    tick: Tick, view: ClusterView, actions: Plan, rows: Sequence[NodeRow], machines: Machines
+) -> _Requests:
+    """Record in rows all that will be requested; returns the requests."""
     by_id = {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
     ended = _orphans(tick, machines, by_id)
@@ -195,13 +196,11 @@ def _write_down(
                 draining.append(_begin_drain(tick, by_id[action.node_id], action))
             case Notice():
                 _notify_owner(tick, action)
-    launches = [action for action in actions if isinstance(action, Launch)]
-    allowed, vetoed = vetted_launches(tick, policies, view, launches)
-    for launch in allowed:
-        row = _insert(tick, launch, offerings[launch.offering])
-        by_id[row.id] = row
-        wanted.append(_request(row, offerings[launch.offering], launch.labels))
-    return _Requests(draining, ended, wanted, by_id), vetoed
+            case Launch():
+                row = _insert(tick, action, offerings[action.offering])
+                by_id[row.id] = row
+                wanted.append(_request(row, offerings[action.offering], action.labels))
+    return _Requests(draining, ended, wanted, by_id)
 
 
 def _send_requests(tick: Tick, access: ClusterAccess, members: Members, requests: _Requests) -> None:
