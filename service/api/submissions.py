@@ -30,9 +30,9 @@ from service.mounts import NoMounts, check_mounts
 from service.policies_in_force import limits_in_force
 from service.queue.intake import JobLimits
 from service.storage_locations import FIELD, UnknownStore, check_name
-from service.store import answers, submissions
-from service.store.answers import SavedAnswer
+from service.store import idempotency_keys, submissions
 from service.store.bundles import bundle_name, is_held
+from service.store.idempotency_keys import SavedAnswer
 
 #: Bytes of a job's body: a specification's, and as many for escapes and space.
 MAX_JOB_BODY_BYTES = 2 * MAX_SPEC_BYTES
@@ -201,7 +201,7 @@ def carry_out(
 ) -> tuple[str, bool]:
     """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
     key = order.key
-    if key is not None and (saved := answers.find_answer(connection, key)) is not None:
+    if key is not None and (saved := idempotency_keys.find_answer(connection, key)) is not None:
         if saved.body_digest != order.digest:
             raise ApiProblem(
                 409,
@@ -224,14 +224,14 @@ def carry_out(
     except SpecError as error:
         raise invalid_spec(error) from None
     if key is not None:
-        answers.save_answer(connection, key, SavedAnswer(order.digest, job_id, answer), order.now)
+        idempotency_keys.save_answer(connection, key, SavedAnswer(order.digest, job_id, answer), order.now)
     return answer, False
 
 
 def scoped_key(request: Request) -> str | None:
     """What the request's `Idempotency-Key` is saved under: two principals may use the same one.  Raises ApiProblem."""
     key = idempotency_key(request)
-    return None if key is None else answers.key_of(access_of(request).principal, key)
+    return None if key is None else idempotency_keys.key_of(access_of(request).principal, key)
 
 
 def idempotency_key(request: Request) -> str | None:

@@ -26,9 +26,9 @@ from service.clouds.azure_settings import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
 from service.controller.lease_holder import LeaseHolder
-from service.loops.account import account
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
+from service.loops.ledger_entries import write_ledger_entries
 from service.loops.listing import Listing, read_list
 from service.loops.live_attempts import LiveAttempts
 from service.loops.storage_scopes import StorageScopes
@@ -118,7 +118,7 @@ class Controller:
             # 1. Records of the drivers; they may free nodes.
             ("track", lambda: track(tick, live, self._launching, launcher)),
             # 2. What jobs use of nodes, by these records.
-            ("account", lambda: account(tick, live)),
+            ("account", lambda: write_ledger_entries(tick, live)),
             # 3. Ended attempts free their nodes.
             ("sweep", lambda: sweep(tick, live, launcher, self.listing)),
             # 4. Jobs that start next.

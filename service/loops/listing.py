@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from service.loops.tick import Tick
-from service.queue import records
-from service.queue.records import CheckpointListRecord
+from service.queue import driver_records
+from service.queue.driver_records import CheckpointListRecord
 from service.queue.rows import AttemptRow, JobRow
 from service.storage_locations import UnknownStore, url_of
 from service.store import checkpoints
@@ -106,7 +106,7 @@ def read_list(job_id: str, url: str, opened: Callable[[str], Storage] = Storage)
     """
     catalog = Catalog(opened(url), job_id)
     body = [description(one, catalog.location(one)) for one in catalog.listed()]
-    said = records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
+    said = driver_records.read(Record(seq=1, at=0.0, kind="checkpoints", body={"checkpoints": body}))
     if not isinstance(said, CheckpointListRecord):
         raise ValueError(f"what it says of them cannot be stored: {said}"[:500])  # noqa: TRY004
     return said

@@ -17,7 +17,7 @@ from service.loops.schedules import run_schedules
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
-from service.store import answers, arrays, checkpoints, dependencies, jobs, schedules
+from service.store import arrays, checkpoints, dependencies, idempotency_keys, jobs, schedules
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
             dependencies.with_news(connection, BATCH),
             arrays.with_news(connection),
             schedules.due(connection, tick.now, SCHEDULES),
-            answers.has_answers(connection, oldest),
+            idempotency_keys.has_answers(connection, oldest),
         )
     )
     # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
@@ -55,7 +55,7 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     run_schedules(tick, due)
     # 8. Old answers.
     if has_old_answers:
-        tick.apply(lambda connection: answers.forget_answers(connection, oldest))
+        tick.apply(lambda connection: idempotency_keys.forget_answers(connection, oldest))
 
 
 def _is_over(tick: Tick, launcher: Launcher, attempt: AttemptRow) -> bool:

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from remora.states import AttemptState
 from service.queue import lifecycle
+from service.queue.driver_records import CheckpointListRecord, ListedCheckpoint
 from service.queue.lifecycle import Decision
-from service.queue.records import CheckpointListRecord, ListedCheckpoint
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import jobs
 from service.store.rows import in_parts, to_rows, upsert

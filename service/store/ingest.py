@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from remora.states import AttemptState, JobState
-from service.queue import early_stop, lifecycle, records
+from service.queue import driver_records, early_stop, lifecycle
 from service.queue.early_stop import Score
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import arrays, checkpoints, jobs, outputs
@@ -38,7 +38,7 @@ class _Batch:
     #: By step: the row of a checkpoint, or None when it was removed.
     checkpoints: dict[int, dict[str, Any] | None] = field(default_factory=dict)
     #: The complete list before those, when the driver reported it.
-    listed: records.CheckpointListRecord | None = None
+    listed: driver_records.CheckpointListRecord | None = None
     #: Its scores at steps at which jobs of its array are compared.
     scores: list[Score] = field(default_factory=list)
     #: The job's outputs when they changed.
@@ -130,9 +130,9 @@ def _in_sequence(attempt: AttemptRow, new: Sequence[Record], batch: _Batch) -> l
 
 def _take(batch: _Batch, record: Record) -> None:
     at = float(record.at) if math.isfinite(record.at) else batch.now
-    said = records.read(record)
+    said = driver_records.read(record)
     match said:
-        case records.LogRecord():
+        case driver_records.LogRecord():
             common = {
                 "at": at,
                 "attempt": batch.attempt.attempt,
@@ -142,23 +142,23 @@ def _take(batch: _Batch, record: Record) -> None:
             lines = said.text.split("\n")
             batch.lines += [{**common, "text": line} for line in lines]
             _look_for_patterns(batch, said.stream, lines)
-        case records.MetricRecord():
+        case driver_records.MetricRecord():
             _measure(batch, said, at)
-        case records.CheckpointRecord() | records.CheckpointDeletedRecord():
+        case driver_records.CheckpointRecord() | driver_records.CheckpointDeletedRecord():
             _checkpoint(batch, said, at)
-        case records.CheckpointListRecord():
+        case driver_records.CheckpointListRecord():
             batch.listed = said
             batch.checkpoints.clear()
             for one in said.checkpoints:
                 batch.decide(lifecycle.observe_checkpoint(batch.job, batch.attempt, one.step))
-        case records.OutputRecord():
+        case driver_records.OutputRecord():
             batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
-        case records.EventRecord():
+        case driver_records.EventRecord():
             batch.append_event(at, said.kind, said.message, said.data)
-        case records.ProgressRecord():
+        case driver_records.ProgressRecord():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
-        case records.AttemptEndRecord():
+        case driver_records.AttemptEndRecord():
             batch.outputs_are_complete = said.outputs_are_complete
             message = said.message or said.end_reason.value
             batch.decide(
@@ -172,7 +172,7 @@ def _take(batch: _Batch, record: Record) -> None:
                     open_lost_s=said.open_lost_s,
                 )
             )
-        case records.InvalidRecord():
+        case driver_records.InvalidRecord():
             batch.append_event(
                 at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
             )
@@ -186,7 +186,7 @@ def _look_for_patterns(batch: _Batch, stream: str, lines: Sequence[str]) -> None
         batch.attempt = replace(batch.attempt, log_match=found)
 
 
-def _measure(batch: _Batch, said: records.MetricRecord, at: float) -> None:
+def _measure(batch: _Batch, said: driver_records.MetricRecord, at: float) -> None:
     batch.points[said.step] = {
         "at": at,
         "attempt": batch.attempt.attempt,
@@ -205,9 +205,9 @@ def _since(batch: _Batch, at: float) -> float:
 
 
 def _checkpoint(
-    batch: _Batch, said: records.CheckpointRecord | records.CheckpointDeletedRecord, at: float
+    batch: _Batch, said: driver_records.CheckpointRecord | driver_records.CheckpointDeletedRecord, at: float
 ) -> None:
-    if isinstance(said, records.CheckpointDeletedRecord):
+    if isinstance(said, driver_records.CheckpointDeletedRecord):
         batch.checkpoints[said.step] = None
         was = "was removed" if said.reason == "retention" else "cannot be used, and is not listed any more"
         message = f"the checkpoint of step {said.step} {was}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from cluster.policies.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState
 from service.queue import retry
+from service.queue.driver_records import ProgressRecord
 from service.queue.lifecycle.decisions import (
     Decision,
     attempt_to,
@@ -20,7 +21,6 @@ from service.queue.lifecycle.decisions import (
 from service.queue.lifecycle.edges import TransitionError
 from service.queue.lifecycle.jobs import why_stopped
 from service.queue.lifecycle.pauses import PAUSED_FOR_BUDGET, pause, pause_for_owner
-from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 
 #: Why a job with an attempt does not train yet, as a stable word: its environment is being built.

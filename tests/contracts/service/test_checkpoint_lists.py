@@ -16,7 +16,7 @@ from remora.states import EndReason, JobState, NodeState
 from remora.views import Checkpoint
 from service.loops.listing import Listing, read_list
 from service.queue import lifecycle
-from service.queue.records import CheckpointListRecord
+from service.queue.driver_records import CheckpointListRecord
 from service.queue.rows import AttemptRow
 from service.settings import Settings
 from service.store import checkpoints, jobs, telemetry

@@ -11,8 +11,8 @@ import pytest
 from remora.states import JobState
 from service.queue.ledger import Entries, UseRow
 from service.store import deletion, jobs, ledger, telemetry
-from service.store.answers import SavedAnswer, save_answer
 from service.store.database import Database
+from service.store.idempotency_keys import SavedAnswer, save_answer
 from service.store.outputs import save_outputs
 from service.store.telemetry import LogFilter
 from tests.contracts.service.owners import Owner, owner_of

@@ -31,9 +31,9 @@ from service.queue.ledger import Entries, UseRow
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import answers, jobs, leases, ledger, nodes
-from service.store.answers import SavedAnswer
+from service.store import idempotency_keys, jobs, leases, ledger, nodes
 from service.store.database import Database
+from service.store.idempotency_keys import SavedAnswer
 from service.store.ids import new_id
 from service.store.ingest import ingest
 from tests.service_fakes import hold_lease, records
@@ -163,13 +163,13 @@ class TestSubmitting:
         """Both look for an answer before one of them has saved it."""
         key = {"Idempotency-Key": "k"}
         first = client.post("/v1/jobs", json=SPEC, headers=key)
-        find, looks = answers.find_answer, list[str]()
+        find, looks = idempotency_keys.find_answer, list[str]()
 
         def find_too_early(connection: sa.Connection, key: str) -> SavedAnswer | None:
             looks.append(key)
             return None if len(looks) == 1 else find(connection, key)
 
-        monkeypatch.setattr(answers, "find_answer", find_too_early)
+        monkeypatch.setattr(idempotency_keys, "find_answer", find_too_early)
         second = client.post("/v1/jobs", json=SPEC, headers=key)
         assert (second.status_code, second.content, looks) == (201, first.content, ["k", "k"])
         assert second.headers["idempotency-replayed"] == "true"

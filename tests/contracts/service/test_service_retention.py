@@ -15,8 +15,8 @@ from service.queue.ledger import Entries, UseRow
 from service.queue.rows import NewEvent, NodeRow
 from service.settings import Settings
 from service.store import bundles, jobs, ledger, nodes, telemetry
-from service.store.answers import SavedAnswer, save_answer
 from service.store.database import Database
+from service.store.idempotency_keys import SavedAnswer, save_answer
 from service.store.ids import new_id
 from service.store.nodes import page_of_nodes
 from service.store.policies import append_cluster_event, newest_quotas, page_of_cluster_events

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from remora.states import EndReason
 from service.queue import lifecycle
-from service.queue.records import CheckpointListRecord
+from service.queue.driver_records import CheckpointListRecord
 from service.queue.rows import AttemptRow
 from service.settings import Settings
 from service.store import checkpoints, jobs, telemetry

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from service.loops.listing import Listing
-from service.queue.records import CheckpointListRecord
+from service.queue.driver_records import CheckpointListRecord
 from trainers.storage import StorageError
 
 NOTHING = CheckpointListRecord(checkpoints=[])

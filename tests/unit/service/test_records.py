@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.queue.records import MAX_INTEGER, MetricRecord, clean_json, clean_text, read
+from service.queue.driver_records import MAX_INTEGER, MetricRecord, clean_json, clean_text, read
 from trainers.plan import Record
 
 TEXTS = st.text(st.characters(codec=None) | st.sampled_from("\0\ud800\udfff"), max_size=6)

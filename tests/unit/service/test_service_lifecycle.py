@@ -17,6 +17,7 @@ from cluster.node.agent.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbe
 from cluster.scheduling.health import DRAIN_S
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
+from service.queue.driver_records import ProgressRecord
 from service.queue.lifecycle import (
     ATTEMPT_EDGES,
     JOB_EDGES,
@@ -25,7 +26,6 @@ from service.queue.lifecycle import (
     NodeObservation,
     TransitionError,
 )
-from service.queue.records import ProgressRecord
 from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
 from tests.service_fakes import job_row
 

@@ -20,7 +20,14 @@ from cluster.scheduling.view import NodeView
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason, JobState
 from service.queue import intake, retry
-from service.queue.records import MAX_ADDRESSES, InvalidRecord, ProgressRecord, clean_json, clean_text, read
+from service.queue.driver_records import (
+    MAX_ADDRESSES,
+    InvalidRecord,
+    ProgressRecord,
+    clean_json,
+    clean_text,
+    read,
+)
 from service.queue.rows import AttemptRow, JobRow
 from tests.service_fakes import job_row
 from tests.unit.service.queue_worlds import decide, ready, running

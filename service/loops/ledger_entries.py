@@ -12,7 +12,7 @@ from service.queue.ledger import Entries, entries
 from service.store import ledger, nodes
 
 
-def account(tick: Tick, live: LiveAttempts) -> None:
+def write_ledger_entries(tick: Tick, live: LiveAttempts) -> None:
     """Record what jobs have begun to use, and what they use no more.  Raises Fenced."""
     pairs = live.pairs()
     new = tick.load(lambda connection: _changes(connection, pairs, tick.now))
