@@ -1,4 +1,4 @@
-"""Versions of the operators' policies: which one may next_version which (pure)."""
+"""Versions of the operators' policies: which one may follow which (pure)."""
 
 from __future__ import annotations
 

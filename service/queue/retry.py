@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remora.states import EndReason, JobState
 from service.queue.rows import AttemptRow, JobRow
@@ -83,7 +83,7 @@ def after(
 
 
 def _again(job: JobRow, not_before: float, message: str) -> Again:
-    """Another attempt, after which nothing more counts than before."""
+    """Another attempt, with what counts for the job so far."""
     return Again(
         not_before=not_before,
         message=message,
@@ -101,14 +101,8 @@ def _after_failure(job: JobRow, end_reason: EndReason, message: str, now: float)
         said = f"{cause}; no retry of {job.retry_limit} is left" if job.retry_limit else message
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
     delay = backoff(job.backoff_s, failures, USER_BACKOFF_CAP_S)
-    return Again(
-        not_before=now + delay,
-        message=f"{cause}; retry {failures} of {job.retry_limit} follows after {delay:g} s",
-        user_failures=failures,
-        losses=job.losses,
-        loss_streak=job.loss_streak,
-        fruitless=job.fruitless,
-    )
+    said = f"{cause}; retry {failures} of {job.retry_limit} follows after {delay:g} s"
+    return replace(_again(job, now + delay, said), user_failures=failures)
 
 
 def delay_after_loss(losses: int, streak: int) -> float | None:
@@ -136,11 +130,5 @@ def _after_loss(
     if delay is None:
         said = f"{cause}; it was lost {LOSS_LIMIT} times before and is given up"
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)
-    return Again(
-        not_before=now + delay,
-        message=f"{cause}; another attempt follows after {delay:g} s and does not count as a retry",
-        user_failures=job.user_failures,
-        losses=losses,
-        loss_streak=streak,
-        fruitless=fruitless,
-    )
+    said = f"{cause}; another attempt follows after {delay:g} s and does not count as a retry"
+    return replace(_again(job, now + delay, said), losses=losses, loss_streak=streak, fruitless=fruitless)

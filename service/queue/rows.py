@@ -18,13 +18,11 @@ from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.specification import (
     RetryRules,
-    budget_of,
-    deadline_of,
     environment_of,
+    limit_of,
     placement_of,
     repeats_s,
     retry_rules_of,
-    workers_per_node_of,
 )
 from trainers.environments.request import EnvironmentRequest
 
@@ -131,7 +129,8 @@ class JobRow:
     @lazy
     def workers_per_node(self) -> int | None:
         """The most workers of it on one node; None: as many as fit."""
-        return workers_per_node_of(self.spec)
+        asked = self.spec.get("workers_per_node")
+        return None if asked is None else int(asked)
 
     @lazy
     def placed_resources(self) -> Resources:
@@ -147,12 +146,12 @@ class JobRow:
     @lazy
     def budget(self) -> float | None:
         """USD that it may spend; None sets no limit."""
-        return budget_of(self.spec)
+        return limit_of(self.spec, "budget")
 
     @lazy
     def deadline_at(self) -> float | None:
         """When it is wanted; None: at any time."""
-        return deadline_of(self.spec)
+        return limit_of(self.spec, "deadline")
 
     @lazy
     def retry_rules(self) -> RetryRules:

@@ -61,12 +61,6 @@ def placement_of(spec: Mapping[str, Any]) -> Placement:
     )
 
 
-def workers_per_node_of(spec: Mapping[str, Any]) -> int | None:
-    """The most workers of the job on one node; None: as many as fit."""
-    asked = spec.get("workers_per_node")
-    return None if asked is None else int(asked)
-
-
 def environment_of(spec: Mapping[str, Any]) -> EnvironmentRequest | None:
     """The Python environment that is built for the job; None: its workers have that of their nodes."""
     asked = spec.get("environment")
@@ -82,14 +76,11 @@ def environment_of(spec: Mapping[str, Any]) -> EnvironmentRequest | None:
     return request if request.is_built else None
 
 
-def budget_of(spec: Mapping[str, Any]) -> float | None:
-    """USD that the job may spend; None sets no limit."""
-    return _number(spec, "budget")
-
-
-def deadline_of(spec: Mapping[str, Any]) -> float | None:
-    """When the job is wanted, in seconds since 1970; None: at any time."""
-    return _number(spec, "deadline")
+def limit_of(spec: Mapping[str, Any], name: str) -> float | None:
+    """The limit of that name as a number; None: the job has no such limit."""
+    limits = spec.get("limits")
+    value = limits.get(name) if isinstance(limits, Mapping) else None
+    return None if value is None else float(value)
 
 
 def retry_rules_of(spec: Mapping[str, Any]) -> RetryRules:
@@ -111,9 +102,3 @@ def repeats_s(spec: Mapping[str, Any]) -> float:
     policy = spec.get("checkpoint")
     interval = policy.get("interval") if isinstance(policy, Mapping) else None
     return float(interval) if isinstance(interval, int | float) else 0.0
-
-
-def _number(spec: Mapping[str, Any], name: str) -> float | None:
-    limits = spec.get("limits")
-    value = limits.get(name) if isinstance(limits, Mapping) else None
-    return None if value is None else float(value)

@@ -39,7 +39,6 @@ from service.store.totals import Counted
 
 _JOB = sa.select(jobs).where(jobs.c.id == sa.bindparam("id"))
 _LOCKED_JOB = _JOB.with_for_update()
-_ATTEMPT = sa.select(attempts).where(attempts.c.id == sa.bindparam("id"))
 _ACTIVE = sa.select(sa.func.count()).select_from(jobs).where(ACTIVE_JOBS)
 _ACTIVE_OF_PROJECT = _ACTIVE.where(jobs.c.project == sa.bindparam("project"))
 _LIVE = sa.select(attempts).where(LIVE_ATTEMPTS)
@@ -113,12 +112,6 @@ def lock_job(connection: sa.Connection, job_id: str) -> JobRow | None:
     """The job, kept from changing by others until the transaction ends, or None."""
     row = connection.execute(_LOCKED_JOB, {"id": job_id}).first()
     return None if row is None else to_row(JobRow, row)
-
-
-def get_attempt(connection: sa.Connection, attempt_id: str) -> AttemptRow | None:
-    """The attempt, or None; its job's lock protects it."""
-    row = connection.execute(_ATTEMPT, {"id": attempt_id}).first()
-    return None if row is None else to_row(AttemptRow, row)
 
 
 @dataclass(frozen=True)
@@ -267,11 +260,6 @@ def save_sizes(connection: sa.Connection, job: JobRow) -> None:
     """Store how many workers a locked job may have now, beside what `save` stores of it."""
     sizes = {"spec": job.spec, "min_workers": job.min_workers, "max_workers": job.max_workers}
     connection.execute(sa.update(jobs).where(jobs.c.id == job.id).values(sizes))
-
-
-def save_attempt(connection: sa.Connection, attempt: AttemptRow) -> None:
-    """Store an attempt that exists already."""
-    connection.execute(update_of(attempts), [changing_columns(attempts, attempt)])
 
 
 def _append(job: JobRow, new: Sequence[NewEvent]) -> JobRow:

@@ -50,10 +50,7 @@ def others_ended(job: JobRow, dependencies: Sequence[Dependency], now: float) ->
         return wait(job, WaitsFor.JOBS.value, message, now)
     if job.is_held:
         return wait(job, WaitsFor.ARRAY.value, "waits for other jobs of its array", now)
-    decision = wait(
-        job, WaitsFor.TURN.value, "the jobs that it waited for have ended; waits to be looked at", now
-    )
-    return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
+    return _wait_for_turn(job, "the jobs that it waited for have ended; waits to be looked at", now)
 
 
 def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
@@ -71,7 +68,11 @@ def release_from_array(job: JobRow, dependencies: Sequence[Dependency], now: flo
     job = replace(job, is_held=False)
     if (message := waits_for(dependencies)) is not None:
         return wait(job, WaitsFor.JOBS.value, message, now)
-    decision = wait(job, WaitsFor.TURN.value, "its array has room for it; waits to be looked at", now)
+    return _wait_for_turn(job, "its array has room for it; waits to be looked at", now)
+
+
+def _wait_for_turn(job: JobRow, message: str, now: float) -> Decision:
+    decision = wait(job, WaitsFor.TURN.value, message, now)
     return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
 
 
