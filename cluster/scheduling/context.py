@@ -92,12 +92,8 @@ class PlanningContext:
 
     def has_quota(self, offering: Offering) -> bool:
         """The cloud's quota had room for one more of it when this plan began."""
-        left = self._quota_left.get(offering.quota.lower())
+        left = self.view.quota_left.get(offering.quota.lower())
         return left is None or left >= offering.quota_units
-
-    @lazy
-    def _quota_left(self) -> Mapping[str, int]:
-        return {name.lower(): left for name, left in self.view.quota_left.items()}
 
     def sold(self, pool: str, capacity: CapacityType) -> list[Offering]:
         """What the pool may buy of a capacity type: its sizes in order, and each in its zones in order.
@@ -159,10 +155,6 @@ class PlanningContext:
     def offering_of(self, node: NodeView) -> Offering | None:
         """What the node was bought as, when it is known."""
         return self.offerings.get(node.offering)
-
-    def capacity_of(self, node: NodeView) -> CapacityType | None:
-        """How the node is paid for, when it is known."""
-        return self._capacities.get(node.offering)
 
     def price_of(self, node: NodeView) -> float:
         """USD for an hour of the node; 0 when its offering is not known."""

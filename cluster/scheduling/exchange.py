@@ -6,7 +6,7 @@ and a spot node is bought for its work like for any other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import ANYWHERE
@@ -17,11 +17,9 @@ from cluster.scheduling.domains import Domains
 from cluster.scheduling.drains import Losses, cheapest
 from cluster.scheduling.fitting import slots
 from cluster.scheduling.formatting import clock, count
-from cluster.scheduling.purchases import Ask, Purchases
-from cluster.scheduling.returns import Returns
+from cluster.scheduling.purchases import Ask, Purchases, launch_of
+from cluster.scheduling.returns import Returns, Usable
 from cluster.scheduling.view import JOINED, LEAVING, NodeView
-
-Usable = Mapping[str, list[NodeView]]
 
 
 def hand_over(context: PlanningContext, returns: Returns, usable: Usable) -> None:
@@ -190,16 +188,5 @@ def _launch(purchases: Purchases, domains: Domains, pool: str, offerings: list[O
         quote = purchases.buy(Ask(pool=pool, worker={}, workers=1, offering=offering.id))
         if quote.lots:
             reason = "spot is back: it takes over from an on-demand node"
-            if note := quote.lots[0].note:
-                reason = f"{reason}, {note}"
-            return [
-                Launch(
-                    pool=pool,
-                    offering=offering.id,
-                    resources=offering.resources,
-                    labels=offering.labels,
-                    reason=reason,
-                    fabric=domains.add_own(pool, offering),
-                )
-            ]
+            return [launch_of(pool, quote.lots[0], reason, domains.add_own(pool, offering))]
     return []

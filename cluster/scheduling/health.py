@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cluster.policies.offerings import CapacityType, zone_and_capacity
+from cluster.policies.offerings import CapacityType
 from cluster.policies.policies import Policies, PoolPolicy
 from cluster.scheduling.actions import Drain, Terminate
 from cluster.scheduling.view import ENDED, JOINED, ClusterView, NodeView
@@ -135,7 +135,7 @@ def _why_missing(node: NodeView) -> str:
     """The likely cause for a machine that the provider does not list any more; clouds do not report it."""
     if node.state is NodeState.REQUESTED:
         return "the provider does not know it"
-    match zone_and_capacity(node.offering)[1]:
+    match node.capacity:
         case CapacityType.SPOT:
             return (
                 "its machine is gone: the cloud took it back (evicted it), or it was deleted outside Remora"
@@ -281,8 +281,7 @@ def closed_offerings(view: ClusterView, pool: str, join_timeout_s: float, now: f
 
 def _was_taken_at_boot(view: ClusterView, node: NodeView, join_timeout_s: float, now: float) -> bool:
     """It was spot, and went while it still had time to join, as machines do that a cloud takes back."""
-    is_spot = zone_and_capacity(node.offering)[1] is CapacityType.SPOT
-    if not is_spot or node.ready_at is not None or node.sick_since is not None:
+    if node.capacity is not CapacityType.SPOT or node.ready_at is not None or node.sick_since is not None:
         return False
     lived_s = _failed_at(node, now) - node.created_at
     return lived_s <= join_timeout_s or lived_s <= join_limit_s(view, node, join_timeout_s, now)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from cluster.policies.offerings import CapacityType, zone_and_capacity
+from cluster.policies.offerings import CapacityType
 from cluster.scheduling.drains import workers_on
 from cluster.scheduling.slack import STARTS
 from cluster.scheduling.view import JobDemand, NodeView
@@ -54,7 +54,7 @@ def kept_nodes(
         return {}
     held = workers_on(node for node in nodes if node.is_usable)
     on_spot = {
-        job_id for node in nodes if node.jobs and _capacity(node) is CapacityType.SPOT for job_id in node.jobs
+        job_id for node in nodes if node.jobs and node.capacity is CapacityType.SPOT for job_id in node.jobs
     }
     return {
         node.id: job.id
@@ -67,8 +67,4 @@ def kept_nodes(
 
 def _moves_to(job: JobDemand, node: NodeView, on_spot: Collection[str]) -> bool:
     is_moving = job.deadline_at is not None and job.id in on_spot
-    return is_moving and _capacity(node) is CapacityType.ON_DEMAND
-
-
-def _capacity(node: NodeView) -> CapacityType | None:
-    return zone_and_capacity(node.offering)[1]
+    return is_moving and node.capacity is CapacityType.ON_DEMAND

@@ -16,9 +16,13 @@ from cluster.scheduling.domains import POOL_LETTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
 from cluster.scheduling.formatting import count
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
-from cluster.scheduling.purchases import Ask, Lot, Purchases, Quote
+from cluster.scheduling.purchases import Ask, Lot, Purchases, Quote, launch_of
 from cluster.scheduling.quotas import Counting
 from cluster.scheduling.view import JobDemand
+
+#: Where workers of a job fit: bins with how many on each; lots that are bought, with their pool and their domain; and
+#: what was bought for the rest, with how many workers are short.
+Found = tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]
 
 
 @dataclass
@@ -109,16 +113,14 @@ class Packing:
         self._packed.reasons[job.id] = refusal if never is None else never
         self._refused.add(job.id)
         is_of_project = never is None and not self._has_spent(job)
-        if is_of_project and not job.is_running and self._context.view.in_turns and self._could_ever(job):
+        waits_in_turn = is_of_project and not job.is_running and self._context.view.in_turns
+        if waits_in_turn and self._purchases.could_ever(job):
             self._counting.wait(job)
-
-    def _could_ever(self, job: JobDemand) -> bool:
-        return self._purchases.could_ever(job)
 
     def _blocks(self, job: JobDemand) -> bool:
         """No job overtakes it: it waits for nodes, and not for its own project's quota or budget."""
         is_next = self._context.view.in_turns and job.id not in self._refused
-        return is_next and self._could_ever(job)
+        return is_next and self._purchases.could_ever(job)
 
     def _smallest_group(self, job: JobDemand) -> bool:
         """Place the job's smallest group, all of it or nothing."""
@@ -228,9 +230,7 @@ class Packing:
         """On-demand nodes that the job is on, where that counts."""
         return self._space.on_demand_of(job) if job.placement.capacity is CapacityRule.MIXED else 0
 
-    def _look(
-        self, job: JobDemand, shape: Shape, wanted: int
-    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+    def _look(self, job: JobDemand, shape: Shape, wanted: int) -> Found:
         """Capacity on existing nodes, and what is bought for the rest: (bin, workers), (pool, lot, domain)."""
         if job.placement.needs_fabric:
             return self._look_in_domains(job, shape, wanted)
@@ -255,9 +255,7 @@ class Packing:
             quote.workers_short -= sum(workers for _, workers in kept)
         return found, lots, quote
 
-    def _look_on_demand(
-        self, job: JobDemand, wanted: int
-    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] | None:
+    def _look_on_demand(self, job: JobDemand, wanted: int) -> Found | None:
         """Capacity for all of it on on-demand nodes, as if the job had asked for them; or None."""
         safe = replace(job, placement=job.placement.on_demand)
         shape, mark = self._space.shape_of(safe), self._purchases.mark()
@@ -299,9 +297,7 @@ class Packing:
             pool=pool, worker=job.worker_resources, workers=workers, job=job, on_demand=self._core(job)
         )
 
-    def _look_in_domains(
-        self, job: JobDemand, shape: Shape, wanted: int
-    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+    def _look_in_domains(self, job: JobDemand, shape: Shape, wanted: int) -> Found:
         """As `_look`, within one fabric domain: the one it is in, else one that can hold it, else a new one."""
         held_in = self._space.held_in.get(job.id, set())
         if job.placement.fabric in self._space.domains:
@@ -310,7 +306,7 @@ class Packing:
         if len(held_in) > 1:
             short.refuse("its workers are in several fabric domains")
             return [], [], short
-        best: tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote] = ([], [], short)
+        best: Found = ([], [], short)
         for name in held_in or self._domains_for(job, shape, wanted):
             mark = self._purchases.mark()
             looked = self._look_in(name, job, shape, wanted)
@@ -344,9 +340,7 @@ class Packing:
         )
         return list(dict.fromkeys([*own, *rest]))
 
-    def _look_in(
-        self, name: str, job: JobDemand, shape: Shape, wanted: int
-    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+    def _look_in(self, name: str, job: JobDemand, shape: Shape, wanted: int) -> Found:
         bins = self._space.domains[name]
         found: list[tuple[Bin, int]] = []
         left = wanted
@@ -367,9 +361,7 @@ class Packing:
             quote = self._buy(ask)
         return found, [(bins[0].pool, lot, name) for lot in quote.lots], quote
 
-    def _new_domain(
-        self, job: JobDemand, shape: Shape, wanted: int, short: Quote
-    ) -> tuple[list[tuple[Bin, int]], list[tuple[str, Lot, str | None]], Quote]:
+    def _new_domain(self, job: JobDemand, shape: Shape, wanted: int, short: Quote) -> Found:
         """All of one offering, as a domain cannot be mixed."""
         for pool in shape.pools:
             for offering in self._with_fabric(pool, job):
@@ -438,7 +430,8 @@ class Packing:
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
         for pool, lot, fabric in lots:
-            launch = _launch(job, pool, lot, fabric)
+            reason = f"job {job.id} has no room for all its workers"
+            launch = launch_of(pool, lot, reason, fabric, job.id)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
                 number = min(workers, slots(bin_.free, job.worker_resources))
@@ -458,17 +451,3 @@ def _short(quote: Quote, short: int) -> str:
     missing = quote.workers_short
     have = f"room for {short - missing} of " if short > missing else "no room for "
     return f"there is {have}{count(short, 'worker')}: {quote.words}"
-
-
-def _launch(job: JobDemand, pool: str, lot: Lot, fabric: str | None) -> Launch:
-    note = f", {lot.note}" if lot.note else ""
-    reason = f"job {job.id} has no room for all its workers{note}"
-    return Launch(
-        pool=pool,
-        offering=lot.offering.id,
-        resources=lot.offering.resources,
-        labels=lot.offering.labels,
-        reason=reason,
-        fabric=fabric,
-        job_id=job.id,
-    )

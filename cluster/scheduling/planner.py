@@ -24,7 +24,7 @@ from cluster.scheduling.health import end_of
 from cluster.scheduling.launch_checks import Rule, allowed_by_rules, within_pace
 from cluster.scheduling.money import MEANING
 from cluster.scheduling.packing import Packed, Packing
-from cluster.scheduling.purchases import Ask, Purchases, why_closed
+from cluster.scheduling.purchases import Ask, Purchases, launch_of, why_closed
 from cluster.scheduling.returns import Returns
 from cluster.scheduling.view import ClusterView, NodeView
 from remora.states import NodeState
@@ -180,14 +180,7 @@ def _own(
         short.append(Wait(pool=pool, reason=f"{missing}: {quote.words}"))
     reason = f"pool {pool!r} has {have} of {count(wanted, 'node')}"
     return [
-        Launch(
-            pool=pool,
-            offering=lot.offering.id,
-            resources=lot.offering.resources,
-            labels=lot.offering.labels,
-            reason=f"{reason}, {lot.note}" if lot.note else reason,
-            fabric=domains.add_own(pool, lot.offering),
-        )
+        launch_of(pool, lot, reason, domains.add_own(pool, lot.offering))
         for lot in quote.lots
         for _ in range(lot.nodes)
     ]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule, PoolPolicy
+from cluster.scheduling.actions import Launch
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.fitting import slots
 from cluster.scheduling.formatting import clock, count
@@ -47,6 +48,19 @@ class Lot:
     is_core: bool = False
     #: Counted, but launched only once the rest of the group can be had.
     is_held: bool = False
+
+
+def launch_of(pool: str, lot: Lot, reason: str, fabric: str | None, job_id: str | None = None) -> Launch:
+    """The launch of one node of the lot."""
+    return Launch(
+        pool=pool,
+        offering=lot.offering.id,
+        resources=lot.offering.resources,
+        labels=lot.offering.labels,
+        reason=f"{reason}, {lot.note}" if lot.note else reason,
+        fabric=fabric,
+        job_id=job_id,
+    )
 
 
 @dataclass
@@ -96,7 +110,7 @@ class Purchases:
         self._on_demand: defaultdict[str, int] = defaultdict(int)
         for pool, nodes in usable.items():
             self.nodes[pool] = len(nodes)
-        self._quota = {name.lower(): left for name, left in context.view.quota_left.items()}
+        self._quota = dict(context.view.quota_left)
         self._rate_left = context.money.rate_left
         #: What was bought: pool, offering, nodes, and the rate that was left before.
         self._bought: list[tuple[str, Offering, int, float]] = []

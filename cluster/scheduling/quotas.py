@@ -57,18 +57,13 @@ class Counting:
 
     def allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
         """How many of these workers beside those that it has its project lets the job have, and why not all."""
-        policy = self._projects.get(job.project)
-        if policy is None:
+        policy, per_worker = self._projects.get(job.project), gpus_of(job.worker_resources, 1)
+        if policy is None or policy.gpus is None or per_worker <= 0:
             return workers, ""
-        counted, held = self._counted.get(job.id, 0), self._held.get(job.id, 0)
-        allowed, why = allowed_workers(
-            job.project,
-            policy,
-            worker=job.worker_resources,
-            workers=held + workers,
-            gpus_held=self._gpus[job.project] - gpus_of(job.worker_resources, counted),
-        )
-        return max(0, allowed - held), why
+        others = self._gpus[job.project] - per_worker * self._counted.get(job.id, 0)
+        allowed = max(0, math.floor((policy.gpus - others) / per_worker + 1e-9))
+        beside = max(0, allowed - self._held.get(job.id, 0))
+        return min(workers, beside), f"project {job.project!r} may use {count(policy.gpus, 'GPU')} at a time"
 
     def bar(self, job: JobDemand) -> str | None:
         """Why nothing is bought for the job, although it may use nodes that exist; or None."""
@@ -78,12 +73,17 @@ class Counting:
         first = self._first.get(job.project)
         if first is not None and first != job.id:
             return f"{first} of its project waits for the quota"
-        return why_no_money(job.project, policy, self._spent.get(job.project, Spending()), self._now)
+        return _why_no_money(job.project, policy, self._spent.get(job.project, Spending()), self._now)
 
     def never(self, job: JobDemand) -> str | None:
         """Why the job's smallest group may not be had at any time, or None."""
-        policy = self._projects.get(job.project)
-        return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
+        policy, gpus = self._projects.get(job.project), gpus_of(job.worker_resources, job.min_workers)
+        if policy is None or policy.gpus is None or gpus <= policy.gpus + 1e-9:
+            return None
+        return (
+            f"its smallest worker group needs {count(math.ceil(gpus), 'GPU')}, "
+            f"and project {job.project!r} may use {policy.gpus} at a time"
+        )
 
     def wait(self, job: JobDemand) -> None:
         """From now on no job of its project overtakes this one."""
@@ -107,26 +107,8 @@ def counted_workers(held: int, least: int, most: int) -> int:
     return max(held, least) if held else most
 
 
-def allowed_workers(
-    project: str,
-    policy: ProjectPolicy | None,
-    *,
-    worker: Mapping[str, float],
-    workers: int,
-    gpus_held: float,
-) -> tuple[int, str]:
-    """How many of these workers a project that holds `gpus_held` GPUs may have beside them, and why not all."""
-    per_worker = gpus_of(worker, 1)
-    if policy is None or policy.gpus is None or per_worker <= 0:
-        return workers, ""
-    allowed = max(0, math.floor((policy.gpus - gpus_held) / per_worker + 1e-9))
-    return min(workers, allowed), f"project {project!r} may use {count(policy.gpus, 'GPU')} at a time"
-
-
-def why_no_money(project: str, policy: ProjectPolicy | None, spent: Spending, now: float) -> str | None:
+def _why_no_money(project: str, policy: ProjectPolicy, spent: Spending, now: float) -> str | None:
     """Why nothing more is bought for a project at this time, and until when; or None."""
-    if policy is None:
-        return None
     for period, used, limit in (
         ("day", spent.today, policy.usd_per_day),
         ("month", spent.this_month, policy.usd_per_month),
@@ -135,19 +117,6 @@ def why_no_money(project: str, policy: ProjectPolicy | None, spent: Spending, no
             ends = ends_of(period, end_of(period, now), "its limit")
             return f"project {project!r} has spent {used:.2f} of {limit:.2f} USD of the {period}, {ends}"
     return None
-
-
-def never_allowed(
-    project: str, policy: ProjectPolicy | None, worker: Mapping[str, float], workers: int
-) -> str | None:
-    """Why a project may never have this many of these workers at a time, or None."""
-    gpus = gpus_of(worker, workers)
-    if policy is None or policy.gpus is None or gpus <= policy.gpus + 1e-9:
-        return None
-    return (
-        f"its smallest worker group needs {count(math.ceil(gpus), 'GPU')}, "
-        f"and project {project!r} may use {policy.gpus} at a time"
-    )
 
 
 def has_quotas(policies: Policies) -> bool:

@@ -132,7 +132,7 @@ def jobs_off_spot(
     if not with_deadline:
         return frozenset()
     coming = {
-        node.bought_for for node in nodes if node.state in COMING and node.place[2] is CapacityType.ON_DEMAND
+        node.bought_for for node in nodes if node.state in COMING and node.capacity is CapacityType.ON_DEMAND
     }
     return frozenset(
         job.id

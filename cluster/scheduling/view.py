@@ -170,6 +170,11 @@ class NodeView:
         )
 
     @property
+    def capacity(self) -> CapacityType | None:
+        """How it is paid for; None: not known."""
+        return zone_and_capacity(self.offering)[1]
+
+    @property
     def place(self) -> tuple[str, str | None, CapacityType | None]:
         """Its pool, its zone and its capacity type, as a placement asks for them; None: not known."""
         return (self.pool, *zone_and_capacity(self.offering))
