@@ -258,10 +258,7 @@ class Fleet:
         if self._projects is None:
             return {}
         self.pay_all(now)
-        return {
-            name: Spending(today=today, this_month=month)
-            for name, (today, month) in self._ledger.spent_by_project(now).items()
-        }
+        return self._ledger.spent_by_project(now)
 
     def day_of(self, now: float) -> int:
         """Days since 1970 (UTC), in which projects' money is counted."""

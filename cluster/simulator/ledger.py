@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from cluster.policies.offerings import CapacityType
+from cluster.scheduling.view import Spending
 from cluster.simulator.nodes import SimNode
 
 DAY_S = 86_400.0
@@ -58,11 +59,11 @@ class Ledger:
         """USD in all."""
         return sum(self.cost.values())
 
-    def spent(self, now: float) -> tuple[float, float]:
+    def spent(self, now: float) -> Spending:
         """USD of this day and of this month, as far as nodes are settled."""
         return _spent(self._days, self.day_of(now))
 
-    def spent_by_project(self, now: float) -> dict[str, tuple[float, float]]:
+    def spent_by_project(self, now: float) -> dict[str, Spending]:
         """The same for each project whose jobs nodes were bought for."""
         return {name: _spent(days, self.day_of(now)) for name, days in self._project_days.items()}
 
@@ -88,9 +89,10 @@ def _above(days: Mapping[int, float], usd_per_day: float | None, usd_per_month: 
     )
 
 
-def _spent(days: Mapping[int, float], day: int) -> tuple[float, float]:
+def _spent(days: Mapping[int, float], day: int) -> Spending:
     month = _month(day)
-    return days.get(day, 0.0), sum(usd for one, usd in days.items() if _month(one) == month)
+    in_month = sum(usd for one, usd in days.items() if _month(one) == month)
+    return Spending(today=days.get(day, 0.0), this_month=in_month)
 
 
 def _month(day: int) -> tuple[int, int]:

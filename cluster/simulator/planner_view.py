@@ -1,53 +1,11 @@
-"""The planner's view of a replay: the same values that the service builds from its rows."""
+"""Converts jobs and nodes of a replay into what the planner works with, as the service converts its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from cluster.policies.offerings import Offering
-from cluster.policies.policies import BudgetStep
-from cluster.scheduling.view import ENDED, ClusterView, JobDemand, NodeView, Refusal, Spending
+from cluster.scheduling.view import ENDED, JOINED, JobDemand, NodeView
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.nodes import SimNode
 from remora.states import NodeState
-
-_JOINED = frozenset({NodeState.READY, NodeState.DRAINING})
-
-
-def view_of(
-    now: float,
-    begins_at: float,
-    *,
-    waiting: Iterable[SimJob],
-    cut_at: frozenset[str],
-    running: Iterable[SimJob],
-    nodes: Iterable[SimNode],
-    offerings: tuple[Offering, ...],
-    refusals: Iterable[Refusal],
-    quota_left: Mapping[str, int],
-    spent: tuple[float, float],
-    budget_step: BudgetStep | None,
-    spent_by_project: Mapping[str, Spending],
-    start_up_s: float,
-) -> ClusterView:
-    """The frozen view at a time; nodes that ended are among `nodes` as long as they are remembered.
-
-    Jobs and nodes that have not changed are reused from the view before: few of them change from plan to plan.
-    """
-    return ClusterView(
-        now=begins_at + now,
-        jobs=tuple([sim.seen or demand_of(sim, now, begins_at) for sim in (*waiting, *running)]),
-        nodes=tuple([node_view(node, begins_at) for node in nodes]),
-        offerings=offerings,
-        refusals=tuple(refusals),
-        quota_left=quota_left,
-        spent=Spending(today=spent[0], this_month=spent[1]),
-        spent_by_project=spent_by_project,
-        budget_step=budget_step,
-        in_turns=True,
-        cut_at=cut_at,
-        start_up_s=start_up_s,
-    )
 
 
 def demand_of(sim: SimJob, now: float, begins_at: float) -> JobDemand:
@@ -88,7 +46,7 @@ def node_view(node: SimNode, begins_at: float) -> NodeView:
 
 def _seen_node(node: SimNode, begins_at: float) -> NodeView:
     ended = node.state in ENDED
-    joined = node.state in _JOINED
+    joined = node.state in JOINED
     return NodeView(
         id=node.id,
         pool=node.pool,

@@ -15,13 +15,13 @@ from cluster.scheduling.health import remembered_s
 from cluster.scheduling.money import step_reached
 from cluster.scheduling.queue_order import WIDTHS, WINDOW
 from cluster.scheduling.quotas import counts_money, has_quotas
-from cluster.scheduling.view import ClusterView
-from cluster.simulator.empty_plans import is_plan_empty, may_return_to_spot
+from cluster.scheduling.view import ClusterView, Spending
+from cluster.simulator.empty_plans import is_plan_empty
 from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
-from cluster.simulator.ledger import DAY_S, Ledger
-from cluster.simulator.planner_view import view_of
+from cluster.simulator.ledger import Ledger
+from cluster.simulator.planner_view import demand_of, node_view
 from cluster.simulator.ports import Assumptions, Backoff, Planner
 from cluster.simulator.times import Times
 from cluster.simulator.work import Work
@@ -70,8 +70,6 @@ class Replay:
         self._step: BudgetStep | None = None
         self._step_day = -1
         self._width = 1
-        self._most = sum(pool.max_nodes for pool in policies.pools.values())
-        self._returns_to_spot = any(pool.return_to_spot_s is not None for pool in policies.pools.values())
         #: The first of those that wait holds up all others; a project's quota would hold up its own jobs only.
         self._is_strict = not has_quotas(policies)
         self._runs_by_the_clock = assumptions.asks_always or _runs_by_the_clock(policies)
@@ -143,7 +141,7 @@ class Replay:
         """Schedule the next plan: soon when its input has changed, else at the next time that the policies name."""
         if self._look is not None and self._look <= now + self._assumptions.look_s:
             return
-        if self._runs_by_the_clock or self._has_news(now):
+        if self._runs_by_the_clock or self._has_news:
             self._look_at(now)
         elif (at_s := self._times.next(now, self._wanting())) < math.inf:
             self._look_at(at_s)
@@ -152,37 +150,15 @@ class Replay:
         """A plan is due, or its input has just changed at a time at which there may be one: a plan sees all of it."""
         if self._look == now:
             return True
-        return now % self._assumptions.look_s == 0 and self._looked_s < now and self._has_news(now)
-
-    @property
-    def _is_wanting(self) -> bool:
-        """Some job could use more nodes."""
-        return bool(self.work.waiting or self.work.short)
+        return now % self._assumptions.look_s == 0 and self._looked_s < now and self._has_news
 
     def _wanting(self) -> list[list[SimJob]]:
         return [self._in_view(), self.work.short.all()]
 
-    def _has_news(self, now: float) -> bool:
-        """Something has happened since the last look that a plan depends on."""
-        return self.fleet.has_changed or (
-            self.work.has_moved
-            and (
-                (self._is_wanting and not self._is_full())
-                or self._may_exchange(now)
-                or self.work.is_any_to_move(now)
-            )
-        )
-
-    def _is_full(self) -> bool:
-        """Every pool has all the nodes that it may have, and all of them work: more demand changes nothing."""
-        nodes = self.fleet.nodes
-        return len(nodes) >= self._most and not self._returns_to_spot and all(n.jobs for n in nodes.values())
-
-    def _may_exchange(self, now: float) -> bool:
-        """On-demand nodes stand in for spot that is back: whether they are exchanged depends on their jobs."""
-        return self._returns_to_spot and any(
-            may_return_to_spot(self.fleet, name, pool, now) for name, pool in self.policies.pools.items()
-        )
+    @property
+    def _has_news(self) -> bool:
+        """Something has happened since the last look that a plan may depend on."""
+        return self.fleet.has_changed or self.work.has_moved
 
     def _look_at(self, at_s: float) -> None:
         """Look at the next round time that is not before `at_s` or now, and not twice at one time."""
@@ -254,27 +230,30 @@ class Replay:
         self.work.waiting.show(width)
 
     def _view(self, now: float) -> ClusterView:
-        spent = (0.0, 0.0)
+        """The values that the service builds from its rows.
+
+        Jobs and nodes that have not changed are reused from the view before: few of them change from plan to plan.
+        """
+        spent, begins_at = Spending(), self.trace.begins_at
         if self.policies.budget.usd_per_day is not None or self.policies.budget.usd_per_month is not None:
             self.fleet.pay_all(now)
             spent = self.ledger.spent(now)
         waiting = self._in_view()
-        day = int((self.trace.begins_at + now) // DAY_S)
-        if day != self._step_day:
+        if (day := self.ledger.day_of(now)) != self._step_day:
             self._step_day, self._step = day, None
-        return view_of(
-            now,
-            self.trace.begins_at,
-            waiting=waiting,
-            cut_at=self.work.waiting.cut_at(waiting),
-            running=self.work.running.values(),
-            nodes=self.fleet.seen(now),
+        jobs = (*waiting, *self.work.running.values())
+        return ClusterView(
+            now=begins_at + now,
+            jobs=tuple([sim.seen or demand_of(sim, now, begins_at) for sim in jobs]),
+            nodes=tuple([node_view(node, begins_at) for node in self.fleet.seen(now)]),
             offerings=self.fleet.market.offered,
-            refusals=self.fleet.refusals(now),
+            refusals=tuple(self.fleet.refusals(now)),
             quota_left=self.fleet.market.quota_left,
             spent=spent,
-            budget_step=self._step,
             spent_by_project=self.fleet.spent_by_project(now),
+            budget_step=self._step,
+            in_turns=True,
+            cut_at=self.work.waiting.cut_at(waiting),
             start_up_s=self.trace.provisioning_s,
         )
 

@@ -9,7 +9,7 @@ from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import Policies, PoolPolicy
 from cluster.scheduling.actions import StartJob, Wait
-from cluster.scheduling.fitting import dominant_part, slots
+from cluster.scheduling.fitting import dominant_part
 from cluster.scheduling.keeping import kept_nodes, kept_s
 from cluster.scheduling.placing import place_group
 from cluster.scheduling.pool_sizes import complete_pools
@@ -199,8 +199,6 @@ class Work:
         while waiting := self.waiting.first(look):
             off_spot = self._off_spot(now, waiting)
             self._is_any_off_spot = self._is_any_off_spot or bool(off_spot)
-            if not self._has_quotas and not _may_fit(waiting[0].job, free_nodes):
-                break
             decided = starts(
                 [self._demand(now, sim) for sim in waiting],
                 (),
@@ -461,18 +459,6 @@ def _not_kept(free_nodes: list[SimNode], kept: Mapping[str, str], sim: SimJob) -
     return (
         [node for node in free_nodes if kept.get(node.id, sim.job.id) == sim.job.id] if kept else free_nodes
     )
-
-
-def _may_fit(job: TraceJob, free_nodes: list[SimNode]) -> bool:
-    """False when the workers of the job's smallest group do not fit on the nodes: then the queue need not be asked."""
-    left = job.min_workers
-    if job.placement is not ANYWHERE:
-        free_nodes = _allowed(free_nodes, job.placement)
-    for node in free_nodes:
-        left -= slots(node.free, job.resources)
-        if left <= 0:
-            return True
-    return False
 
 
 def _part(node: SimNode, job: TraceJob, workers: int) -> float:

@@ -15,7 +15,7 @@ from cluster.scheduling.planner import plan
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.plot import plot
 from cluster.simulator.ports import Assumptions
-from cluster.simulator.replay import Replay
+from cluster.simulator.replay import Progress, Replay
 from cluster.simulator.report import ReplayReport, as_numbers, report_of
 from cluster.simulator.time_series import time_series_of
 from cluster.traces.trace import Trace
@@ -23,7 +23,6 @@ from remora.states import NodeState
 from service.queue.retry import delay_after_loss
 from service.what_if.question import Question
 
-Progress = Callable[[float], None]
 #: Loads site rules by name; failures are reported to the callback: `cluster.scheduling.installed_rules.load_rules`.
 Load = Callable[[Iterable[str], FailureReport], Sequence[tuple[str, Rule]]]
 
