@@ -18,7 +18,7 @@ from remora.spec.expressions import fill
 from remora.spec.quantities import format_size
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, LaunchContext
-from trainers.environments.build import EnvironmentFailed, EnvironmentImpossible
+from trainers.environments.build import BuiltEnvironment, EnvironmentFailed, EnvironmentImpossible
 from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.inputs.download import InputMissing
 from trainers.isolation.confined import ConfinedJob, confined_job
@@ -174,12 +174,7 @@ class Supervisor:
                 resume = fetch_resume(self._plan, self._storages, self._resume, target)
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
-                    built = prepared.built
-                    own_python = folder / f"python-{identity.rank}"
-                    self._python = make_worker_python(own_python, None if built is None else built.python)
-                    # One would import packages of the job, as the node's user.
-                    if self._job is None or built is None:
-                        self._fork_server = job_fork_server(self._plan.warm_modules, built)
+                    self._open_python(folder, prepared.built)
                 collector = self._fill_outputs(own_outputs(folder, identity))
                 launch = prepare_launch(
                     self._plan,
@@ -198,7 +193,7 @@ class Supervisor:
                     is_joining=self._is_joining,
                 )
                 child = self._start(launch, folder, collector)
-            except (CommandUnusable, InputMissing) as error:
+            except (BundleError, BackendUnusable, CommandUnusable, InputMissing) as error:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
                 self._finish({"environment_failed": self._clean(str(error))[:4000]})
@@ -206,12 +201,18 @@ class Supervisor:
                 self._report_trouble(f"preparing the code failed: {error}")
                 # Ray writes what an error came from into its logs, as it is.
                 raise ChildFailed(self._clean(str(error))) from (None if self._redactor else error)
-            except (BundleError, BackendUnusable) as error:
-                self._finish({"start_failed": str(error)})
             else:
                 self._conclude(child, launch)
             finally:
                 self._close_parts()
+
+    def _open_python(self, folder: Path, built: BuiltEnvironment | None) -> None:
+        """Make the interpreter of the command, and find what forks it."""
+        own = folder / f"python-{self._identity.rank}"
+        self._python = make_worker_python(own, None if built is None else built.python)
+        # One would import packages of the job, as the node's user.
+        if self._job is None or built is None:
+            self._fork_server = job_fork_server(self._plan.warm_modules, built)
 
     def _close_parts(self) -> None:
         if self._watch is not None:
