@@ -76,10 +76,7 @@ def cancel(array: ArrayArgument, as_json: JsonOption = False, server: ServerOpti
     """Cancel all jobs of an array."""
     with connect(server) as client:
         answer = client.cancel_array(_id_of(client, array))
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_line(summary(answer))
+    output.print_result(answer, summary(answer), as_json=as_json)
 
 
 def summary(array: JobArray) -> str:

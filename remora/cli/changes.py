@@ -98,10 +98,7 @@ def clone(
 
 
 def _say(job: Job, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(job)
-    else:
-        output.print_line(output.summary(job))
+    output.print_result(job, output.summary(job), as_json=as_json)
 
 
 def label(

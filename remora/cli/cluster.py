@@ -171,10 +171,7 @@ def options(
 
 def version(as_json: JsonOption = False) -> None:
     """Print the client's version."""
-    if as_json:
-        output.print_json({"version": remora.__version__})
-    else:
-        output.print_line(f"remora {remora.__version__}")
+    output.print_result({"version": remora.__version__}, f"remora {remora.__version__}", as_json=as_json)
 
 
 pools_app = typer.Typer(help="The node pools: their nodes, their limits now, and what holds them up.")
@@ -203,12 +200,11 @@ def reopen(
     """Ask again at once for what the cloud refused a pool, or whose machines failed there."""
     with connect(server) as client:
         found = client.reopen_pool(pool)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_line(
-            f"{output.printable(found.name)} asks again at the next turn for all that it may buy."
-        )
+    output.print_result(
+        found,
+        f"{output.printable(found.name)} asks again at the next turn for all that it may buy.",
+        as_json=as_json,
+    )
 
 
 def _rows(pool: Pool) -> Iterator[tuple[str, ...]]:
@@ -261,7 +257,8 @@ def prune(
             raise typer.Abort
     with connect(server) as client:
         found = client.prune(older_than_s=seconds, keep_jobs=keep)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_line(f"Deleted {found.jobs} jobs, {found.nodes} nodes and {found.rows} rows of theirs.")
+    output.print_result(
+        found,
+        f"Deleted {found.jobs} jobs, {found.nodes} nodes and {found.rows} rows of theirs.",
+        as_json=as_json,
+    )

@@ -215,10 +215,7 @@ def revoke(
     """Revoke a token: within five seconds it is good for nothing."""
     with connect(server) as client:
         found = client.revoke_token(token)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_line(f"{found.id}  {output.printable(found.name)}  is revoked")
+    output.print_result(found, f"{found.id}  {output.printable(found.name)}  is revoked", as_json=as_json)
 
 
 @grants_app.callback()
@@ -257,10 +254,7 @@ def add(
     ((place, given),) = _grants(role, [] if project is None else [project]).items()
     with connect(server) as client:
         found = client.put_grant(subject, place, given)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_line(f"{found.subject} is {found.role} of {_place(found.project)}")
+    output.print_result(found, f"{found.subject} is {found.role} of {_place(found.project)}", as_json=as_json)
 
 
 @grants_app.command()
@@ -275,10 +269,9 @@ def remove(
 
     with connect(server) as client:
         found = client.remove_grant(subject, project or EVERYWHERE)
-    if as_json:
-        output.print_json(found)
-    else:
-        output.print_line(f"{found.subject} is no longer {found.role} of {_place(found.project)}")
+    output.print_result(
+        found, f"{found.subject} is no longer {found.role} of {_place(found.project)}", as_json=as_json
+    )
 
 
 def audit(

@@ -118,10 +118,7 @@ def cancel(job: JobArgument, as_json: JsonOption = False, server: ServerOption =
     """Cancel a job; it ends when its workers have stopped."""
     with connect(server) as client:
         answer = client.cancel(client.find(job).id)
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_line(output.summary(answer))
+    output.print_result(answer, output.summary(answer), as_json=as_json)
 
 
 def wait(
@@ -138,10 +135,7 @@ def wait(
         job_id = client.find(job).id
         with detaching(job_id, "wait"):
             ended = client.wait(job_id, timeout_s)
-    if as_json:
-        output.print_json(ended)
-    else:
-        output.print_line(output.summary(ended))
+    output.print_result(ended, output.summary(ended), as_json=as_json)
     raise typer.Exit(code_of_state(ended.state))
 
 

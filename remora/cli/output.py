@@ -59,6 +59,14 @@ def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, Any]) -> None:
     print(neutral_json(json.dumps(document, indent=2, ensure_ascii=False)), flush=True)
 
 
+def print_result(found: BaseModel | dict[str, Any], line: str, *, as_json: bool) -> None:
+    """What a command found or did: a JSON document, or one line for people."""
+    if as_json:
+        print_json(found)
+    else:
+        print_line(line)
+
+
 def print_json_line(value: BaseModel) -> None:
     """One line of a JSON stream."""
     print(neutral_json(value.model_dump_json()), flush=True)

@@ -210,7 +210,4 @@ def _title(policy: Policy) -> str:
 
 
 def _print(policy: Policy, said: str, *, as_json: bool) -> None:
-    if as_json:
-        output.print_json(policy)
-    else:
-        output.print_line(f"Version {policy.version} {said}.")
+    output.print_result(policy, f"Version {policy.version} {said}.", as_json=as_json)

@@ -137,10 +137,11 @@ def download(
         job_id = client.find(job).id
         target = folder or Path(f"{job_id}-checkpoint")
         got = client.download(job_id, target, step=step)
-    if as_json:
-        output.print_json(got)
-    else:
-        output.print_line(f"step {got.step}, {len(got.files)} files, {format_size(got.size_bytes)}: {target}")
+    output.print_result(
+        got,
+        f"step {got.step}, {len(got.files)} files, {format_size(got.size_bytes)}: {target}",
+        as_json=as_json,
+    )
 
 
 def ledger(

@@ -79,10 +79,7 @@ def delete(schedule: ScheduleArgument, as_json: JsonOption = False, server: Serv
     """Delete a schedule: it submits nothing any more; its jobs stay."""
     with connect(server) as client:
         answer = client.delete_schedule(schedule)
-    if as_json:
-        output.print_json(answer)
-    else:
-        output.print_line(f"{answer.id}  {answer.name}  is deleted")
+    output.print_result(answer, f"{answer.id}  {answer.name}  is deleted", as_json=as_json)
 
 
 def summary(schedule: Schedule) -> str:

@@ -53,10 +53,11 @@ def set_(
     value = None if key_vault is not None else _value(name, from_file)
     with connect(server) as client:
         stored = client.set_secret(name, value, key_vault=key_vault, project=project, author=_author())
-    if as_json:
-        output.print_json(stored)
-    else:
-        output.print_line(f"{stored.name} of the project {stored.project} has version {stored.version}.")
+    output.print_result(
+        stored,
+        f"{stored.name} of the project {stored.project} has version {stored.version}.",
+        as_json=as_json,
+    )
 
 
 @app.command(name="list")
@@ -89,10 +90,9 @@ def delete(
     """Delete a secret: jobs that use it cannot start any more."""
     with connect(server) as client:
         deleted = client.delete_secret(name, project=project)
-    if as_json:
-        output.print_json(deleted)
-    else:
-        output.print_line(f"{deleted.name} of the project {deleted.project} is deleted.")
+    output.print_result(
+        deleted, f"{deleted.name} of the project {deleted.project} is deleted.", as_json=as_json
+    )
 
 
 @app.command()
