@@ -66,8 +66,12 @@ def record_vetoes(tick: Tick, actions: Plan) -> None:
     """Record which rules refuse launches of the plan.  Raises Fenced."""
     for action in actions:
         if isinstance(action, Wait) and action.rule is not None:
-            data = {"rule": action.rule, "pool": action.pool}
-            event = NewEvent(at=tick.now, kind="policies.launch_vetoed", message=action.reason, data=data)
+            event = NewEvent(
+                at=tick.now,
+                kind="policies.launch_vetoed",
+                message=action.reason,
+                data={"rule": action.rule, "pool": action.pool},
+            )
             _record_once(tick, event)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.api.app import create_app
-from service.queue import states_page
 from service.settings import Settings
+from tests.architecture import states_page
 from trainers.driver.change import ChangeState
 from trainers.driver.phases import Phase
 
@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 
 def test_the_states_page_is_the_one_that_the_tables_make() -> None:
     assert (DOCS / "states.md").read_text() == states_page.page(), (
-        "run: python -m service.queue.states_page > docs/states.md"
+        "run: python -m tests.architecture.states_page > docs/states.md"
     )
 
 

@@ -1,6 +1,6 @@
 """The page `docs/states.md`, made from the tables of the life cycle so that it cannot differ from them.
 
-python -m service.queue.states_page > docs/states.md
+python -m tests.architecture.states_page > docs/states.md
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def page() -> str:
     """The whole page."""
     sections = [
         "# States",
-        "This page is made by `python -m service.queue.states_page`; a test compares it with the code.\n"
+        "This page is made by `python -m tests.architecture.states_page`; a test compares it with the code.\n"
         "`service/queue/lifecycle/` is the only place where a state changes, and every change leaves an event.",
         "## Job",
         mermaid(JOB_EDGES, JobState.QUEUED),
