@@ -77,13 +77,8 @@ class Counting:
 
     def never(self, job: JobDemand) -> str | None:
         """Why the job's smallest group may not be had at any time, or None."""
-        policy, gpus = self._projects.get(job.project), gpus_of(job.worker_resources, job.min_workers)
-        if policy is None or policy.gpus is None or gpus <= policy.gpus + 1e-9:
-            return None
-        return (
-            f"its smallest worker group needs {count(math.ceil(gpus), 'GPU')}, "
-            f"and project {job.project!r} may use {policy.gpus} at a time"
-        )
+        policy = self._projects.get(job.project)
+        return never_allowed(job.project, policy, job.worker_resources, job.min_workers)
 
     def wait(self, job: JobDemand) -> None:
         """From now on no job of its project overtakes this one."""
@@ -117,6 +112,19 @@ def _why_no_money(project: str, policy: ProjectPolicy, spent: Spending, now: flo
             ends = ends_of(period, end_of(period, now), "its limit")
             return f"project {project!r} has spent {used:.2f} of {limit:.2f} USD of the {period}, {ends}"
     return None
+
+
+def never_allowed(
+    project: str, policy: ProjectPolicy | None, worker: Mapping[str, float], workers: int
+) -> str | None:
+    """Why a project may never have this many of these workers at a time, or None."""
+    gpus = gpus_of(worker, workers)
+    if policy is None or policy.gpus is None or gpus <= policy.gpus + 1e-9:
+        return None
+    return (
+        f"its smallest worker group needs {count(math.ceil(gpus), 'GPU')}, "
+        f"and project {project!r} may use {policy.gpus} at a time"
+    )
 
 
 def has_quotas(policies: Policies) -> bool:
