@@ -14,8 +14,9 @@ import random
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +24,7 @@ from queue import SimpleQueue
 from tests.architecture.repository import ROOT, sources
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.targets import TARGETS, Target, sources_of
-from tests.mutation.trial import Copy, Outcome, TestsFail
+from tests.mutation.trial import Copy, Measured, Outcome, TestsFail
 
 #: Seconds that the tests of a target may take without any fault on a busy machine.
 _BASELINE_S = 900.0
@@ -43,8 +44,12 @@ def drawn(seed: int, count: int, texts: dict[str, str], names: Sequence[str]) ->
     ]
     random.Random(seed).shuffle(everything)
     usable = (one for one in everything if one[1].compiles(texts[one[1].path]))
-    chosen = itertools.islice(usable, count)
-    return sorted(chosen, key=lambda one: (TARGETS.index(one[0]), one[1]))
+    return _in_order(itertools.islice(usable, count))
+
+
+def _in_order(chosen: Iterable[tuple[Target, Mutant]]) -> list[tuple[Target, Mutant]]:
+    """Each once; those of one target follow each other, as its tests are collected once."""
+    return sorted(set(chosen), key=lambda one: (TARGETS.index(one[0]), one[1]))
 
 
 def tried(chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int) -> list[Outcome]:
@@ -53,19 +58,21 @@ def tried(chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int) -
     free: SimpleQueue[Copy] = SimpleQueue()
     for copy in everything:
         free.put(copy)
-    limits: dict[str, float] = {}
+    measured: dict[str, Measured] = {}
 
     def measure(target: Target) -> None:
         with _taken(free) as copy:
-            took_s = copy.measure(target.tests, _BASELINE_S)
-        limits[target.name] = _SLOWER * took_s + _SLOWER_S
+            measured[target.name] = copy.measure(target.tests, _BASELINE_S)
+        took_s = measured[target.name].took_s
         print(f"# the tests of {target.name} take {took_s:.0f} s", file=sys.stderr, flush=True)
 
     def try_one(one: tuple[Target, Mutant]) -> Outcome:
         target, mutant = one
+        without = measured[target.name]
+        begun = time.monotonic()
         with _taken(free) as copy:
-            outcome = copy.try_out(mutant, target.tests, limits[target.name])
-        print(f"# {outcome}: {mutant}", file=sys.stderr, flush=True)
+            outcome = copy.try_out(mutant, target.tests, without, _SLOWER * without.took_s + _SLOWER_S)
+        print(f"# {outcome} in {time.monotonic() - begun:.1f} s: {mutant}", file=sys.stderr, flush=True)
         return outcome
 
     with ThreadPoolExecutor(at_once) as threads:
@@ -74,9 +81,10 @@ def tried(chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int) -
             return list(threads.map(try_one, chosen))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
             for copy in everything:
                 copy.stop()
-            raise
 
 
 @contextlib.contextmanager
@@ -108,7 +116,7 @@ def summary(chosen: Sequence[tuple[Target, Mutant]], outcomes: Sequence[Outcome]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1 when tests fail without any fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="one sample for each")
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
@@ -116,19 +124,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chosen = drawn(
-        options.seed,
-        options.sample,
-        dict(sources("remora", "service", "cluster", "trainers")),
-        options.targets,
-    )
+    texts = dict(sources("remora", "service", "cluster", "trainers"))
+    samples = {seed: drawn(seed, options.sample, texts, options.targets) for seed in options.seed}
+    chosen = _in_order(one for sample in samples.values() for one in sample)
     with tempfile.TemporaryDirectory(prefix="remora-mutation-") as folder:
         try:
-            outcomes = tried(chosen, Path(folder), options.at_once)
+            outcomes = dict(zip(chosen, tried(chosen, Path(folder), options.at_once), strict=True))
         except TestsFail as error:
             print(error, file=sys.stderr)
             return 1
-    print("\n".join(summary(chosen, outcomes)))
+    for seed, sample in samples.items():
+        print(f"seed {seed}:", *summary(sample, [outcomes[one] for one in sample]), "", sep="\n")
     return 0
 
 

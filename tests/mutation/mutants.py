@@ -62,6 +62,11 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
     return sorted(set(itertools.chain.from_iterable(map(source.faults_of, source.nodes()))))
 
 
+def function_of(mutant: Mutant, text: str) -> tuple[str, int] | None:
+    """Qualified name and first line of the outermost function in whose body the fault is; None outside of functions."""
+    return _Source(mutant.path, text).function_at(mutant.start)
+
+
 def _short(code: str) -> str:
     words = " ".join(code.split())
     return words if len(words) <= 60 else f"{words[:57]}..."
@@ -124,6 +129,21 @@ class _Source:
                 yield self._instead(called, _CALLED[name])
             case ast.Call(func=ast.Name(id="replace"), keywords=keywords):
                 yield from self._without_each(keywords)
+
+    def function_at(self, place: int) -> tuple[str, int] | None:
+        """The outermost function in whose body this byte is."""
+        waiting = [(node, "") for node in self._tree.body]
+        while waiting:
+            node, prefix = waiting.pop()
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    start, end = self._span(node.body[0])[0], self._span(node)[1]
+                    if start <= place < end:
+                        line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                        return f"{prefix}{node.name}", line
+                case ast.ClassDef():
+                    waiting += [(one, f"{prefix}{node.name}.") for one in node.body]
+        return None
 
     def _negated(self, tests: Sequence[ast.expr]) -> Iterator[Mutant]:
         """The opposite of conditions, but for those that another fault turns around already."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.architecture.repository import ROOT, sources
 from tests.mutation.__main__ import drawn, summary
-from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.mutants import Mutant, function_of, mutants_of
+from tests.mutation.resident import replace_code
 from tests.mutation.targets import TARGETS, Target, sources_of
-from tests.mutation.trial import Copy, TestsFail
+from tests.mutation.trial import Copy, Measured, TestsFail
 
 TEXTS = dict(sources("remora", "service", "cluster", "trainers"))
 
@@ -104,68 +107,164 @@ def test_a_seed_draws_the_same_faults_again_and_another_one_others() -> None:
     assert {target.name for target, _ in first} == {"checkpoints"}
 
 
+@pytest.mark.parametrize(
+    ("faulty", "home"),
+    [
+        ("a - b", ("outer", 4)),
+        ("c - d", ("One.method", 13)),
+        ("e - f", ("outer", 4)),
+        ("7", None),
+        ("8", None),
+        ("9", None),
+    ],
+)
+def test_a_fault_belongs_to_the_outermost_function_in_whose_body_it_is(
+    faulty: str, home: tuple[str, int] | None
+) -> None:
+    """Defaults and decorators are computed before the function exists."""
+    text = (
+        "TABLE = f(7)\n\n\n"
+        "def outer(a, b=8):\n    def inner(e, f):\n        return e - f\n\n    return a - b\n\n\n"
+        "class One:\n\n    @decorated(9)\n    def method(c, d):\n        return c - d\n"
+    )
+    start = text.encode().index(faulty.encode())
+    assert function_of(Mutant("one.py", start, start + 1, "", "", 1), text) == home
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A repository with one module, which has tests that see one of its two faults, and one without an end."""
     tree = tmp_path / "tree"
     (tree / "tests/mutation").mkdir(parents=True)
     (tree / "pyproject.toml").write_text("[tool.pytest.ini_options]\nmarkers = ['slow']\n")
-    for name in ("__init__.py", "profile.py"):
+    for name in ("__init__.py", "profile.py", "resident.py"):
         (tree / "tests/mutation" / name).write_bytes((ROOT / "tests/mutation" / name).read_bytes())
     (tree / "one.py").write_text(
         "def seen(a, b):\n    return a < b\n\n\ndef unseen(a, b):\n    return a - b\n\n\n"
         "def count(a):\n    while a > 0:\n        a -= 1\n    return a\n"
     )
     (tree / "test_one.py").write_text(
-        "import one\n\n\ndef test_one():\n    assert not one.seen(2, 2)\n    assert one.unseen(2, 0) == 2\n"
-        "    assert one.count(3) == 0\n"
+        "import one\n\n\ndef test_seen():\n    assert not one.seen(2, 2)\n\n\n"
+        "def test_others():\n    assert one.unseen(2, 0) == 2\n    assert one.count(3) == 0\n"
     )
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
     return tree
 
 
-def test_faults_are_seen_or_not_and_the_tree_stays_as_it_is(tree: Path, tmp_path: Path) -> None:
-    before = {path: path.read_bytes() for path in tree.rglob("*.py")}
+@pytest.fixture
+def copy(tree: Path, tmp_path: Path) -> Iterator[Copy]:
     copy = Copy.make(tree, tmp_path / "copy")
-    assert copy.measure(["test_one.py"], 60.0) > 0.0
-    mutants = {one.after: one for one in mutants_of("one.py", (tree / "one.py").read_text())}
+    yield copy
+    copy.stop()
+
+
+TESTS = ["test_one.py"]
+
+
+def faults(tree: Path, path: str = "one.py") -> dict[str, Mutant]:
+    """The faults of a module, by what they put in."""
+    return {one.after: one for one in mutants_of(path, (tree / path).read_text())}
+
+
+def test_faults_are_seen_or_not_and_the_tree_stays_as_it_is(tree: Path, copy: Copy) -> None:
+    before = {path: path.read_bytes() for path in tree.rglob("*.py")}
+    measured = copy.measure(TESTS, 60.0)
     outcomes = {
-        after: copy.try_out(mutants[after], ["test_one.py"], limit_s)
-        for after, limit_s in (("<=", 60.0), ("+", 60.0), ("pass", 5.0))
+        after: copy.try_out(faults(tree)[after], TESTS, measured, limit_s)
+        for after, limit_s in (("<=", 60.0), ("+", 60.0), ("pass", 2.0))
     }
     assert outcomes == {"<=": "killed", "+": "survived", "pass": "killed"}
-    assert copy.run(["test_one.py"], 60.0) == "survived", "the copy is right again"
+    assert copy.run(TESTS, 60.0) == "survived", "the copy is right again"
     assert {path: path.read_bytes() for path in tree.rglob("*.py")} == before
 
 
-def test_a_fault_that_keeps_pytest_from_starting_is_seen(tree: Path, tmp_path: Path) -> None:
-    (tree / "conftest.py").write_text("import one\n\nif one.seen(2, 2):\n    raise ImportError('2 < 2')\n")
-    copy = Copy.make(tree, tmp_path / "copy")
-    copy.measure(["test_one.py"], 60.0)
-    (wrong,) = [one for one in mutants_of("one.py", (tree / "one.py").read_text()) if one.after == "<="]
-    assert copy.try_out(wrong, ["test_one.py"], 60.0) == "killed"
+def test_what_enters_a_function_is_known_and_comes_first_the_quickest_first(copy: Copy) -> None:
+    measured = copy.measure(TESTS, 60.0)
+    assert not {"one.py:1:seen", "one.py:5:unseen"} & measured.at_import
+    assert measured.entering("one.py:5:unseen") == ["test_one.py::test_others"]
+    assert measured.entering("one.py:1:seen") == ["test_one.py::test_seen"]
+    assert list(measured.seconds) == ["test_one.py::test_others", "test_one.py::test_seen"], "in reverse"
+    both = {"slow": (2.0, ["f", "g"]), "quick": (1.0, ["f"])}
+    assert Measured(3.0, frozenset(), both).entering("f") == ["quick", "slow"]
 
 
-def test_tests_that_fail_by_themselves_say_nothing_about_faults(tree: Path, tmp_path: Path) -> None:
-    (tree / "test_one.py").write_text("def test_one():\n    assert False\n")
-    copy = Copy.make(tree, tmp_path / "copy")
+@pytest.mark.parametrize(
+    ("module", "test"),
+    [
+        ("def two():\n    return 1 < 1\n\n\nTWO = two()\n", "assert not two.TWO"),
+        ("TWO = f'{1 < 1}' == 'False'\n", "assert two.TWO"),
+        ("def two(is_strict=1 < 1):\n    return is_strict\n", "assert not two.two()"),
+        ("class Two:\n    @property\n    def two(self):\n        return 1 < 1\n", "assert not two.Two().two"),
+        ("def two():\n    def inner():\n        return 1 < 1\n    return inner\n", "assert not two.two()()"),
+        (
+            "import functools\n\n\n@functools.cache\ndef two():\n    return 1 < 1\n",
+            "assert not two.two()",
+        ),
+        (
+            "def two():\n    return 1 < 1\n",
+            "import subprocess, sys\n    code = 'import two, sys; sys.exit(two.two())'\n"
+            "    assert subprocess.run([sys.executable, '-c', code]).returncode == 0",
+        ),
+    ],
+    ids=["at import", "outside of functions", "default", "property", "inner", "cached", "other process"],
+)
+def test_a_fault_is_seen_wherever_it_is(tree: Path, copy: Copy, module: str, test: str) -> None:
+    for root in (tree, copy.root):
+        (root / "two.py").write_text(module)
+        (root / "test_two.py").write_text(f"import two\n\n\ndef test_two():\n    {test}\n")
+    measured = copy.measure(["test_two.py"], 60.0)
+    found = [one for one in mutants_of("two.py", module) if one.after == "<="]
+    expected = ["killed"] if "TWO = f" not in module else []
+    assert [copy.try_out(one, ["test_two.py"], measured, 60.0) for one in found] == expected
+
+
+def test_a_function_that_gets_other_variables_is_tried_in_another_process(tree: Path, copy: Copy) -> None:
+    """Code cannot be replaced where it refers to other cells."""
+    module = "def two(a):\n    if a > 3:\n        return super\n    return 2\n"
+    assert not replace_code("two.py", 1, "two", module), "nothing was made from that file"
+    made = {"__name__": "made"}
+    exec(compile("def outer(a):\n    def two():\n        return a\n    return two\n", "made.py", "exec"), made)
+    inner = made["outer"](1)  # type: ignore[operator]
+    text = "def outer(a):\n    def two():\n        return 2\n    return two\n"
+    assert not replace_code("made.py", 2, "outer.<locals>.two", text)
+    assert replace_code("made.py", 1, "outer", text)
+    assert (inner(), made["outer"](1)()) == (1, 2)  # type: ignore[operator]
+
+
+def test_a_fault_that_keeps_pytest_from_starting_is_seen(tree: Path, copy: Copy) -> None:
+    (copy.root / "conftest.py").write_text("import one\n\nif one.seen(2, 2):\n    raise ImportError('2 < 2')\n")
+    measured = copy.measure(TESTS, 60.0)
+    assert "one.py:1:seen" in measured.at_import
+    assert copy.try_out(faults(tree)["<="], TESTS, measured, 60.0) == "killed"
+
+
+def test_tests_that_fail_by_themselves_say_nothing_about_faults(copy: Copy) -> None:
+    (copy.root / "test_one.py").write_text("def test_one():\n    assert False\n")
     with pytest.raises(TestsFail, match="tests fail without any fault"):
-        copy.measure(["test_one.py"], 60.0)
+        copy.measure(TESTS, 60.0)
     with pytest.raises(TestsFail, match="pytest ended with 4"):
         copy.run(["test_none.py"], 60.0)
+    with pytest.raises(TestsFail, match="tests cannot be collected"):
+        copy.measure(["test_none.py"], 60.0)
 
 
-def test_what_is_stopped_ends_and_its_fault_is_taken_out_again(tree: Path, tmp_path: Path) -> None:
-    (tree / "test_one.py").write_text(
+@pytest.mark.parametrize("is_resident", [True, False])
+def test_what_is_stopped_ends_and_its_fault_is_taken_out_again(
+    tree: Path, copy: Copy, is_resident: bool
+) -> None:
+    measured = copy.measure(TESTS, 60.0)
+    if not is_resident:
+        measured = replace(measured, at_import=frozenset({"one.py:9:count"}))
+    copy.stop()
+    copy = Copy(copy.root)
+    (copy.root / "test_one.py").write_text(
         "import pathlib\nimport one\n\n\ndef test_one():\n    pathlib.Path('begun').touch()\n    one.count(3)\n"
     )
-    copy = Copy.make(tree, tmp_path / "copy")
-    (endless,) = [one for one in mutants_of("one.py", (tree / "one.py").read_text()) if one.after == "pass"]
     raised: list[BaseException] = []
 
     def try_out() -> None:
         try:
-            copy.try_out(endless, ["test_one.py"], 60.0)
+            copy.try_out(faults(tree)["pass"], TESTS, measured, 60.0)
         except TestsFail as error:
             raised.append(error)
 
@@ -176,9 +275,10 @@ def test_what_is_stopped_ends_and_its_fault_is_taken_out_again(tree: Path, tmp_p
     copy.stop()
     trial.join(30.0)
     assert not trial.is_alive()
+    assert len(raised) == 1
     assert (copy.root / "one.py").read_bytes() == (tree / "one.py").read_bytes()
     with pytest.raises(TestsFail, match="nothing is tried any more"):
-        copy.run(["test_one.py"], 60.0)
+        copy.run(TESTS, 60.0)
 
 
 def test_the_score_is_printed_for_each_target_with_what_was_not_seen() -> None:
