@@ -67,6 +67,11 @@ def function_of(mutant: Mutant, text: str) -> tuple[str, int] | None:
     return _Source(mutant.path, text).function_at(mutant.start)
 
 
+def first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The line that its code says it begins in: that of its first decorator, if it has any."""
+    return min([function.lineno, *(one.lineno for one in function.decorator_list)])
+
+
 def _short(code: str) -> str:
     words = " ".join(code.split())
     return words if len(words) <= 60 else f"{words[:57]}..."
@@ -139,8 +144,7 @@ class _Source:
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
                     start, end = self._span(node.body[0])[0], self._span(node)[1]
                     if start <= place < end:
-                        line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-                        return f"{prefix}{node.name}", line
+                        return f"{prefix}{node.name}", first_line(node)
                 case ast.ClassDef():
                     waiting += [(one, f"{prefix}{node.name}.") for one in node.body]
         return None

@@ -8,6 +8,8 @@ imported has left its results in them; mutants of it need another process, as do
 
 from __future__ import annotations
 
+import ast
+import builtins
 import contextlib
 import gc
 import json
@@ -25,6 +27,7 @@ from typing import Any
 import pytest
 from _pytest.main import pytest_runtestloop as run_tests
 
+from tests.mutation.mutants import first_line
 from tests.mutation.profile import end_with_parent
 
 #: Names of the environment variables with the file descriptors of requests and replies.
@@ -76,9 +79,10 @@ class Resident:
         _trace(None)
         if session.testsfailed:
             return None  # a module cannot be imported; pytest says which
-        with os.fdopen(int(os.environ[REQUESTS])) as requests, os.fdopen(
-            int(os.environ[REPLIES]), "w", buffering=1
-        ) as replies:
+        with (
+            os.fdopen(int(os.environ[REQUESTS])) as requests,
+            os.fdopen(int(os.environ[REPLIES]), "w", buffering=1) as replies,
+        ):
             print(json.dumps({"entered": _take_entered(session.config.rootpath)}), file=replies)
             for line in requests:
                 pid = os.fork()
@@ -100,51 +104,65 @@ def _run_and_exit(session: pytest.Session, request: Mapping[str, Any]) -> None:
         os.setsid()
         end_with_parent()
         if "measured" in request:
-            code = _measure(session, Path(request["measured"]))
+            code = _measure(session, request["functions"], Path(request["measured"]))
         elif not replace_code(request["file"], request["line"], request["name"], request["text"]):
             code = CANNOT
         else:
-            code = _try_out(session, request["first"], request["took_s"])
+            code = _try_out(session, request["tests"])
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def _measure(session: pytest.Session, result: Path) -> int:
+def _measure(session: pytest.Session, functions: list[list[Any]], result: Path) -> int:
     """Run the tests in reverse order, as mutants are tried in any order; write what each enters, and its seconds."""
-    root, measured = session.config.rootpath, dict[str, tuple[float, list[str]]]()
+    measured: dict[str, tuple[float, list[str]]] = {}
+    entered: set[str] = set()
+    for key, file, line, name in functions:
+        tree = ast.parse(Path(file).read_text())
+        _note_entry(tree, line, name, key)
+        replace_code(file, line, name, tree)
+    builtins._note_entry = entered.add  # type: ignore[attr-defined]
 
     class Measure:
         @pytest.hookimpl(wrapper=True)
         def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
             begun = time.monotonic()
             result = yield
-            measured[item.nodeid] = (time.monotonic() - begun, _take_entered(root))
+            measured[item.nodeid] = (time.monotonic() - begun, sorted(entered))
+            entered.clear()
             return result  # type: ignore[return-value]
 
     session.config.pluginmanager.register(Measure())
     session.items.reverse()
-    _trace(_enter)
     try:
         return _run(session)
     finally:
-        _trace(None)
         result.write_text(json.dumps(measured))
 
 
-def _try_out(session: pytest.Session, first: list[str], took_s: Mapping[str, float]) -> int:
-    """Run the tests, some of them first; the process dies where one does not end."""
+def _note_entry(tree: ast.Module, line: int, name: str, key: str) -> None:
+    """Have the function at this place note each call under its key."""
+    for node in ast.walk(tree):
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and node.name == name.rpartition(".")[2] and line == first_line(node):
+            node.body[:0] = ast.parse(f"_note_entry({key!r})").body
+    ast.fix_missing_locations(tree)
+
+
+def _try_out(session: pytest.Session, took_s: Mapping[str, float]) -> int:
+    """Run these tests in this order; the process dies where one does not end."""
 
     class Limit:
         @pytest.hookimpl(tryfirst=True)
         def pytest_runtest_logstart(self, nodeid: str) -> None:
-            signal.setitimer(signal.ITIMER_REAL, SLOWER * took_s.get(nodeid, 0.0) + SLOWER_S)
+            signal.setitimer(signal.ITIMER_REAL, SLOWER * took_s[nodeid] + SLOWER_S)
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     session.config.pluginmanager.register(Limit())
-    place = {nodeid: at for at, nodeid in enumerate(first)}
-    session.items.sort(key=lambda item: place.get(item.nodeid, len(place)))
+    by_id = {item.nodeid: item for item in session.items}
+    session.items[:] = [by_id[nodeid] for nodeid in took_s]
     return _run(session)
 
 
@@ -156,16 +174,19 @@ def _run(session: pytest.Session) -> int:
     return 1 if failed else 0
 
 
-def replace_code(file: str, line: int, name: str, text: str) -> bool:
+def replace_code(file: str, line: int, name: str, text: str | ast.Module) -> bool:
     """Give each function that was made from this place of a file the code that another text has there.
 
     False where there is no such function, or its variables are others.
     """
-    new = next((one for one in _codes(compile(text, file, "exec", dont_inherit=True)) if _is(one, line, name)), None)
+    codes = _codes(compile(text, file, "exec", dont_inherit=True))
+    new = next((one for one in codes if _is(one, line, name)), None)
     functions = [
         one
         for one in gc.get_objects()
-        if isinstance(one, FunctionType) and one.__code__.co_filename == file and _is(one.__code__, line, name)
+        if isinstance(one, FunctionType)
+        and one.__code__.co_filename == file
+        and _is(one.__code__, line, name)
     ]
     if new is None or not functions or any(one.__code__.co_freevars != new.co_freevars for one in functions):
         return False

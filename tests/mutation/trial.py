@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,18 +36,13 @@ class Measured:
     took_s: float
     #: Functions that ran while modules were imported: their results are in the modules.
     at_import: frozenset[str]
-    #: Seconds of each test, and what it enters.
+    #: Seconds of each test, and which functions with mutants it enters.
     tests: dict[str, tuple[float, list[str]]]
 
-    def entering(self, function: str) -> list[str]:
-        """Tests that enter this function, the quickest first."""
-        found = [(took_s, test) for test, (took_s, entered) in self.tests.items() if function in entered]
-        return [test for _, test in sorted(found)]
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each test."""
-        return {test: took_s for test, (took_s, _) in self.tests.items()}
+    def entering(self, function: str) -> dict[str, float]:
+        """Tests that enter this function, the quickest first, with their seconds."""
+        found = {test: took_s for test, (took_s, entered) in self.tests.items() if function in entered}
+        return dict(sorted(found.items(), key=lambda one: one[1]))
 
 
 class Copy:
@@ -132,11 +127,16 @@ class Copy:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def measure(self, tests: Sequence[str], limit_s: float) -> Measured:
-        """The tests without any fault, each of them by itself.  Raises TestsFail unless they pass."""
+    def measure(self, tests: Sequence[str], mutants: Iterable[Mutant], limit_s: float) -> Measured:
+        """The tests without any fault, and which functions of these mutants they enter.
+
+        Raises TestsFail unless they pass.
+        """
         begun, result = time.monotonic(), self.root / ".mutation-measured"
         served = self._serving(tests, limit_s)
-        code = served.ask({"measured": str(result)}, limit_s)
+        homes = {home for one in mutants if (home := self._home(one)) is not None}
+        functions = [(one.key, str(self.root / one.path), one.line, one.name) for one in homes]
+        code = served.ask({"measured": str(result), "functions": functions}, limit_s)
         if self._is_stopped:
             raise TestsFail("nothing is tried any more")
         if code != 0:
@@ -168,35 +168,51 @@ class Copy:
         return self._resident
 
     def try_out(self, mutant: Mutant, tests: Sequence[str], measured: Measured, limit_s: float) -> Outcome:
-        """What the tests make of one fault: those first that enter its function, all of them in the end."""
-        path = self.root / mutant.path
+        """What the tests make of one fault: those that enter its function, or all where it is in none."""
+        path, home = self.root / mutant.path, self._home(mutant)
         right = path.read_bytes()
         text = mutant.put_into(right.decode())
-        home = function_of(mutant, right.decode())
-        function = None if home is None else resident.function_key(mutant.path, home[0], home[1])
         try:
             code = resident.CANNOT
-            if home is not None and function is not None and function not in measured.at_import:
+            if home is not None and home.key not in measured.at_import:
                 served = self._serving(tests, limit_s)
                 path.write_text(text)
-                name, line = home
-                where = {"file": str(path), "name": name, "line": line, "text": text}
-                order = {"first": measured.entering(function), "took_s": measured.seconds}
-                code = served.ask({**where, **order}, limit_s)
+                where = {"file": str(path), "name": home.name, "line": home.line, "text": text}
+                code = served.ask({**where, "tests": measured.entering(home.key)}, limit_s)
                 if self._is_stopped:
                     raise TestsFail("nothing is tried any more")
             path.write_text(text)
-            if code == resident.CANNOT:
-                return self.run(_importing(self.root, tests, mutant.path), limit_s, is_faulty=True)
-            return "survived" if code == 0 else "killed"
+            if code != resident.CANNOT:
+                return "survived" if code == 0 else "killed"
+            naming, others = self._by_naming(tests, mutant.path)
+            if naming and self.run(naming, limit_s, is_faulty=True) == "killed":
+                return "killed"
+            return self.run(others, limit_s, is_faulty=True) if others else "survived"
         finally:
             path.write_bytes(right)
 
+    def _home(self, mutant: Mutant) -> _Function | None:
+        found = function_of(mutant, (self.root / mutant.path).read_text())
+        return None if found is None else _Function(mutant.path, *found)
 
-def _importing(root: Path, tests: Sequence[str], path: str) -> list[str]:
-    """The tests, those first that name the module."""
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    return sorted(tests, key=lambda test: module not in (root / test).read_text())
+    def _by_naming(self, tests: Sequence[str], path: str) -> tuple[list[str], list[str]]:
+        """The tests that name the module, and the others."""
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        naming = [test for test in tests if module in (self.root / test).read_text()]
+        return naming, [test for test in tests if test not in naming]
+
+
+@dataclass(frozen=True)
+class _Function:
+    """A function with mutants in its body."""
+
+    path: str
+    name: str
+    line: int
+
+    @property
+    def key(self) -> str:
+        return resident.function_key(self.path, self.name, self.line)
 
 
 class _Resident:

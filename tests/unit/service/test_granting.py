@@ -13,7 +13,7 @@ from service.identities import granting, permissions_page, tokens
 from service.identities.permissions import PERMISSIONS
 from service.identities.principals import LOCAL, Access, Forbidden, Principal
 from service.identities.tokens import Standing, TokenRow
-from tests.architecture.repository import pages
+from tests.architecture.repository import ROOT
 
 PROJECT_ROLES = [Role.VIEWER, Role.SUBMITTER, Role.ADMIN]
 ID = "tok_01M8ASHYGA38JVWW0THBS0ZS9C"
@@ -111,8 +111,9 @@ class TestRoles:
             with pytest.raises(Forbidden):
                 Access(ada, Role.ADMIN, is_enough).check(project, owner)
 
-
-    def test_a_list_for_one_project_is_that_project_where_it_is_seen_and_all_are_seen_by_operators(self) -> None:
+    def test_a_list_for_one_project_is_that_project_where_it_is_seen_and_all_are_seen_by_operators(
+        self,
+    ) -> None:
         assert Access(LOCAL).projects is None
         assert Access(LOCAL).narrowed(None) is None
         assert Access(LOCAL).narrowed("any") == {"any"}
@@ -235,7 +236,7 @@ def test_a_page_without_its_marks_is_refused() -> None:
 
 
 def test_the_page_has_the_table_of_the_code() -> None:
-    page = pages()["docs/identities.md"]
+    page = (ROOT / "docs/identities.md").read_text()
     assert permissions_page.with_table(page) == page, (
         "run: python -m service.identities.permissions_page docs/identities.md"
     )
