@@ -20,6 +20,8 @@ _DECLARES: Mapping[str, frozenset[str]] = {
     "zip": frozenset({"strict"}),
     "field": frozenset({"init", "repr", "compare", "hash", "kw_only"}),
 }
+#: A text that is cut at so many characters or more is cut for people to read.
+_CUT = 80
 _CALLED: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -56,7 +58,8 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
     """Every fault that this module knows for a source, in order.
 
     What is said, logged or annotated, and a number that has a name, are left alone: no test should repeat them.  So are
-    `strict` of a `zip`, which checks lengths that are equal, and how a dataclass declares a `field`.
+    `strict` of a `zip`, which checks lengths that are equal, how a dataclass declares a `field`, and where a long text is
+    cut before it is shown.
     """
     source = _Source(path, text)
     return sorted(set(itertools.chain.from_iterable(map(source.faults_of, source.nodes()))))
@@ -206,6 +209,8 @@ def _is_left_alone(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[target], value=value):
             return _is_figure(target, value)
+        case ast.Slice(lower=None, upper=ast.Constant(value=int() as most), step=None):
+            return most >= _CUT
     return False
 
 

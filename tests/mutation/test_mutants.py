@@ -50,6 +50,8 @@ def faulty(text: str) -> list[str]:
         ("TABLE = (f(3),)", ["TABLE = (f(4),)"]),
         ("x: int = field(default=3)", ["x: int = field(default=4)"]),
         ("x = f(strict=True)", ["x = f(strict=False)"]),
+        ("x = names[:3]", ["x = names[:4]"]),
+        ("x = names[80:]", ["x = names[81:]"]),
         ("é = a < b", ["é = a <= b"]),
     ],
 )
@@ -73,6 +75,7 @@ def test_each_kind_of_fault_is_put_in(text: str, faults: list[str]) -> None:
         "_PAUSE_S, _MOST_S = 5.0, -1",
         "x = zip(a, b, strict=True)",
         "x: int = field(init=False, repr=False, compare=False, default=y)",
+        "x = text[:200]",
     ],
 )
 def test_what_is_only_said_is_left_alone(text: str) -> None:
