@@ -158,6 +158,15 @@ class TestAdmission:
         assert decision.starts == (small.id,)
         assert "room for 3" in decision.waits[0].reason
 
+    @pytest.mark.parametrize("place", range(3))
+    def test_a_job_that_can_never_fit_is_told_so_wherever_it_is_in_the_queue(self, place: int) -> None:
+        queue = [job_row(min_workers=3, max_workers=3), job_row()]
+        queue.insert(place, never := job_row(min_workers=4, max_workers=4))
+        decision = decide(queue, [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
+        assert decision.starts == ()
+        assert [one.job_id for one in decision.waits if one.is_hopeless] == [never.id]
+        assert "the complete pools have room for 3" in decision.waits[place].reason
+
     @pytest.mark.parametrize(
         ("worker", "said"),
         [
