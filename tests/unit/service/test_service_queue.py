@@ -411,11 +411,18 @@ class TestRetry:
             retry.after(job_row(losses=100), launched(), reason, "over", 0.0, by_driver=True), retry.Finish
         )
 
-    def test_a_pause_counts_as_nothing(self) -> None:
-        job = job_row(retry_limit=0, losses=100, fruitless=2)
+    @given(*[st.integers(0, 100)] * 5)
+    def test_a_pause_counts_as_nothing(
+        self, limit: int, failures: int, losses: int, streak: int, fruitless: int
+    ) -> None:
+        counts = {
+            "user_failures": failures, "losses": losses, "loss_streak": streak, "fruitless": fruitless,
+        }  # fmt: skip
+        job = job_row(retry_limit=limit, **counts)
         again = retry.after(job, launched(), EndReason.PAUSED, "over", 7.0, by_driver=True)
         assert isinstance(again, retry.Again)
-        assert (again.not_before, again.losses, again.fruitless) == (7.0, 100, 2)
+        assert again.not_before == 7.0
+        assert {name: getattr(again, name) for name in counts} == counts
 
     @settings(derandomize=True)
     @given(
