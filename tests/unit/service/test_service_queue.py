@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType, Offering
@@ -482,7 +482,8 @@ class TestRetry:
             assert isinstance(decision, retry.Finish)
             assert decision.state is JobState.CANCELLED
 
-    @given(st.floats(0.001, 1e6), st.integers(1, 2000), st.floats(0.001, 1e6))
+    @given(st.floats(0.001, 1e6), st.integers(1, 12) | st.integers(1, 2000), st.floats(0.001, 1e6))
+    @example(0.5, 3, 60.0)
     def test_a_pause_doubles_from_the_first_up_to_its_cap(
         self, first_s: float, count: int, cap_s: float
     ) -> None:
