@@ -6,6 +6,7 @@ import ast
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 _COMPARED: Mapping[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -58,8 +59,8 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
     """Every fault that this module knows for a source, in order.
 
     What is said, logged or annotated, and a number that has a name, are left alone: no test should repeat them.  So are
-    `strict` of a `zip`, which checks lengths that are equal, how a dataclass declares a `field`, and where a long text is
-    cut before it is shown.
+    `strict` of a `zip`, which checks lengths that are equal, how a dataclass declares a `field`, where a long text is
+    cut before it is shown, and whether two numbers are added or subtracted to see if the result is even.
     """
     source = _Source(path, text)
     return sorted(set(itertools.chain.from_iterable(map(source.faults_of, source.nodes()))))
@@ -87,6 +88,8 @@ class _Source:
         self._raw = text.encode()
         lengths = [len(line) for line in self._raw.splitlines(keepends=True)]
         self._begins = [0, *itertools.accumulate(lengths)]
+        #: Sums of which only the parity counts: a difference has the same.
+        self._parities = {id(one.left) for one in ast.walk(self._tree) if _is_parity(one)}
 
     def nodes(self) -> Iterator[ast.AST]:
         """All nodes but those of annotations, docstrings, log lines, assertions, named numbers and what is raised.
@@ -119,7 +122,7 @@ class _Source:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 yield self._instead(node, f"({self._text(operand)})")
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _COUNTED:
-                if not (_is_text(left) or _is_text(right)):
+                if not (_is_text(left) or _is_text(right) or id(node) in self._parities):
                     yield self._between(left, right, _COUNTED[type(operator)])
             case ast.Constant(value=bool() as value):
                 yield self._instead(node, str(not value))
@@ -237,6 +240,13 @@ def _is_figure(target: ast.expr, value: ast.expr) -> bool:
     return all(isinstance(one, ast.Name) and one.id.isupper() for one in names) and all(
         isinstance(node, plain) for node in ast.walk(value)
     )
+
+
+def _is_parity(node: ast.AST) -> TypeGuard[ast.BinOp]:
+    match node:
+        case ast.BinOp(left=ast.BinOp(op=ast.Add() | ast.Sub()), op=ast.Mod(), right=ast.Constant(value=2)):
+            return True
+    return False
 
 
 def _is_text(node: ast.AST) -> bool:

@@ -168,17 +168,18 @@ class Copy:
         return self._resident
 
     def try_out(self, mutant: Mutant, tests: Sequence[str], measured: Measured, limit_s: float) -> Outcome:
-        """What the tests make of one fault: those that enter its function, or all where it is in none."""
+        """What the tests make of one fault: those that enter its function, or all where none does in this process."""
         path, home = self.root / mutant.path, self._home(mutant)
         right = path.read_bytes()
         text = mutant.put_into(right.decode())
         try:
             code = resident.CANNOT
-            if home is not None and home.key not in measured.at_import:
+            entering = {} if home is None else measured.entering(home.key)
+            if home is not None and entering and home.key not in measured.at_import:
                 served = self._serving(tests, limit_s)
                 path.write_text(text)
                 where = {"file": str(path), "name": home.name, "line": home.line, "text": text}
-                code = served.ask({**where, "tests": measured.entering(home.key)}, limit_s)
+                code = served.ask({**where, "tests": entering}, limit_s)
                 if self._is_stopped:
                     raise TestsFail("nothing is tried any more")
             path.write_text(text)
