@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -155,9 +156,11 @@ def _digest(text: str) -> str:
 def created_at(tags: Mapping[str, str]) -> float:
     """When a machine was requested, seconds since 1970; 0.0 when the tag has another content."""
     try:
-        return float(tags.get(CREATED_TAG) or 0.0)
+        at = float(tags.get(CREATED_TAG) or 0.0)
     except ValueError:
         return 0.0
+    # A machine that was requested at no time would never be old.
+    return at if math.isfinite(at) else 0.0
 
 
 def machine_body(

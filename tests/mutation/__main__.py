@@ -14,8 +14,9 @@ import random
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,7 +27,7 @@ from tests.mutation.targets import TARGETS, Target, sources_of
 from tests.mutation.trial import Copy, Outcome, TestsFail
 
 #: Seconds that the tests of a target may take without any fault on a busy machine.
-_BASELINE_S = 900.0
+_BASELINE_S = 3600.0
 #: A fault may make tests so many times slower, and so many seconds, before they count as hanging.
 _SLOWER, _SLOWER_S = 3.0, 30.0
 
@@ -43,40 +44,53 @@ def drawn(seed: int, count: int, texts: dict[str, str], names: Sequence[str]) ->
     ]
     random.Random(seed).shuffle(everything)
     usable = (one for one in everything if one[1].compiles(texts[one[1].path]))
-    chosen = itertools.islice(usable, count)
-    return sorted(chosen, key=lambda one: (TARGETS.index(one[0]), one[1]))
+    return _in_order(itertools.islice(usable, count))
 
 
-def tried(chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int) -> list[Outcome]:
-    """What became of each, in that order.  Raises TestsFail when tests fail without any fault."""
+def _in_order(chosen: Iterable[tuple[Target, Mutant]]) -> list[tuple[Target, Mutant]]:
+    """Each once; those of one target follow each other, as its tests are collected once."""
+    return sorted(set(chosen), key=lambda one: (TARGETS.index(one[0]), one[1]))
+
+
+def tried(
+    chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int
+) -> dict[tuple[Target, Mutant], Outcome]:
+    """What became of each.  Raises TestsFail when tests fail without any fault."""
     everything = [Copy.make(ROOT, folder / str(number)) for number in range(at_once)]
     free: SimpleQueue[Copy] = SimpleQueue()
     for copy in everything:
         free.put(copy)
-    limits: dict[str, float] = {}
+    mutants: dict[Target, list[Mutant]] = {}
+    for target, mutant in chosen:
+        mutants.setdefault(target, []).append(mutant)
+    outcomes: dict[tuple[Target, Mutant], Outcome] = {}
 
-    def measure(target: Target) -> None:
+    def try_all_of(target: Target) -> None:
         with _taken(free) as copy:
-            took_s = copy.measure(target.tests, _BASELINE_S)
-        limits[target.name] = _SLOWER * took_s + _SLOWER_S
-        print(f"# the tests of {target.name} take {took_s:.0f} s", file=sys.stderr, flush=True)
-
-    def try_one(one: tuple[Target, Mutant]) -> Outcome:
-        target, mutant = one
-        with _taken(free) as copy:
-            outcome = copy.try_out(mutant, target.tests, limits[target.name])
-        print(f"# {outcome}: {mutant}", file=sys.stderr, flush=True)
-        return outcome
+            measured = copy.measure(target.tests, mutants[target], _BASELINE_S)
+            _say(f"the tests of {target.name} take {measured.took_s:.0f} s")
+            for mutant in mutants[target]:
+                begun = time.monotonic()
+                limit_s = _SLOWER * measured.took_s + _SLOWER_S
+                outcome = copy.try_out(mutant, target.tests, measured, limit_s)
+                outcomes[target, mutant] = outcome
+                _say(f"{outcome} in {time.monotonic() - begun:.1f} s: {mutant}")
 
     with ThreadPoolExecutor(at_once) as threads:
         try:
-            list(threads.map(measure, dict.fromkeys(target for target, _ in chosen)))
-            return list(threads.map(try_one, chosen))
+            # Those with most mutants first, so that none is left alone at the end.
+            list(threads.map(try_all_of, sorted(mutants, key=lambda one: -len(mutants[one]))))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
             for copy in everything:
                 copy.stop()
-            raise
+    return outcomes
+
+
+def _say(text: str) -> None:
+    print(f"# {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -108,7 +122,7 @@ def summary(chosen: Sequence[tuple[Target, Mutant]], outcomes: Sequence[Outcome]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1 when tests fail without any fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, nargs="+", default=[1], help="one sample for each")
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
@@ -116,19 +130,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    chosen = drawn(
-        options.seed,
-        options.sample,
-        dict(sources("remora", "service", "cluster", "trainers")),
-        options.targets,
-    )
+    texts = dict(sources("remora", "service", "cluster", "trainers"))
+    samples = {seed: drawn(seed, options.sample, texts, options.targets) for seed in options.seed}
+    chosen = _in_order(one for sample in samples.values() for one in sample)
     with tempfile.TemporaryDirectory(prefix="remora-mutation-") as folder:
         try:
             outcomes = tried(chosen, Path(folder), options.at_once)
         except TestsFail as error:
             print(error, file=sys.stderr)
             return 1
-    print("\n".join(summary(chosen, outcomes)))
+    for seed, sample in samples.items():
+        print(f"seed {seed}:", *summary(sample, [outcomes[one] for one in sample]), "", sep="\n")
     return 0
 
 

@@ -6,6 +6,7 @@ import ast
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 _COMPARED: Mapping[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -20,6 +21,8 @@ _DECLARES: Mapping[str, frozenset[str]] = {
     "zip": frozenset({"strict"}),
     "field": frozenset({"init", "repr", "compare", "hash", "kw_only"}),
 }
+#: A text that is cut at so many characters or more is cut for people to read.
+_CUT = 80
 _CALLED: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -56,10 +59,21 @@ def mutants_of(path: str, text: str) -> list[Mutant]:
     """Every fault that this module knows for a source, in order.
 
     What is said, logged or annotated, and a number that has a name, are left alone: no test should repeat them.  So are
-    `strict` of a `zip`, which checks lengths that are equal, and how a dataclass declares a `field`.
+    `strict` of a `zip`, which checks lengths that are equal, how a dataclass declares a `field`, where a long text is
+    cut before it is shown, and whether two numbers are added or subtracted to see if the result is even.
     """
     source = _Source(path, text)
     return sorted(set(itertools.chain.from_iterable(map(source.faults_of, source.nodes()))))
+
+
+def function_of(mutant: Mutant, text: str) -> tuple[str, int] | None:
+    """Qualified name and first line of the outermost function in whose body the fault is; None outside of functions."""
+    return _Source(mutant.path, text).function_at(mutant.start)
+
+
+def first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The line that its code says it begins in: that of its first decorator, if it has any."""
+    return min([function.lineno, *(one.lineno for one in function.decorator_list)])
 
 
 def _short(code: str) -> str:
@@ -74,6 +88,8 @@ class _Source:
         self._raw = text.encode()
         lengths = [len(line) for line in self._raw.splitlines(keepends=True)]
         self._begins = [0, *itertools.accumulate(lengths)]
+        #: Sums of which only the parity counts: a difference has the same.
+        self._parities = {id(one.left) for one in ast.walk(self._tree) if _is_parity(one)}
 
     def nodes(self) -> Iterator[ast.AST]:
         """All nodes but those of annotations, docstrings, log lines, assertions, named numbers and what is raised.
@@ -106,7 +122,7 @@ class _Source:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 yield self._instead(node, f"({self._text(operand)})")
             case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _COUNTED:
-                if not (_is_text(left) or _is_text(right)):
+                if not (_is_text(left) or _is_text(right) or id(node) in self._parities):
                     yield self._between(left, right, _COUNTED[type(operator)])
             case ast.Constant(value=bool() as value):
                 yield self._instead(node, str(not value))
@@ -124,6 +140,20 @@ class _Source:
                 yield self._instead(called, _CALLED[name])
             case ast.Call(func=ast.Name(id="replace"), keywords=keywords):
                 yield from self._without_each(keywords)
+
+    def function_at(self, place: int) -> tuple[str, int] | None:
+        """The outermost function in whose body this byte is."""
+        waiting = [(node, "") for node in self._tree.body]
+        while waiting:
+            node, prefix = waiting.pop()
+            match node:
+                case ast.FunctionDef() | ast.AsyncFunctionDef():
+                    start, end = self._span(node.body[0])[0], self._span(node)[1]
+                    if start <= place < end:
+                        return f"{prefix}{node.name}", first_line(node)
+                case ast.ClassDef():
+                    waiting += [(one, f"{prefix}{node.name}.") for one in node.body]
+        return None
 
     def _negated(self, tests: Sequence[ast.expr]) -> Iterator[Mutant]:
         """The opposite of conditions, but for those that another fault turns around already."""
@@ -182,6 +212,8 @@ def _is_left_alone(node: ast.AST) -> bool:
             return True
         case ast.Assign(targets=[target], value=value):
             return _is_figure(target, value)
+        case ast.Slice(lower=None, upper=ast.Constant(value=int() as most), step=None):
+            return most >= _CUT
     return False
 
 
@@ -208,6 +240,13 @@ def _is_figure(target: ast.expr, value: ast.expr) -> bool:
     return all(isinstance(one, ast.Name) and one.id.isupper() for one in names) and all(
         isinstance(node, plain) for node in ast.walk(value)
     )
+
+
+def _is_parity(node: ast.AST) -> TypeGuard[ast.BinOp]:
+    match node:
+        case ast.BinOp(left=ast.BinOp(op=ast.Add() | ast.Sub()), op=ast.Mod(), right=ast.Constant(value=2)):
+            return True
+    return False
 
 
 def _is_text(node: ast.AST) -> bool:

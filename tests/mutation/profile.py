@@ -23,4 +23,11 @@ settings.register_profile(
 )
 
 _PR_SET_PDEATHSIG = 1
-ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent ends; a fork does not inherit that."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+end_with_parent()

@@ -61,12 +61,13 @@ TARGETS = (
         _all(
             "cluster/",
             "ray/members ray/joining policies/placement policies/offerings node/agent/heartbeats node/agent/health"
-            " node/agent/scheduled_events node/agent/watch",
+            " node/agent/scheduled_events node/agent/watch node/boot azure/scale_sets/domain azure/emulator/start_up",
         ),
         (
             *_all(
                 "tests/unit/cluster/test_",
-                "members agent_heartbeats agent_watch gpu_health scheduled_events node_boot azure_domain",
+                "members agent_heartbeats agent_watch gpu_health scheduled_events node_boot azure_domain"
+                " azure_start_up",
             ),
             "tests/unit/service/test_service_queue.py",
         ),
@@ -80,6 +81,22 @@ TARGETS = (
             " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop"
             " rows records listing secret_rules",
         ),
+    ),
+    Target(
+        "replay",
+        ("cluster/simulator", "cluster/traces"),
+        (
+            *_all("tests/unit/cluster/test_", "traces replay"),
+            *_all(
+                "tests/unit/service/test_what_if",
+                " _cloud_quotas _failed_starts _placement _quotas _rules _shares",
+            ),
+        ),
+    ),
+    Target(
+        "identities",
+        ("service/identities", "remora/roles.py"),
+        ("tests/unit/service/test_granting.py",),
     ),
     Target(
         "secrets",

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from cluster.azure.body import (
+    CREATED_TAG,
     DISK_PLACEMENT_LABEL,
+    created_at,
     is_set_name,
     machine_body,
     machine_name,
@@ -324,3 +326,11 @@ def test_a_set_of_another_cluster_is_not_ours_however_alike_the_names_are() -> N
     assert not any(
         is_set_name("a", name) for name in ("", "remora-a", "remora-a-", "remora-a-web", theirs[:-1])
     )
+
+
+@pytest.mark.parametrize(
+    ("tag", "at"),
+    [("1763832000.5", 1763832000.5), ("", 0.0), (None, 0.0), ("soon", 0.0), ("nan", 0.0), ("inf", 0.0)],
+)
+def test_a_machine_whose_tag_says_no_time_is_as_old_as_can_be(tag: str | None, at: float) -> None:
+    assert created_at({} if tag is None else {CREATED_TAG: tag}) == at

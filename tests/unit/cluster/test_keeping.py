@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cluster.policies.policies import CapacityRule
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.keeping import KEPT_S, kept_nodes
 from cluster.scheduling.planner import plan
@@ -106,6 +107,18 @@ def test_no_job_grows_onto_what_is_kept_for_one_behind_it_but_one_that_is_next_b
     asked = view([job("first", 2), behind], own, in_turns=True)
     said = said_to(plan(asked, rules(max_nodes=2), NOW), "first")
     assert said == "there is room for it on nodes that are ready"
+
+
+@pytest.mark.parametrize(
+    "placement", [{"zones": ("2",)}, {"pools": ("q",)}, {"capacity": CapacityRule.ON_DEMAND}], ids=str
+)
+def test_what_is_kept_for_a_job_behind_is_no_room_for_one_that_may_not_use_it(
+    placement: dict[str, Any],
+) -> None:
+    jobs = [job("first", place=1, **placement), job("behind", place=2)]
+    own = [node("n", offering=SPOT.id, bought_for="behind")]
+    said = said_to(plan(view(jobs, own, in_turns=True), rules(max_nodes=1), NOW), "first")
+    assert said.startswith("there is no ")
 
 
 def test_room_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_large_as_one_that_found_none() -> (

@@ -15,12 +15,14 @@ from cluster.policies.policies import BudgetStep, Policies
 from cluster.scheduling.actions import Drain, Launch, Terminate, Wait
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.drains import START_S, Losses
+from cluster.scheduling.money import STAY_S, leaving_time_s
 from cluster.scheduling.planner import plan
 from cluster.scheduling.purchases import Ask, Purchases
 from cluster.scheduling.slack import may_return
 from cluster.scheduling.view import START_UP_S, ClusterView, NodeView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import (
+    BY_ID,
     NOW,
     ON_DEMAND,
     SPOT,
@@ -98,7 +100,7 @@ asks = st.lists(ask(), max_size=3)
 
 
 @often
-@given(views(), policies, asks, asks, asks, st.sampled_from([None, 5.0, 20.0, 60.0]))
+@given(views(), policies, asks, asks, asks, st.sampled_from([None, 2.0, 5.0, 8.0, 20.0]))
 def test_what_is_taken_back_was_never_bought(
     seen: ClusterView,
     limits: Policies,
@@ -107,8 +109,10 @@ def test_what_is_taken_back_was_never_bought(
     after: Sequence[Ask],
     left: float | None,
 ) -> None:
-    """Neither its money nor its places in pools and quotas are gone."""
-    usd = None if left is None else seen.spent.today + left
+    """Neither its money nor its places in pools and quotas are gone; `left` is what more may cost, in USD an hour."""
+    rate = sum(BY_ID[one.offering].price_per_hour for one in seen.nodes if one.is_paid)
+    ends_in_s = leaving_time_s(limits) + STAY_S
+    usd = None if left is None else seen.spent.today + (rate + left) * ends_in_s / 3600.0
     budget = limits.budget.model_copy(update={"usd_per_day": usd, "usd_per_month": None, "steps": {}})
     limits = limits.model_copy(update={"budget": budget})
     context = PlanningContext(seen, limits, NOW)

@@ -90,6 +90,14 @@ def test_in_arguments_a_number_stays_a_number() -> None:
             {"command": "x ${{array.b}}", "array": {"grid": {"a": [1]}}},
             "${{array.b}} is not among the values",
         ),
+        (
+            {"labels": {"l": "${{array.b}}"}, "array": {"grid": {"a": [1]}}},
+            "${{array.b}} is not among the values",
+        ),
+        (
+            {"environment": {"variables": {"B": "${{array.b}}"}}, "array": {"grid": {"a": [1]}}},
+            "${{array.b}} is not among the values",
+        ),
         ({"command": "x ${{array.b}}"}, "${{array.b}} is not among the values of the job's array"),
     ],
 )
@@ -98,6 +106,11 @@ def test_one_mistake_is_one_sentence(fields: dict[str, Any], said: str) -> None:
         JobSpec.from_mapping({"command": "x"} | fields)
     assert said in str(caught.value)
     assert len(caught.value.problems) == 1
+
+
+def test_a_label_of_one_job_is_a_text_in_which_nothing_is_filled() -> None:
+    one = JobSpec.from_mapping({"command": "x", "labels": {"l": "${{array.b}}"}})
+    assert one.labels == {"l": "${{array.b}}"}
 
 
 def test_a_value_that_an_element_cannot_have_is_named_with_its_number() -> None:

@@ -177,6 +177,35 @@ def test_characters_are_counted_before_they_are_looked_at(data: Any) -> None:
     assert exceeds(data, values=19, characters=2048) is None
 
 
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+        max_leaves=12,
+    )
+)
+def test_exactly_as_much_as_the_bounds_allow_is_taken(data: Any) -> None:
+    values, characters = counted(data)
+    assert exceeds(data, values=values, characters=characters) is None
+    assert exceeds(data, values=values - 1, characters=characters) == f"more than {values - 1} values"
+    if characters:
+        assert exceeds(data, values=values, characters=characters - 1) == "more than 0 KiB"
+
+
+def counted(data: Any) -> tuple[int, int]:
+    """Values in the data, itself included, and characters, those of keys included."""
+    match data:
+        case str():
+            return 1, len(data)
+        case dict():
+            inner, keys = list(map(counted, data.values())), sum(map(len, data))
+        case list():
+            inner, keys = list(map(counted, data)), 0
+        case _:
+            return 1, 0
+    return 1 + sum(one for one, _ in inner), keys + sum(one for _, one in inner)
+
+
 def test_a_value_that_holds_itself_is_counted_until_it_is_too_much() -> None:
     endless: list[Any] = []
     endless.append(endless)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from remora.states import NodeState
-from service.queue.demand import demand_of, idle_since
-from service.queue.rows import NodeRow
+from service.queue.demand import demand_of, idle_since, work_left_s
+from service.queue.rows import AttemptRow, NodeRow
 from tests.service_fakes import job_row
+
+NOW = 1000.0
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,31 @@ def test_how_many_workers_hold_a_model_together(spec: dict[str, object], multipl
     demand = demand_of(job_row(spec=spec, min_workers=2, max_workers=4), None, None, 0.0)
     assert demand.sizes.multiple_of == multiple_of
     assert (demand.min_workers, demand.max_workers) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "started_at", "left_s"),
+    [
+        ({"step": 25}, None, 300.0),
+        ({"step": 25}, NOW - 20.0, 360.0),
+        # A clock that was set back takes nothing away.
+        ({"step": 25}, NOW + 20.0, 300.0),
+        ({"step": 200}, None, 0.0),
+        ({"step": 0}, None, None),
+        ({"step": None}, None, None),
+        ({"step": 25, "total_steps": None}, None, None),
+    ],
+)
+@pytest.mark.parametrize("has_attempt", [True, False])
+def test_the_work_that_is_left_takes_as_long_for_a_step_as_what_was_trained_in_all_attempts(
+    changes: dict[str, Any], started_at: float | None, left_s: float | None, has_attempt: bool
+) -> None:
+    job = job_row(**{"total_steps": 100, "trained_s": 100.0, **changes})
+    attempt = AttemptRow(id="att_1", job_id=job.id, attempt=1, created_at=0.0, started_at=started_at)
+    if has_attempt:
+        assert work_left_s(job, attempt, NOW) == left_s
+    elif started_at is None:
+        assert work_left_s(job, None, NOW) == left_s
 
 
 @pytest.mark.parametrize("state", NodeState)

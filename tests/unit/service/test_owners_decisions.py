@@ -112,6 +112,7 @@ class TestPauses:
         running = job_row(state=JobState.RUNNING)
         asked = lifecycle.request_pause(running, NOW)
         assert (asked.job.state, asked.job.pause_requested_at) == (JobState.RUNNING, NOW)
+        assert asked.job.message == "it is being paused"
         assert [event.kind for event in asked.events] == ["job.pause_requested"]
 
     @pytest.mark.parametrize("state", [JobState.QUEUED, JobState.ADMITTED, JobState.RUNNING])

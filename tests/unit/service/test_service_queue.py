@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType, Offering
@@ -164,6 +164,15 @@ class TestAdmission:
         decision = decide([never, small], [], ready_nodes(3), [POOL])
         assert decision.starts == (small.id,)
         assert "room for 3" in decision.waits[0].reason
+
+    @pytest.mark.parametrize("place", range(3))
+    def test_a_job_that_can_never_fit_is_told_so_wherever_it_is_in_the_queue(self, place: int) -> None:
+        queue = [job_row(min_workers=3, max_workers=3), job_row()]
+        queue.insert(place, never := job_row(min_workers=4, max_workers=4))
+        decision = decide(queue, [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
+        assert decision.starts == ()
+        assert [one.job_id for one in decision.waits if one.is_hopeless] == [never.id]
+        assert "the complete pools have room for 3" in decision.waits[place].reason
 
     @pytest.mark.parametrize(
         ("worker", "said"),
@@ -409,11 +418,18 @@ class TestRetry:
             retry.after(job_row(losses=100), launched(), reason, "over", 0.0, by_driver=True), retry.Finish
         )
 
-    def test_a_pause_counts_as_nothing(self) -> None:
-        job = job_row(retry_limit=0, losses=100, fruitless=2)
+    @given(*[st.integers(0, 100)] * 5)
+    def test_a_pause_counts_as_nothing(
+        self, limit: int, failures: int, losses: int, streak: int, fruitless: int
+    ) -> None:
+        counts = {
+            "user_failures": failures, "losses": losses, "loss_streak": streak, "fruitless": fruitless,
+        }  # fmt: skip
+        job = job_row(retry_limit=limit, **counts)
         again = retry.after(job, launched(), EndReason.PAUSED, "over", 7.0, by_driver=True)
         assert isinstance(again, retry.Again)
-        assert (again.not_before, again.losses, again.fruitless) == (7.0, 100, 2)
+        assert again.not_before == 7.0
+        assert {name: getattr(again, name) for name in counts} == counts
 
     @settings(derandomize=True)
     @given(
@@ -473,7 +489,8 @@ class TestRetry:
             assert isinstance(decision, retry.Finish)
             assert decision.state is JobState.CANCELLED
 
-    @given(st.floats(0.001, 1e6), st.integers(1, 2000), st.floats(0.001, 1e6))
+    @given(st.floats(0.001, 1e6), st.integers(1, 12) | st.integers(1, 2000), st.floats(0.001, 1e6))
+    @example(0.5, 3, 60.0)
     def test_a_pause_doubles_from_the_first_up_to_its_cap(
         self, first_s: float, count: int, cap_s: float
     ) -> None:
