@@ -241,6 +241,16 @@ PARTS: Mapping[str, Part] = {
             *LAB,
         ),
     ),
+    "deepspeed-trainer": Part(
+        (f"{TRAINERS}/test_deepspeed_trainer.py",),
+        (
+            "remora/deepspeed",
+            "requirements/deepspeed.txt",
+            "trainers/backends/deepspeed.py",
+            "tests/frameworks/transformers_environment.py",
+            *LAB,
+        ),
+    ),
     "sharded": Part(
         (
             "tests/golden/test_many_regroupings.py",
