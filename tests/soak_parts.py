@@ -219,8 +219,8 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "sharded-steps": Part(
-        ("tests/golden/test_sharded.py",),
-        ("remora/script", "remora/torch", "tests/golden/sharded_worker.py"),
+        ("tests/golden/test_sharded.py", "tests/golden/test_sharded_steps.py"),
+        ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),
     ),
     "deepspeed-layouts": Part(
         ("tests/golden/test_deepspeed_layouts.py", "tests/golden/test_deepspeed_resize.py"),

@@ -31,6 +31,7 @@ FRAMEWORKS = Table(
         "PyTorch with Loop",
         "PyTorch with Steps",
         "FSDP2 with ShardedLoop",
+        "FSDP2 with ShardedSteps",
         "DDP",
         "DeepSpeed",
         "Trainer with DeepSpeed",
@@ -58,8 +59,8 @@ FRAMEWORKS = Table(
         ("MPI", "exact samples"): _ORDER,
         ("accelerate", "in place"): _RESTARTS,
         ("accelerate", "exact samples"): _ORDER,
-        "torchtitan": "its trainer shards the model by itself; trainer classes of its kind whose model fits on a worker"
-        " train with `Steps`",
+        "torchtitan": "its trainer shards the model and forms process groups by itself; trainer classes of its kind"
+        " train with `Steps`, and with `ShardedSteps` where the model is sharded",
         ("Ray Train", "in place"): _RESTARTS,
         ("Ray Train", "exact samples"): "`prepare_data_loader` divides the samples by the number of workers",
         ("JAX", "in place"): "a process of JAX cannot lose or gain others while it runs",

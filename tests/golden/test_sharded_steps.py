@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from remora.torch.sharded import ShardedSteps
 from tests.golden.sharded_worker import ShardedJob
-from tests.golden.test_sharded import ShardedDriver, assert_same
+from tests.golden.test_sharded import ShardedDriver, assert_same, undisturbed
 
 pytestmark = [pytest.mark.timeout(600)]
 
@@ -38,6 +41,37 @@ def test_a_lost_rank_0_and_a_new_worker_repeat_no_committed_step(job: ShardedJob
         assert driver.world_sizes == [3, 2, 3]
         assert_same(job, driver)
         assert sorted(driver.losses) == list(range(1, job.steps + 1))
+
+
+@pytest.mark.framework("FSDP2 with ShardedSteps", "resumes")
+def test_a_checkpoint_resumes_with_other_workers(tmp_path: Path) -> None:
+    with StepsDriver(PLAIN, tmp_path / "first") as first:
+        first.start(2)
+        first.reach(3)
+        saved = first.checkpoint()
+        for worker in first.living:
+            first.kill(worker.slot)
+    folder = tmp_path / "first" / f"checkpoint-{saved}"
+    with StepsDriver(PLAIN, tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
+        second.start(1)
+        second.finish()
+        assert min(second.record()) == saved + 1
+        weights, _ = undisturbed(replace(PLAIN, style="loop"))
+        for name, value in second.weights().items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"snapshot_every": 2}, "leave out snapshot_every"),
+        ({"state": {"scheduler": object()}}, "is a name that ShardedSteps uses itself"),
+        ({"state": {"mine": object()}}, "needs the methods state_dict"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ShardedSteps(lambda _mesh: (), data=range(8), global_batch=4, shards=2, total_steps=2, **arguments)
 
 
 @pytest.mark.soak
