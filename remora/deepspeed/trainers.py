@@ -117,6 +117,8 @@ def _refused(trainer: Any, trial: Any) -> Iterator[str]:
             "parallelism_config and split_batches divide batches in another way than elastic.global_batch: leave them"
             " out"
         )
+    if args.save_on_each_node:
+        yield "save_on_each_node writes the same files on several workers: leave it out, Remora stores those of all"
     if args.save_only_model:
         yield "save_only_model leaves out the state of the optimizer, from which a job resumes: leave it out"
     if args.load_best_model_at_end and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3:

@@ -96,8 +96,9 @@ def why_refused(
         lambda: secret_rows.check_there(connection, spec),
         lambda: check_references(connection, spec, access),
         lambda: _awaited(connection, row_of(spec, now), store.find_jobs),
-        lambda: check_room(connection, spec.project, count, limits),
     ]
+    if spec.schedule is None:
+        checks.append(lambda: check_room(connection, spec.project, count, limits))
     problems: list[SpecProblem] = []
     for check in checks:
         try:
