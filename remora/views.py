@@ -615,6 +615,20 @@ class FieldProblem(View):
     lines: list[int] = Field(default_factory=list)
 
 
+class DryRun(View):
+    """What would become of a specification if it were submitted now; nothing is stored."""
+
+    project: str
+    #: Jobs that it would make; of a schedule those of one of its times.
+    jobs: int
+    #: The JobSpec as it would be accepted, with all defaults.
+    spec: dict[str, Any]
+    #: Why it would be refused: every reason.
+    problems: list[FieldProblem]
+    #: Why it would wait for ever: no pool could hold it.  None: one could, or the sizes are not known.
+    never: str | None = None
+
+
 class PolicyCheck(View):
     """What the service would say to a policy document."""
 

@@ -219,8 +219,8 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "sharded-steps": Part(
-        ("tests/golden/test_sharded.py",),
-        ("remora/script", "remora/torch", "tests/golden/sharded_worker.py"),
+        ("tests/golden/test_sharded.py", "tests/golden/test_sharded_steps.py"),
+        ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),
     ),
     "deepspeed-layouts": Part(
         ("tests/golden/test_deepspeed_layouts.py", "tests/golden/test_deepspeed_resize.py"),
@@ -238,6 +238,16 @@ PARTS: Mapping[str, Part] = {
             "requirements/deepspeed.txt",
             "trainers/backends/deepspeed.py",
             f"{TRAINERS}/deepspeed_scripts.py",
+            *LAB,
+        ),
+    ),
+    "deepspeed-trainer": Part(
+        (f"{TRAINERS}/test_deepspeed_trainer.py",),
+        (
+            "remora/deepspeed",
+            "requirements/deepspeed.txt",
+            "trainers/backends/deepspeed.py",
+            "tests/frameworks/transformers_environment.py",
             *LAB,
         ),
     ),

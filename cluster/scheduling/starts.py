@@ -58,14 +58,14 @@ def starts(
         safe = job.placement.on_demand if is_off_spot else job.placement
         allowed = _allowed(nodes, safe)
         # Behind a job that waits nothing starts, so that whether it fits now matters only where no pool can hold it.
-        never = _never(job, pools) if is_any_waiting else None
+        never = why_never(job, pools) if is_any_waiting else None
         allocation, fits = _NO_ALLOCATION, False
         if not is_any_waiting or never is not None:
             allocation = _allocate_beside_kept(kept, job, nodes, free, allowed)
             fits = allocation.workers >= job.min_workers
         # Nodes that are there may be larger than what is bought now.
         if not is_any_waiting and not fits:
-            never = _never(job, pools)
+            never = why_never(job, pools)
         if not fits and never is not None:
             decided.append(_wait(job, WaitsFor.NODES, never, is_hopeless=True))
             continue
@@ -112,7 +112,7 @@ def blocked_owners(
     for job in queue:
         # All are asked about, as a job that waits for a quota holds up those of its project that are behind it.
         is_refused = counting is not None and _quota_wait(counting, job, is_own=job.id in owners) is not None
-        if job.id in owners and (is_refused or _never(job, pools) is not None):
+        if job.id in owners and (is_refused or why_never(job, pools) is not None):
             found.add(job.id)
     return frozenset(found)
 
@@ -284,7 +284,7 @@ def _together(placement: Placement) -> str:
     return " in one fabric domain" if placement.needs_fabric else ""
 
 
-def _never(job: JobDemand, pools: Sequence[PoolSize]) -> str | None:
+def why_never(job: JobDemand, pools: Sequence[PoolSize]) -> str | None:
     """Why the job could not start even if every pool were complete and empty, or None."""
     worker, placement = job.worker_resources, job.placement
     if refusal := _nowhere(placement, pools):

@@ -71,6 +71,9 @@ class Trainer:
         right = (scores.argmax(1) == labels).float().mean()
         step.backward(F.cross_entropy(scores, labels), {"accuracy": right})
 
+    def clip_gradients(self) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
     def train_step(self, step: OpenStep) -> bool:
         """One step; False where a worker was lost meanwhile, and it is to be computed again."""
         self.optimizer.zero_grad()
@@ -79,7 +82,7 @@ class Trainer:
             self.forward_backward(step, batch)
         if not step.reduce():
             return False
-        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        grad_norm = self.clip_gradients()
         self.optimizer.step()
         self.lr_scheduler.step()
         self.samples_seen += step.total

@@ -123,13 +123,14 @@ def _text_of(translation: Translation | Pipeline) -> str:
     from remora.foreign import Translation
 
     if isinstance(translation, Translation):
-        return _yaml(translation.spec)
+        return as_yaml(translation.spec)
     names = {step.name: step.name for step in translation.steps}
-    documents = (f"# step {step.name}\n{_yaml(step.spec_with(names))}" for step in translation.steps)
+    documents = (f"# step {step.name}\n{as_yaml(step.spec_with(names))}" for step in translation.steps)
     return "---\n".join(documents)
 
 
-def _yaml(spec: dict[str, Any]) -> str:
+def as_yaml(spec: dict[str, Any]) -> str:
+    """A specification as a file of YAML, its fields in their usual order."""
     import yaml
 
     from remora.spec.spec import JobSpec

@@ -11,6 +11,7 @@ import typer
 from remora.cli import arrays, output, schedules
 from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
+from remora.cli.dry_runs import try_out
 from remora.cli.exits import code_of_state
 from remora.cli.freezing import freeze
 from remora.cli.jobs import duration_option
@@ -146,6 +147,10 @@ def submit(
         typer.Option("--idempotency-key", metavar="KEY", help="Submitting twice with one key makes one job."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Watch the job until it has ended.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Submit nothing: show every problem, and the job with all defaults."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job's id.")] = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
@@ -179,6 +184,7 @@ def submit(
             "--no-code": no_code,
             "--freeze": frozen,
             "--follow": follow,
+            "--dry-run": dry_run,
         }
         steps = [_step_with(step, options, env or []) for step in jobs]
         send_pipeline(steps, idempotency_key, of_one, quiet=quiet, as_json=as_json, server=server)
@@ -191,6 +197,9 @@ def submit(
         # A specification that is refused is refused before uv looks for packages.
         folder = _checked(raw).code_folder
         freeze(raw, Path.cwd() if folder is None else folder)
+    if dry_run:
+        try_out(_checked(raw), as_json=as_json, server=server)
+        return
     _send(_checked(raw), idempotency_key, follow=follow, quiet=quiet, as_json=as_json, server=server)
 
 

@@ -49,6 +49,7 @@ from remora.views import (
     ClusterEvent,
     ClusterLedger,
     Drill,
+    DryRun,
     Event,
     Health,
     Job,
@@ -119,6 +120,13 @@ class Client(Shell):
         anything is sent.
         """
         return self._bound(self._run(flows.submit(job, idempotency_key)))
+
+    def dry_run(self, job: JobSpec | Mapping[str, Any] | str | Path) -> DryRun:
+        """What would become of a job, an array or a schedule if it were submitted now; nothing is stored or uploaded.
+
+        Raises SpecError and BundleError for what is found before the service is asked.
+        """
+        return self._run(flows.dry_run(job))
 
     def submit_array(
         self, job: JobSpec | Mapping[str, Any] | str | Path, *, idempotency_key: str | None = None

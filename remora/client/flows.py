@@ -26,6 +26,7 @@ from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 from remora.views import (
     Checkpoint,
+    DryRun,
     Event,
     Job,
     JobArray,
@@ -62,6 +63,19 @@ def submit(job: JobSpec | Mapping[str, Any] | str | Path, idempotency_key: str |
         raise SpecError([SpecProblem("array", "it describes many jobs; use submit_array")])
     created: Job = yield requests.create_job(spec, _new_key(idempotency_key))
     return created
+
+
+def dry_run(job: JobSpec | Mapping[str, Any] | str | Path) -> Flow[DryRun]:
+    """Check the specification against its code here, and ask the service for the rest; nothing is uploaded."""
+    spec: JobSpec = yield Work(lambda: _spec_of(job))
+    if spec.array is not None:
+        yield Work(lambda: elements_of(spec))
+    if (folder := spec.code_folder) is not None:
+        with tempfile.TemporaryDirectory(prefix="remora-") as scratch:
+            yield Work(lambda: _packed(spec, folder, Path(scratch, "bundle.zip")))
+        spec = spec.model_copy(update={"code": None})
+    found: DryRun = yield requests.try_job(spec)
+    return found
 
 
 def _refuse_schedule(spec: JobSpec) -> None:

@@ -23,6 +23,7 @@ from remora.views import (
     ClusterEvent,
     ClusterLedger,
     Drill,
+    DryRun,
     Event,
     Health,
     Job,
@@ -151,6 +152,13 @@ def create_job(spec: JobSpec, idempotency_key: str) -> Request[Job]:
     """Submit a job whose code, if any, is uploaded already.  Raises ConfigurationError for an impossible key."""
     headers = _key(idempotency_key)
     return Request(method="POST", path="/v1/jobs", json=spec.to_mapping(), headers=headers, parse=_one(Job))
+
+
+def try_job(spec: JobSpec) -> Request[DryRun]:
+    """What would become of a job if it were submitted; nothing is stored."""
+    return Request(
+        method="POST", path="/v1/jobs", params={"dry_run": "true"}, json=spec.to_mapping(), parse=_one(DryRun)
+    )
 
 
 def _key(idempotency_key: str) -> dict[str, str]:

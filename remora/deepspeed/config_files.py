@@ -15,7 +15,8 @@ from remora.code.texts import texts_of
 from remora.deepspeed.configuration import check
 from remora.deepspeed.refusal import Refused
 
-_OPTIONS = ("--deepspeed_config", "--deepspeed-config")
+#: The last one is a switch in scripts of DeepSpeed, and names a file in those that read TrainingArguments.
+_OPTIONS = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
 
 
 def check_config_files(

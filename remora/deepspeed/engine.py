@@ -10,14 +10,13 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
-import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from remora import training
+from remora.deepspeed.files_shown import show
 from remora.deepspeed.record import Record, check_fits, digest_of, read, relative_folder, write
 from remora.deepspeed.refusal import Refused, end_refused
 from remora.deepspeed.resharding import agree, readable_by
@@ -140,7 +139,7 @@ class AttachedEngine:
         training.should_checkpoint()
         with training.checkpoint(step) as folder:
             result = self._save_into(folder, Path(save_dir), tag, client_state, *arguments, **named)
-            _show(folder, self._working_folder / save_dir)
+            show(folder, self._working_folder / save_dir)
             self._kept = step
         return result
 
@@ -246,26 +245,3 @@ def _count(shapes: list[tuple[str, tuple[int, ...]]]) -> int:
             size *= length
         total += size
     return total
-
-
-def _show(folder: Path, target: Path) -> None:
-    """Have the script find what it saved in its own folder: large files are not copied where that can be."""
-    for source in folder.rglob("*"):
-        if not source.is_file():
-            continue
-        shown = target / source.relative_to(folder)
-        shown.parent.mkdir(parents=True, exist_ok=True)
-        draft = shown.with_name(f"{shown.name}.{os.getpid()}.tmp")
-        try:
-            if source.suffix != ".pt":
-                shutil.copy2(source, draft)
-            else:
-                try:
-                    os.link(source, draft)
-                except OSError:
-                    shutil.copy2(source, draft)
-            # What the script saved under this name before may still be on its way to the storage.
-            draft.replace(shown)
-        finally:
-            with suppress(FileNotFoundError):
-                draft.unlink()

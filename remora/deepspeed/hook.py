@@ -1,23 +1,23 @@
-"""Wraps `deepspeed.initialize` as soon as a script imports it, however it does."""
+"""Wraps `deepspeed.initialize`, and the Trainer of transformers, as soon as a script imports them, however it does."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import inspect
-import json
 import math
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from remora.deepspeed.configuration import TOTAL, filled
 from remora.deepspeed.refusal import Refused, end_refused
+from remora.deepspeed.trainer_arguments import config_of, global_batch_of_job, wrap_arguments
+from remora.deepspeed.trainers import wrap_trainer
 from remora.script import native_threads
 
 #: DeepSpeed's kernel for inference on CPUs; compiling it would cost each machine's first script a minute.
@@ -25,12 +25,12 @@ _UNUSED_KERNEL = "deepspeed_shm_comm"
 
 
 def install_import_hook() -> None:
-    """Wrap `deepspeed` when it is imported from now on."""
+    """Wrap `deepspeed`, and what of transformers trains with it, when they are imported from now on."""
     sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
-    """Finds `deepspeed` as usual, and has its loader wrap it when it is loaded."""
+    """Finds modules as usual, and has the loaders of some wrap them when they are loaded."""
 
     _is_asking = False
 
@@ -41,7 +41,7 @@ class _Finder(MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """The module's specification; None for all other modules."""
-        if fullname != "deepspeed" or self._is_asking:
+        if fullname not in _WRAPPED or self._is_asking:
             return None
         # Code that only asks whether there is a DeepSpeed comes here too, so this finder stays.
         self._is_asking = True
@@ -50,16 +50,16 @@ class _Finder(MetaPathFinder):
         finally:
             self._is_asking = False
         if spec is not None and spec.loader is not None:
-            _wrap_when_loaded(spec.loader)
+            _wrap_when_loaded(spec.loader, _WRAPPED[fullname])
         return spec
 
 
-def _wrap_when_loaded(loader: Loader) -> None:
+def _wrap_when_loaded(loader: Loader, wrap_module: Callable[[Any], None]) -> None:
     load = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         load(module)
-        wrap(module)
+        wrap_module(module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
 
@@ -73,6 +73,14 @@ def wrap(deepspeed: Any) -> None:
     _refuse_half_pipelines(deepspeed.pipe.PipelineModule)
 
 
+#: What wraps a module, by the module's name.
+_WRAPPED: dict[str, Callable[[Any], None]] = {
+    "deepspeed": wrap,
+    "transformers.training_args": wrap_arguments,
+    "transformers.trainer": wrap_trainer,
+}
+
+
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
@@ -83,10 +91,10 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*arguments, **named)
         given = bound.arguments
         try:
-            config = _config_of(given)
+            config = config_of(_given_config(given))
             if config is not None:
                 layout = (given.get("model"), given.get("mpu"), config)
-                numbers = filled(config, copies_of(*layout), _global_batch())
+                numbers = filled(config, copies_of(*layout), global_batch_of_job())
                 if counts_every_worker(*layout):
                     del numbers[TOTAL]
                 _give(given, numbers)
@@ -99,26 +107,11 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
-def _config_of(given: dict[str, Any]) -> dict[str, Any] | None:
-    """The configuration that the script passes; None for what only DeepSpeed can read."""
-    config = given.get("config") or given.get("config_params") or _named_by(given.get("args"))
-    if isinstance(config, dict):
-        return dict(config)
-    if not isinstance(config, str | os.PathLike) or not Path(config).is_file():
-        return None
-    try:
-        import hjson as reader
-    except ImportError:
-        reader = json
-    try:
-        content = reader.loads(Path(config).read_text())
-    except (ValueError, OSError) as error:
-        raise Refused(f"{config} is no DeepSpeed configuration: {str(error).splitlines()[0]}") from None
-    return dict(content)
-
-
-def _named_by(args: Any) -> Any:
-    return getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
+def _given_config(given: dict[str, Any]) -> Any:
+    """The dictionary or the path that the script passes, in one of three places."""
+    args = given.get("args")
+    named = getattr(args, "deepspeed_config", None) or getattr(args, "deepscale_config", None)
+    return given.get("config") or given.get("config_params") or named
 
 
 def _give(given: dict[str, Any], config: dict[str, Any]) -> None:
@@ -128,11 +121,6 @@ def _give(given: dict[str, Any], config: dict[str, Any]) -> None:
     for name in ("deepspeed_config", "deepscale_config"):
         if getattr(given.get("args"), name, None) is not None:
             setattr(given["args"], name, None)
-
-
-def _global_batch() -> int | None:
-    asked = os.environ.get("REMORA_GLOBAL_BATCH")
-    return int(asked) if asked else None
 
 
 def _refuse_half_pipelines(pipeline: Any) -> None:

@@ -14,14 +14,11 @@ from typing import Any
 from remora.foreign.azureml_command import read_command_job
 from remora.foreign.azureml_component import Component, one_job, read_component
 from remora.foreign.azureml_data import OutputNames, Parameter
+from remora.foreign.azureml_early_termination import read_early_termination
 from remora.foreign.field_outcomes import Draft, Fields, scalar
 from remora.spec.arrays import MAX_ELEMENTS, MAX_PARAMETERS
 from remora.spec.problems import short
 
-_EARLY = (
-    "all trials run to their end: no policy of Azure ML decides as array.stop_early does; add array.stop_early with the"
-    " metric to the specification that `remora convert` prints"
-)
 _Draw = Callable[[random.Random], float | int | str | bool]
 
 
@@ -45,14 +42,14 @@ def read_sweep(
     algorithm, seed = _algorithm(draft, fields)
     names = _array(draft, fields.section("search_space"), limits, algorithm, seed)
     objective = fields.section("objective")
-    if metric := objective.text("primary_metric"):
+    metric, goal = objective.text("primary_metric"), objective.text("goal")
+    if metric:
         draft.leave(
             objective.name("primary_metric"),
             f"`remora arrays show ARRAY` lists the jobs; compare what each reports as {metric[:60]!r}",
         )
-    objective.drop("goal")
     objective.close()
-    fields.leave("early_termination", _EARLY)
+    read_early_termination(draft, fields.take("early_termination"), metric, goal)
     command = {key: value for key, value in fields.items() if key != "type"} | _limits(limits)
     if component is None:
         job = {**(trial or {}), **command, "inputs": raw.get("inputs"), "outputs": raw.get("outputs")}

@@ -19,7 +19,7 @@ from remora.commands import shell_quotes
 from remora.commands.shell_quotes import Value
 from remora.errors import SpecError, SpecProblem
 from remora.spec.expressions import EXPRESSION
-from remora.spec.fields import Text, Whole
+from remora.spec.fields import Number, Text, Whole
 from remora.spec.sections import Section
 
 if TYPE_CHECKING:
@@ -41,8 +41,40 @@ class StopEarly(Section):
         description="the name of a metric that the script reports"
     )
     mode: Literal["min", "max"] = Field("min", description="min or max")
-    #: Jobs are compared at this step, and whenever it has doubled.
-    first_step: Whole = Field(ge=1, le=2**31, description="a whole number of steps from 1")
+    policy: Literal["halving", "bandit", "median", "truncation"] = Field(
+        "halving", description="halving, bandit, median or truncation"
+    )
+    #: `halving`: jobs are compared at this step, and whenever it has doubled.
+    first_step: Whole | None = Field(None, ge=1, le=2**31, description="a whole number of steps from 1")
+    #: The others: at each report of the metric whose number is a multiple of `every`, from `delay` on.
+    every: Whole = Field(1, ge=1, le=2**31, description="a whole number of reports from 1")
+    delay: Whole = Field(0, ge=0, le=2**31, description="a whole number of reports")
+    #: `bandit`: how far from the best job a job may be, as a share of its value or in units of the metric.
+    slack_factor: Number | None = Field(None, ge=0, le=1e12, description="a number from 0")
+    slack_amount: Number | None = Field(None, ge=0, le=1e12, description="a number from 0")
+    #: `truncation`: the share of jobs that ends at each comparison.
+    percent: Whole | None = Field(None, ge=1, le=99, description="a whole number from 1 to 99")
+
+    @model_validator(mode="after")
+    def _fits_policy(self) -> Self:
+        given = {name for names in _OF_POLICY.values() for name in names if getattr(self, name) is not None}
+        needed = _OF_POLICY[self.policy]
+        if needed and len(given & set(needed)) != 1:
+            raise ValueError(f"the policy {self.policy} needs {' or '.join(needed)}")
+        if more := sorted(given - set(needed)):
+            raise ValueError(f"{more[0]} is not for the policy {self.policy}; leave it out")
+        if self.policy == "halving" and (self.every, self.delay) != (1, 0):
+            raise ValueError("every and delay are not for the policy halving; write first_step")
+        return self
+
+
+#: Fields of which a policy needs one.
+_OF_POLICY = {
+    "halving": ("first_step",),
+    "bandit": ("slack_factor", "slack_amount"),
+    "median": (),
+    "truncation": ("percent",),
+}
 
 
 class Array(Section):
@@ -61,7 +93,7 @@ class Array(Section):
     )
 
     stop_early: StopEarly | None = Field(
-        None, description="{metric: a name, mode: min or max, first_step: a step}"
+        None, description="{metric: a name, mode: min or max, first_step: a step}, or with a policy"
     )
 
     @field_validator("grid", mode="before")

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from remora.torch.feed import MicroBatch
 from remora.torch.optimizers import Gradient, gradient_of, is_changed
 from remora.torch.replicated import ReplicatedLoop
-from remora.torch.step import AnyStep, Outcome, moved, outcome
+from remora.torch.step import AnyStep, Outcome, Reports, moved, outcome
+
+#: The error for an optimizer in a hook.
+EARLY_STEP = (
+    "an optimizer steps before step.reduce(), when the gradients of other workers are not there: take it out of"
+    " hooks, and call optimizer.step() where step.reduce() has returned True"
+)
+
+
+class OpensSteps(Reports, Protocol):
+    """What an open step needs of the loop whose step it is."""
+
+    def _open_batches(self, step: OpenStep) -> Iterator[Any]: ...
+
+    def _add_loss(self, found: Outcome, before: list[Gradient]) -> None: ...
+
+    def _reduce_open(self, step: OpenStep) -> torch.Tensor | None: ...
+
+    def _commit(self, step: OpenStep) -> bool: ...
 
 
 class Steps(ReplicatedLoop):
@@ -28,10 +46,7 @@ class Steps(ReplicatedLoop):
     model is a plain one, without DistributedDataParallel.  What `Loop` finds by calling a function twice is not found.
     """
 
-    _early_text = (
-        "an optimizer steps before step.reduce(), when the gradients of other workers are not there: take it out of"
-        " hooks, and call optimizer.step() where step.reduce() has returned True"
-    )
+    _early_text = EARLY_STEP
     _is_begun = False
     _is_over = False
 
@@ -81,13 +96,7 @@ class Steps(ReplicatedLoop):
                 self._optimizers.end(None)
 
     def _add_loss(self, found: Outcome, before: list[Gradient]) -> None:
-        parameters = self._parameters.values()
-        if any(is_changed(one, held) for one, held in zip(parameters, before, strict=True)):
-            raise RuntimeError(
-                "gradients were changed between step.batches() and step.backward(loss), which adds to or drops those of"
-                " other micro-batches: call neither loss.backward() nor zero_grad() there, and use torch.autograd.grad"
-                " where the loss needs a gradient on the way"
-            )
+        check_untouched(self._parameters.values(), before)
         self._add(found)
 
     def _reduce_open(self, step: OpenStep) -> torch.Tensor | None:
@@ -99,11 +108,25 @@ class Steps(ReplicatedLoop):
                 self._optimizers.end(None)
         return None if numbers is None else self._complete(step, numbers)
 
+    def _commit(self, step: OpenStep) -> bool:
+        self._end_step(step)
+        return True
+
+
+def check_untouched(parameters: Iterable[torch.Tensor], before: Sequence[Gradient]) -> None:
+    """Raise RuntimeError where the script has changed gradients itself."""
+    if any(is_changed(one, held) for one, held in zip(parameters, before, strict=True)):
+        raise RuntimeError(
+            "gradients were changed between step.batches() and step.backward(loss), which adds to or drops those of"
+            " other micro-batches: call neither loss.backward() nor zero_grad() there, and use torch.autograd.grad"
+            " where the loss needs a gradient on the way"
+        )
+
 
 class OpenStep(AnyStep):
     """A step whose forward and backward passes, optimizers and end are the script's own calls."""
 
-    def __init__(self, steps: Steps, number: int, first: MicroBatch) -> None:
+    def __init__(self, steps: OpensSteps, number: int, first: MicroBatch) -> None:
         super().__init__(steps, number, first)
         self._steps = steps
         #: The mean loss over the global batch once `reduce` has returned True, without a graph.
@@ -163,15 +186,17 @@ class OpenStep(AnyStep):
         self._is_given_up = not self.is_done
         return self.is_done
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """The step counts: checkpoints have it, and workers that join begin after it.
 
         It is called after optimizer and schedulers, and after whatever else belongs to the step, such as an evaluation.
+        Returns True; of a sharded model also False where a worker was lost with its part of the step, which is computed
+        again then.
         """
         if not self.is_done or self._is_committed:
             raise RuntimeError("step.commit() is called once, after step.reduce() has returned True")
         self._is_committed = True
-        self._steps._end_step(self)
+        return self._steps._commit(self)
 
     def check_given_up(self) -> None:
         """Raise RuntimeError where the next step is begun and this one is neither committed nor given up."""

@@ -18,12 +18,13 @@ from remora.errors import SpecError, SpecProblem
 from remora.spec.overrides import MAX_OVERRIDES, overridden
 from remora.spec.spec import JobSpec
 from remora.states import JobState
-from remora.views import Attempt, Job, Page
+from remora.views import Attempt, DryRun, Job, Page
 from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
+from service.api.dry_runs import try_out
 from service.api.foreign_jobs import ForeignJobs, shown_job
 from service.api.pages import as_json, write_page
-from service.api.parameters import JobsParameters, Parameters, read_cursor
+from service.api.parameters import JobsParameters, Parameters, SubmitParameters, read_cursor
 from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.submissions import answer_once, check_bundle, read_spec
 from service.api.views import attempt_view, job_view
@@ -39,9 +40,20 @@ from service.store.scoped import find_job
 router = APIRouter(prefix="/v1/jobs")
 
 
-@router.post("", status_code=201, operation_id="submit_job", response_model=Job)
-async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Response:
-    """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike."""
+@router.post(
+    "",
+    status_code=201,
+    operation_id="submit_job",
+    response_model=Job,
+    responses={200: {"model": DryRun, "description": "With `dry_run`: what would become of it."}},
+)
+async def submit(request: Request, query: Annotated[SubmitParameters, Query()]) -> Response:
+    """Accept a job; once 201 is answered it is not lost.  With `Idempotency-Key` a repetition is answered alike.
+
+    With `dry_run=true` nothing is stored, and the answer is a `DryRun`; arrays and schedules are taken, too.
+    """
+    if query.dry_run:
+        return Response((await try_out(request)).model_dump_json(), media_type="application/json")
     body = await read_spec(request, _one_job)
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)

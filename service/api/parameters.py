@@ -35,6 +35,12 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class SubmitParameters(Parameters):
+    """Whether a job is only tried out."""
+
+    dry_run: bool = False
+
+
 class JobsParameters(Parameters):
     """Which jobs, and which page of them."""
 

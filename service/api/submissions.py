@@ -29,6 +29,7 @@ from service.images import IMAGE_FIELD, NoImages, check_image
 from service.mounts import NoMounts, check_mounts
 from service.policies_in_force import limits_in_force
 from service.queue.intake import JobLimits
+from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, check_name
 from service.store import idempotency_keys, submissions
 from service.store.bundles import bundle_name, is_held
@@ -85,35 +86,45 @@ async def read_elements(request: Request, spec: JobSpec) -> list[Element]:
 
 async def check_bundle(request: Request, spec: JobSpec) -> None:
     """Raise ApiProblem when the job's code, store or podman for its image is not there, or its code contradicts it."""
+    if spec.code_folder is None and (problems := unknown_here(context_of(request).settings, spec)):
+        raise invalid_spec(SpecError(problems))
+    await check_code_there(request, spec)
+
+
+async def check_code_there(request: Request, spec: JobSpec) -> None:
+    """Raise ApiProblem when the job's code is not there, or contradicts it."""
     context = context_of(request)
     if spec.code_folder is not None:
         message = "a folder on your machine is unknown here: upload it to /v1/bundles and give its digest"
         raise ApiProblem(
             422, "invalid_spec", f"code: {message}", errors=[FieldProblem(field="code", message=message)]
         )
-    stores = {FIELD: spec.checkpoint.store}
-    stores |= {f"inputs.{name}.store": one.store for name, one in spec.inputs.items()}
-    problems = []
-    for field, store in stores.items():
-        try:
-            check_name(context.settings, store)
-        except UnknownStore as error:
-            problems.append(SpecProblem(field, str(error)))
-    try:
-        check_image(context.settings, spec)
-    except NoImages as error:
-        problems.append(SpecProblem(IMAGE_FIELD, str(error)))
-    try:
-        check_mounts(context.settings, spec)
-    except NoMounts as error:
-        problems.append(SpecProblem(error.field, str(error)))
-    if problems:
-        raise invalid_spec(SpecError(problems))
     digest = spec.bundle
     if digest is not None and not await holds_bundle(request, digest):
         raise no_bundle(digest)
     if digest is not None and needs_code(spec):
         await asyncio.to_thread(_check_code, context, spec, digest)
+
+
+def unknown_here(settings: Settings, spec: JobSpec) -> list[SpecProblem]:
+    """What the job asks for and the settings of the service do not have: stores, images, mounts."""
+    stores = {FIELD: spec.checkpoint.store}
+    stores |= {f"inputs.{name}.store": one.store for name, one in spec.inputs.items()}
+    problems = []
+    for field, store in stores.items():
+        try:
+            check_name(settings, store)
+        except UnknownStore as error:
+            problems.append(SpecProblem(field, str(error)))
+    try:
+        check_image(settings, spec)
+    except NoImages as error:
+        problems.append(SpecProblem(IMAGE_FIELD, str(error)))
+    try:
+        check_mounts(settings, spec)
+    except NoMounts as error:
+        problems.append(SpecProblem(error.field, str(error)))
+    return problems
 
 
 async def holds_bundle(request: Request, digest: str) -> bool:

@@ -99,11 +99,15 @@ class JobRow:
     array_id: str | None = None
     array_index: int | None = None
     parameters: dict[str, Any] | None = None
-    #: How its array stops jobs early: a metric, its mode and the first step; None: it stops none.
+    #: How its array stops jobs early, as `StopEarly` of the specification; None: it stops none.
     stop_rule: dict[str, Any] | None = None
     #: The next step at which it is compared with the others, its best value so far, and why it is stopped.
     compared_at: int | None = None
     best_value: float | None = None
+    #: Steps at which it has reported the metric, the sum of its values there, and the newest of these steps.
+    metric_reports: int = 0
+    metric_sum: float = 0.0
+    metric_step: int | None = None
     stopped_early: str | None = None
     #: As many other jobs of its array as may run at once have not ended; it is not in the queue.
     is_held: bool = False

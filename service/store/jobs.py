@@ -135,6 +135,15 @@ class Changed:
     failed: dict[str, Exception] = field(default_factory=dict)
 
 
+def find_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, JobRow]:
+    """Those of the jobs that exist, by id, as they are now."""
+    found: dict[str, JobRow] = {}
+    for ids in in_parts(sorted(job_ids)):
+        rows = to_rows(JobRow, connection.execute(sa.select(jobs).where(jobs.c.id.in_(ids))))
+        found.update({job.id: job for job in rows})
+    return found
+
+
 def lock_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, JobRow]:
     """Those of the jobs that exist, by id, kept from changing by others until the transaction ends.
 

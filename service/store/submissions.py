@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -88,6 +88,28 @@ def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -
         raise SpecError(problems)
 
 
+def why_refused(
+    connection: sa.Connection, spec: JobSpec, count: int, limits: JobLimits, now: float, access: Access
+) -> list[SpecProblem]:
+    """Every reason for which `count` jobs of this specification would not be accepted now; nothing is written."""
+    checks: list[Callable[[], object]] = [
+        lambda: secret_rows.check_there(connection, spec),
+        lambda: check_references(connection, spec, access),
+        lambda: _awaited(connection, row_of(spec, now), store.find_jobs),
+    ]
+    if spec.schedule is None:
+        checks.append(lambda: check_room(connection, spec.project, count, limits))
+    problems: list[SpecProblem] = []
+    for check in checks:
+        try:
+            check()
+        except SpecError as error:
+            problems += [one for one in error.problems if one not in problems]
+        except QueueFull as full:
+            problems.append(SpecProblem("", full.refusal.message))
+    return problems
+
+
 def submit(
     connection: sa.Connection,
     spec: JobSpec,
@@ -162,14 +184,18 @@ def submit_array(
     return array
 
 
-def _awaited(connection: sa.Connection, job: JobRow) -> list[Dependency]:
+def _awaited(
+    connection: sa.Connection,
+    job: JobRow,
+    read: Callable[[sa.Connection, list[str]], dict[str, JobRow]] = store.lock_jobs,
+) -> list[Dependency]:
     """What a new job waits for.  Raises SpecError."""
     named = [one["job"] for one in job.spec["after"]]
     if not named:
         return []
     # Locked, so that an end of them is seen here or noted by the transaction that ends them.
-    locked = store.lock_jobs(connection, named)
-    others = {job_id: one for job_id, one in locked.items() if one.delete_requested_at is None}
+    found_rows = read(connection, named)
+    others = {job_id: one for job_id, one in found_rows.items() if one.delete_requested_at is None}
     problems = [
         SpecProblem(f"after.{place}.job", f"there is no job {job_id}")
         for place, job_id in enumerate(named)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
+from examples.steps.train import MetricsProcessor, Trainer
 from remora.script import channel
-from remora.torch.sharded import ShardedLoop
+from remora.torch import OpenStep
+from remora.torch.sharded import ShardedLoop, ShardedSteps
 from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, Stream, network
 
@@ -29,6 +32,8 @@ class ShardedJob:
     """What to train: an MLP, or one with BatchNorm, with AdamW."""
 
     network: str = "mlp"
+    #: Who makes the calls of a step: ShardedLoop, a plain script ("plain"), or a trainer class ("trainer").
+    style: str = "loop"
     samples: int = 95
     global_batch: int = 20
     shards: int = 6
@@ -60,7 +65,10 @@ def work(
     if end is not None:
         os.environ[channel.FD_VARIABLE] = str(end.detach())
     torch.set_num_threads(1)
-    train(job, slot, Path(out))
+    if job.style == "loop":
+        train(job, slot, Path(out))
+    else:
+        train_steps(job, slot, Path(out))
 
 
 #: How the layers of the network "plain" are cut over a tensor-parallel group.
@@ -71,26 +79,37 @@ TENSOR_PLAN = {
 }
 
 
-def train(job: ShardedJob, slot: int, out: Path) -> None:
-    def build(mesh: Any) -> Any:
-        model = network(job.network)
-        if job.tensor:
-            parallelize_module(model, mesh["tensor"], TENSOR_PLAN)
-            mesh = mesh["replicate", "shard"] if job.shard else mesh["shard"]
-        for layer in model:
-            if sum(1 for _ in layer.parameters()) and layer is not model[-1]:
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
+def build_for(job: ShardedJob, mesh: Any) -> Any:
+    model = network(job.network)
+    if job.tensor:
+        parallelize_module(model, mesh["tensor"], TENSOR_PLAN)
+        mesh = mesh["replicate", "shard"] if job.shard else mesh["shard"]
+    for layer in model:
+        if sum(1 for _ in layer.parameters()) and layer is not model[-1]:
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
 
-    scaler = torch.amp.GradScaler("cpu") if job.is_scaled else None
+
+def data_of(job: ShardedJob) -> Any:
     data = (Stream if job.is_stream else Samples)(job.samples)
     if job.damaged is not None:
         data.features[job.damaged] = float("nan")
+    return data
+
+
+def save_weights(model: torch.nn.Module, file: Path) -> None:
+    weights = {name: one.full_tensor() for name, one in model.named_parameters()}
+    torch.save(weights | dict(model.named_buffers()), file)
+
+
+def train(job: ShardedJob, slot: int, out: Path) -> None:
+
+    scaler = torch.amp.GradScaler("cpu") if job.is_scaled else None
     loop = ShardedLoop(
-        build,
-        data=data,
+        partial(build_for, job),
+        data=data_of(job),
         nonfinite=None if job.damaged is None else "rollback",
         check_every=job.check_every,
         global_batch=job.global_batch,
@@ -131,5 +150,82 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
             loop.scheduler.step()
             step.report(loss=loss, norm=norm)
             gate.stand(step.number)
-    weights = {name: one.full_tensor() for name, one in loop.model.named_parameters()}
-    torch.save(weights | dict(loop.model.named_buffers()), out / f"weights-{slot}.pt")
+    save_weights(loop.model, out / f"weights-{slot}.pt")
+
+
+class Record:
+    """Notes the samples that count, and that no step which is committed comes again."""
+
+    def __init__(self, slot: int, out: Path) -> None:
+        self._gate = Gate(out)
+        self._file = (out / f"samples-{slot}.jsonl").open("a")
+        self._committed = 0
+
+    def saw(self, step: OpenStep, numbers: torch.Tensor) -> None:
+        assert step.number > self._committed, f"step {step.number} is repeated after {self._committed}"
+        if {number for samples in step.samples.values() for number in samples}.issuperset(numbers.tolist()):
+            self._file.write(json.dumps([step.number, numbers.tolist()]) + "\n")
+            self._file.flush()
+
+    def committed(self, step: OpenStep, counts: bool) -> None:
+        if counts:
+            self._committed = step.number
+            self._gate.stand(step.number)
+
+
+def train_steps(job: ShardedJob, slot: int, out: Path) -> None:
+    record = Record(slot, out)
+    asked: dict[str, Any] = {
+        "data": data_of(job), "global_batch": job.global_batch, "shards": job.shards, "micro_batch": job.micro_batch,
+        "epochs": job.epochs, "seed": job.seed, "shard": job.shard, "tensor": job.tensor,
+        "check_every": job.check_every, "nonfinite": None if job.damaged is None else "rollback",
+    }  # fmt: skip
+    model = {"plain": plain, "trainer": trainer}[job.style](job, record, asked)
+    save_weights(model, out / f"weights-{slot}.pt")
+
+
+def plain(job: ShardedJob, record: Record, asked: dict[str, Any]) -> torch.nn.Module:
+    """A script that makes the calls of a step itself."""
+    steps = ShardedSteps(partial(build_for, job), **asked)
+    while (step := steps.begin()) is not None:
+        for features, labels, numbers in step.batches():
+            record.saw(step, numbers)
+            step.backward(functional.cross_entropy(steps.model(features), labels))
+        if not step.reduce():
+            continue
+        norm = torch.nn.utils.clip_grad_norm_(steps.model.parameters(), 1.0)
+        steps.optimizer.step()
+        steps.scheduler.step()
+        step.report(loss=step.loss, norm=norm)
+        record.committed(step, step.commit())
+    return steps.model
+
+
+def trainer(job: ShardedJob, record: Record, asked: dict[str, Any]) -> torch.nn.Module:
+    """The trainer class of examples/steps, which holds model and optimizer in attributes."""
+
+    class Sharded(Trainer):
+        def __init__(self) -> None:
+            self.metrics, self.samples_seen = MetricsProcessor(10**9), 0
+            self.steps = ShardedSteps(self.build, state={"trainer": self}, **asked)
+
+        def build(self, mesh: Any) -> Any:
+            self.model, self.optimizer, self.lr_scheduler = build_for(job, mesh)
+            return self.model, self.optimizer, self.lr_scheduler
+
+        def forward_backward(self, step: OpenStep, batch: tuple[torch.Tensor, ...]) -> None:
+            record.saw(step, batch[2])
+            super().forward_backward(step, batch)
+
+        def clip_gradients(self) -> torch.Tensor:
+            return super().clip_gradients().full_tensor()
+
+        def train(self) -> None:
+            while (step := self.steps.begin()) is not None:
+                if self.train_step(step):
+                    record.committed(step, step.commit())
+
+    made = Sharded()
+    made.train()
+    assert made.samples_seen == job.epochs * job.samples, "each sample counted once, also by who joined"
+    return made.model

@@ -21,7 +21,10 @@ def check_supported(trainer: Trainer, trial: Any) -> None:
 def _refused(trainer: Trainer, trial: Any) -> Iterator[str]:
     args = trainer.args
     if trainer.is_deepspeed_enabled or args.deepspeed:
-        yield f"deepspeed in TrainingArguments divides the model among the workers, {_WHOLE}: leave it out"
+        yield (
+            f"deepspeed in TrainingArguments divides the model among the workers, {_WHOLE}: leave it out; or leave out"
+            " RemoraCallback with its import, and write backend: deepspeed into the job"
+        )
     if trainer.is_fsdp_enabled or args.fsdp:
         yield f"fsdp in TrainingArguments divides the model among the workers, {_WHOLE}: leave it out"
     if args.parallelism_config is not None or trainer.is_distributed_loading_by_transformers:

@@ -17,5 +17,6 @@ step.report(loss=loss)
 """
 
 from remora.torch.sharded.sharded_loop import ShardedLoop
+from remora.torch.sharded.sharded_steps import ShardedSteps
 
-__all__ = ["ShardedLoop"]
+__all__ = ["ShardedLoop", "ShardedSteps"]

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from remora.torch.buffers import Buffers
-from remora.torch.optimizers import Optimizers
+from remora.torch.optimizers import EARLY, Optimizers
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
 from remora.torch.sharded.state_shards import ShardedState
@@ -61,8 +61,10 @@ class BuiltModel:
         return {name: part for name, part in named.items() if part is not None}
 
 
-def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> BuiltModel:
+def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int, early: str = EARLY) -> BuiltModel:
     """Call `build`, with the same random numbers on all ranks, and prepare what it returns.
+
+    `early`: the error where an optimizer steps before the gradients are there.
 
     Raises TypeError and ValueError for what cannot be trained.
     """
@@ -76,7 +78,7 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int) -> BuiltMod
             "build(mesh) returns one optimizer behind the model: put all parameters into its groups"
         )
     check(model, grid)
-    optimizers = Optimizers(model, optimizer, _UNKNOWN)
+    optimizers = Optimizers(model, optimizer, _UNKNOWN, early)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Losses are weighted by their samples, so gradients are sums.

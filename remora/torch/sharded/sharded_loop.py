@@ -25,7 +25,7 @@ from remora.torch.agreement import (
     parameters_beside,
 )
 from remora.torch.buffers import Buffers
-from remora.torch.elastic import REPORTS_KEPT, FunctionLoop
+from remora.torch.elastic import REPORTS_KEPT, ElasticLoop, FunctionLoop
 from remora.torch.group import PeerLost
 from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
@@ -36,6 +36,7 @@ from remora.torch.nonfinite import (
     left_out_text,
     rollback_text,
 )
+from remora.torch.optimizers import EARLY
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded import checkpoint_io
@@ -61,7 +62,7 @@ from remora.torch.sharded.step_runner import (
     local,
     local_gradients,
 )
-from remora.torch.state import LoopState, Progress
+from remora.torch.state import LoopState, Progress, Stateful
 from remora.torch.step import AnyStep, Compute, Step
 
 log = logging.getLogger("remora.torch")
@@ -78,39 +79,11 @@ class _Announcement:
     held: list[HeldShards]
 
 
-class ShardedLoop(FunctionLoop):
-    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism shard it, and its optimizer.
+class ShardedTraining(ElasticLoop):
+    """What loops share whose model is sharded over the workers: groups, snapshots, and what follows a loss."""
 
-        def build(mesh):
-            model = Net()
-            for block in model.blocks:
-                fully_shard(block, mesh=mesh)
-            fully_shard(model, mesh=mesh)
-            return model, torch.optim.AdamW(model.parameters())
-
-        loop = ShardedLoop(build, data=dataset, global_batch=96, shards=12, total_steps=1000)
-        for step in loop:
-            loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
-            loop.optimizer.step()
-            step.report(loss=loss)
-
-    Each worker keeps its own part of the state and that of one neighbour in host memory, as of every `snapshot_every`
-    steps, so that training goes on from memory when one worker, or one node with not more than half of the workers,
-    is lost.  At most `snapshot_every + 1` steps are done again then; `step.number` says which.
-
-    `build(mesh)` returns the model, sharded over this mesh, and its optimizer, and a scheduler if there is one.  It is
-    called again in every new group, so what it made is reached as `loop.model`, `loop.optimizer`, `loop.scheduler`.
-    Random numbers are seeded before it, the same on all workers.
-
-    - `shard`: workers that one copy of the model is sharded over; None: all.  The mesh is ("replicate", "shard") then.
-    - `tensor`: workers that compute one layer together; the last dimension of the mesh is "tensor" then.
-    - `nonfinite`: as for `Loop`; `rollback` goes back to the newest snapshot.
-    - All other arguments are those of `Loop`.
-
-    The number of workers may be any multiple of the product of `shard` and `tensor`.
-
-    Raises ValueError for arguments and models that cannot work.
-    """
+    #: The error where an optimizer steps before the gradients are there.
+    _early_text = EARLY
 
     def __init__(
         self,
@@ -137,7 +110,9 @@ class ShardedLoop(FunctionLoop):
         if snapshot_every < 1:
             raise ValueError(f"snapshot_every is a number of steps, at least 1, not {snapshot_every}")
         if dist.is_initialized():
-            raise ValueError("leave out init_process_group: ShardedLoop forms the process group itself")
+            raise ValueError(
+                f"leave out init_process_group: {type(self).__name__} forms the process group itself"
+            )
         agreed("exactness", "sample-exact", str)  # raises when the job asks for more
         nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
@@ -168,6 +143,8 @@ class ShardedLoop(FunctionLoop):
         self._mesh_group: MeshProcessGroup | None = None
         self._state: LoopState | None = None
         self._is_new = not self._groups.is_joiner
+        #: What the script saves beside them.
+        self._extra: dict[str, Stateful] = {}
         #: Steps after which all copies were last the same.
         self._agreed_after: int | None = None
         #: Steps in a row that were left out.
@@ -217,60 +194,9 @@ class ShardedLoop(FunctionLoop):
     def _begin(self) -> None:
         self._groups.begin()
 
-    # --- steps ------------------------------------------------------------------------------------------------------
-
-    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
-        while True:
-            self._set_lenient(False)
-            try:
-                result = self._try(step, compute)
-                if self._is_settled(step, result):
-                    break
-            except PeerLost as lost:
-                self._change(str(lost))
-            except (Diverged, NotFinite):
-                raise
-            except Exception as error:
-                # Whatever goes wrong inside autograd or FSDP while a peer is missing, goes wrong because of that.
-                if not self._is_broken():
-                    raise
-                self._change(f"a peer was lost: {error}")
-            micro_batch = self._feed.peek()
-            if micro_batch is None:
-                step.was_skipped = True
-                break
-            step.number = self._progress.step + 1
-            step.stand_at(micro_batch)
-        seed_everything(derive(self._settings.seed, "body", step.number))
-        step.metrics = dict(zip(self._step_runner.metric_names, result.means[1:], strict=False))
-        # The script may change the weights from now on.
-        self._snapshots.await_copy()
-        # What it does from here to the end of the step is thrown away when a peer is lost meanwhile.
-        self._set_lenient(True)
-        return torch.tensor(result.means[0], device=self._device)
-
-    def _try(self, step: Step, compute: Compute) -> StepResult:
-        """Compute the gradients of a step once; raises PeerLost, after which the model is of no use."""
-        built = self._present
-        built.check_frozen()
-        self._check_data(self._groups.host_group)
-        unchanging = self._agree(compute)
-        rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
-        built.optimizers.begin(local_gradients(built.sharded.parameters.values()))
-        assert self._mesh_group is not None
-        result = self._step_runner.run(
-            step, compute, self._feed, built, self._groups, self._mesh_group, rehearses=rehearses
-        )
-        built.optimizers.end(step.number)
-        if unchanging is not None and (name := unchanging.changed(self._watched(compute))) is not None:
-            self._end_diverged(changed_text(name))
-        if result.not_repeated is not None:
-            self._end_diverged(result.not_repeated)
-        return result
-
     # --- what copies hold, and what is not finite -------------------------------------------------------------------
 
-    def _agree(self, compute: Compute) -> StateDigests | None:
+    def _agree(self, compute: Compute | None) -> StateDigests | None:
         """Compare all copies with each other when it is time; returns what the step must not change.
 
         Raises PeerLost and Diverged.
@@ -290,13 +216,14 @@ class ShardedLoop(FunctionLoop):
         self._agreed_after = steps_done
         return StateDigests(self._watched(compute), self._device)
 
-    def _watched(self, compute: Compute) -> dict[str, torch.Tensor]:
-        """What no function given to `backward` may change."""
+    def _watched(self, compute: Compute | None) -> dict[str, torch.Tensor]:
+        """What may not change while gradients are computed, by a function given to `backward` where there is one."""
         own = self._present.sharded.parameters
-        beside = parameters_beside(compute, {id(one) for one in own.values()})
+        known = {id(one) for one in own.values()}
+        beside = {} if compute is None else parameters_beside(compute, known)
         return {name: local(one) for name, one in {**own, **beside}.items()}
 
-    def _is_settled(self, step: Step, result: StepResult) -> bool:
+    def _is_settled(self, step: AnyStep, result: StepResult) -> bool:
         """Whether the script may use the gradients; if not, it went back.  Raises PeerLost and NotFinite."""
         what = self._not_finite(result)
         if what is None:
@@ -318,7 +245,7 @@ class ShardedLoop(FunctionLoop):
             return "loss"
         return "gradient" if self._scaler is None and not result.are_gradients_finite else None
 
-    def _skip(self, step: Step, what: str) -> None:
+    def _skip(self, step: AnyStep, what: str) -> None:
         self._skips += 1
         text = left_out_text(self._skips, what, step.number)
         self._present.drop_gradients()
@@ -327,7 +254,7 @@ class ShardedLoop(FunctionLoop):
         if self._rank == 0:
             log.warning("%s", text)
 
-    def _roll_back(self, step: Step, what: str) -> None:
+    def _roll_back(self, step: AnyStep, what: str) -> None:
         """Go on from the newest snapshot, without the batch of this step; raises PeerLost."""
         check_rollbacks(len(self._left_out), what, step.number)
         left_out = [*self._left_out, (step.epoch, step.place)]
@@ -366,16 +293,14 @@ class ShardedLoop(FunctionLoop):
             self._snapshots.wait()
             if self._snapshots.newest_step != self._progress.step:
                 self._take()
-            self._snapshots.wait()
-            self._confirm()
+            self._secure()
             self._change("planned")
         else:
             self._groups.check()
 
     def _settle(self) -> bool:
         try:
-            self._snapshots.wait()
-            self._confirm()
+            self._secure()
             self._checkpoint()
         except PeerLost as lost:
             self._change(str(lost))
@@ -388,8 +313,9 @@ class ShardedLoop(FunctionLoop):
     def _interrupt(self) -> None:
         self._present.optimizers.close()
 
-    def _confirm(self) -> None:
-        """A barrier of all workers; raises PeerLost."""
+    def _secure(self) -> None:
+        """Wait until all workers have their neighbours' parts of the newest snapshot; raises PeerLost."""
+        self._snapshots.wait()
         host_group = self._groups.host_group
         host_group.wait(host_group.sum(torch.ones(1)))
 
@@ -421,8 +347,8 @@ class ShardedLoop(FunctionLoop):
         gc.collect()
         forget_optimizers(self._scaler, self._device)
         mesh, self._mesh_group = open_mesh(group, self._device, grid)
-        built = self._built = construct(self._build, mesh, grid, settings.seed)
-        self._state = LoopState(built.parts(self._scaler), settings.data_order())
+        built = self._built = construct(self._build, mesh, grid, settings.seed, self._early_text)
+        self._state = LoopState({**built.parts(self._scaler), **self._extra}, settings.data_order())
         mark = fingerprint(settings, built.sharded.model.parameters())
         announcement = _Announcement(mark, group.rendezvous.node_rank, self._is_new, self._snapshots.held())
         announcements: list[_Announcement] = gather_objects(host_group, announcement)
@@ -444,8 +370,7 @@ class ShardedLoop(FunctionLoop):
         built.optimizers.open()
         self._snapshots.use(host_group, grid, [one.node for one in announcements], built.sharded.optimizer)
         self._take()
-        self._snapshots.wait()
-        self._confirm()
+        self._secure()
         self._is_new = False
         self._report_again()
         self._open_feed()
@@ -527,6 +452,92 @@ class ShardedLoop(FunctionLoop):
     def _set_lenient(self, is_lenient: bool) -> None:
         if self._mesh_group is not None:
             self._mesh_group.is_lenient = is_lenient
+
+
+class ShardedLoop(ShardedTraining, FunctionLoop):
+    """`Loop` for a model that no worker holds as a whole: FSDP and tensor parallelism shard it, and its optimizer.
+
+        def build(mesh):
+            model = Net()
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            return model, torch.optim.AdamW(model.parameters())
+
+        loop = ShardedLoop(build, data=dataset, global_batch=96, shards=12, total_steps=1000)
+        for step in loop:
+            loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+            loop.optimizer.step()
+            step.report(loss=loss)
+
+    Each worker keeps its own part of the state and that of one neighbour in host memory, as of every `snapshot_every`
+    steps, so that training goes on from memory when one worker, or one node with not more than half of the workers,
+    is lost.  At most `snapshot_every + 1` steps are done again then; `step.number` says which.
+
+    `build(mesh)` returns the model, sharded over this mesh, and its optimizer, and a scheduler if there is one.  It is
+    called again in every new group, so what it made is reached as `loop.model`, `loop.optimizer`, `loop.scheduler`.
+    Random numbers are seeded before it, the same on all workers.
+
+    - `shard`: workers that one copy of the model is sharded over; None: all.  The mesh is ("replicate", "shard") then.
+    - `tensor`: workers that compute one layer together; the last dimension of the mesh is "tensor" then.
+    - `nonfinite`: as for `Loop`; `rollback` goes back to the newest snapshot.
+    - All other arguments are those of `Loop`.
+
+    The number of workers may be any multiple of the product of `shard` and `tensor`.
+
+    Raises ValueError for arguments and models that cannot work.
+    """
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _run(self, step: Step, compute: Compute) -> torch.Tensor:
+        while True:
+            self._set_lenient(False)
+            try:
+                result = self._try(step, compute)
+                if self._is_settled(step, result):
+                    break
+            except PeerLost as lost:
+                self._change(str(lost))
+            except (Diverged, NotFinite):
+                raise
+            except Exception as error:
+                # Whatever goes wrong inside autograd or FSDP while a peer is missing, goes wrong because of that.
+                if not self._is_broken():
+                    raise
+                self._change(f"a peer was lost: {error}")
+            micro_batch = self._feed.peek()
+            if micro_batch is None:
+                step.was_skipped = True
+                break
+            step.number = self._progress.step + 1
+            step.stand_at(micro_batch)
+        seed_everything(derive(self._settings.seed, "body", step.number))
+        step.metrics = dict(zip(self._step_runner.metric_names, result.means[1:], strict=False))
+        # The script may change the weights from now on.
+        self._snapshots.await_copy()
+        # What it does from here to the end of the step is thrown away when a peer is lost meanwhile.
+        self._set_lenient(True)
+        return torch.tensor(result.means[0], device=self._device)
+
+    def _try(self, step: Step, compute: Compute) -> StepResult:
+        """Compute the gradients of a step once; raises PeerLost, after which the model is of no use."""
+        built = self._present
+        built.check_frozen()
+        self._check_data(self._groups.host_group)
+        unchanging = self._agree(compute)
+        rehearses = is_rehearsed(self._progress.step, self._settings.check_every)
+        built.optimizers.begin(local_gradients(built.sharded.parameters.values()))
+        assert self._mesh_group is not None
+        result = self._step_runner.run(
+            step, compute, self._feed, built, self._groups, self._mesh_group, rehearses=rehearses
+        )
+        built.optimizers.end(step.number)
+        if unchanging is not None and (name := unchanging.changed(self._watched(compute))) is not None:
+            self._end_diverged(changed_text(name))
+        if result.not_repeated is not None:
+            self._end_diverged(result.not_repeated)
+        return result
 
 
 def _device() -> torch.device:

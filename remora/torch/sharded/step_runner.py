@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -23,6 +23,7 @@ from remora.torch.sharded.process_groups import ProcessGroups
 from remora.torch.sharded.reshard_plan import passes
 from remora.torch.step import (
     NOTES,
+    AnyStep,
     Compute,
     Outcome,
     Step,
@@ -46,6 +47,21 @@ class StepResult:
     are_gradients_finite: bool
     #: The error message where this worker computed a micro-batch twice and got two losses.
     not_repeated: str | None = None
+
+
+class Weights(NamedTuple):
+    """How much one batch counts."""
+
+    #: The part of the samples of the global batch that it has.
+    samples_share: float
+    #: What each of its sums is multiplied by: 1 over the samples of the global batch.
+    per_sample: float
+    #: Whether its loss is counted on this rank, and not on another one that computes the same.
+    counts: bool
+
+
+#: A batch that only takes part in the collectives of the others.
+NOTHING = Weights(0.0, 0.0, counts=False)
 
 
 class StepRunner:
@@ -74,6 +90,10 @@ class StepRunner:
         #: Loss of the last pass that was.
         self._loss = 0.0
         self._not_repeated: str | None = None
+        #: Of the batch that came last: random numbers, and how much it counts.
+        self._seed, self._weights = settings.seed, NOTHING
+        #: This worker's share of the loss, the metrics and the buffers, and behind them a place for one more number.
+        self._notes = torch.zeros(0)
         #: Names of the means beside the loss.
         self.metric_names: tuple[str, ...] = ()
 
@@ -94,38 +114,33 @@ class StepRunner:
 
         Raises PeerLost, after which nothing of the model is of use.
         """
-        buffers, group, model = built.buffers, groups.group, built.sharded.model
+        self._rehearses, model = rehearses, built.sharded.model
+        for batch in self.batches(step, feed, built, groups, mesh_group):
+            rehearsed = self._rehearse(built, compute, batch)
+            self.add(self._computed(model, compute, batch))
+            self._compare(rehearsed)
+        return self.finish(built, groups)
+
+    def batches(
+        self,
+        step: AnyStep,
+        feed: Feed,
+        built: BuiltModel,
+        groups: ProcessGroups,
+        mesh_group: MeshProcessGroup,
+    ) -> Iterator[Any]:
+        """The step begins, with gradients of zero: batches of which each is to be computed and given to `add`.
+
+        Behind this worker's micro-batches come some that count for nothing, until it has made as many passes as the
+        busiest one.  Raises PeerLost.
+        """
+        buffers = built.buffers
         self._begin(mesh_group)
-        self._rehearses, self._not_repeated = rehearses, None
+        self._not_repeated = None
         built.drop_gradients()
         buffers.begin()
-        notes = self._all_passes(step, compute, feed, built, groups)
-        self._end(mesh_group)
-        if self._scaler is not None or self._settings.nonfinite is not None:
-            # On every rank the same is decided, from the sum.
-            notes[-1] = 0.0 if all_finite(model.parameters()) else 1.0
-        group.wait(group.sum(notes))
-        if self._scaler is not None and notes[-1] > 0:
-            mark_nonfinite(model.parameters())
-        buffers.finish(group, notes[NOTES:-1])
-        groups.check()
-        numbers = notes[:NOTES].tolist()
-        divide_gradients(model.parameters(), numbers)
-        result = StepResult(means(numbers), float(notes[-1]) == 0.0, self._not_repeated)
-        if not (result.are_gradients_finite and math.isfinite(result.means[0])):
-            self._filler = None
-        return result
-
-    def _all_passes(
-        self, step: Step, compute: Compute, feed: Feed, built: BuiltModel, groups: ProcessGroups
-    ) -> torch.Tensor:
-        """All forward and backward passes; returns this worker's share of the loss, the metrics and the buffers.
-
-        They are followed by a place for one more number.
-        """
-        buffers, model = built.buffers, built.sharded.model
         counts_batch = built.grid.counts_batch(groups.group.rank)
-        notes = torch.zeros(NOTES + buffers.width + 1, device=self._device)
+        self._notes = notes = torch.zeros(NOTES + buffers.width + 1, device=self._device)
         step.samples = {}
         done = total = 0
         for micro_batch, batch in feed.step():
@@ -137,18 +152,59 @@ class StepRunner:
             if micro_batch.samples:
                 done += 1
                 where = (step.number, micro_batch.shard, micro_batch.index)
-                seed = derive(self._settings.seed, "compute", *where)
-                rehearsed = self._rehearse(built, compute, batch, seed)
-                seed_everything(seed)
+                self._seed = derive(self._settings.seed, "compute", *where)
+                self._weights = Weights(len(micro_batch.samples) / total, 1.0 / total, counts_batch)
+                seed_everything(self._seed)
                 self._filler = batch
-                shares = self._pass(model, compute, batch, len(micro_batch.samples) / total, 1.0 / total)
-                if counts_batch:
-                    notes[:NOTES] += shares
-                self._compare(rehearsed)
+                yield moved(batch, self._device)
             if micro_batch.ends_shard and micro_batch.shard == 0 and counts_batch:
                 notes[NOTES:-1] = buffers.keep()
-        self._run_filler_passes(built, compute, done, total)
-        return notes
+        busiest = passes(total, built.grid.readers, self._settings.shards, self._settings.micro_batch)
+        for _ in range(done, busiest):
+            groups.check()
+            self._seed, self._weights = self._settings.seed, NOTHING
+            yield moved(without_nonfinite(self._filler_batch()), self._device)
+        self._end(mesh_group)
+
+    def add(self, found: Outcome) -> None:
+        """The backward pass of the batch that came last, as its share of the global batch."""
+        samples_share, per_sample, counts = self._weights
+        self._loss = float(full(found.loss.detach())) if self._rehearses else 0.0
+        if found.metrics:
+            self.metric_names = tuple(found.metrics)
+        share = found.share(samples_share, per_sample)
+        if self._scaler is not None:
+            share = self._scaler.scale(share)
+        share.backward()
+        if counts:
+            for place, numbers in found.notes(samples_share, per_sample, self._number):
+                self._notes[place : place + len(numbers)] += numbers
+
+    def finish(self, built: BuiltModel, groups: ProcessGroups) -> StepResult:
+        """Add up what all workers have; raises PeerLost."""
+        group, model, notes = groups.group, built.sharded.model, self._notes
+        groups.check()
+        if self._scaler is not None or self._settings.nonfinite is not None:
+            # On every rank the same is decided, from the sum.
+            notes[-1] = 0.0 if all_finite(model.parameters()) else 1.0
+        group.wait(group.sum(notes))
+        if self._scaler is not None and notes[-1] > 0:
+            mark_nonfinite(model.parameters())
+        built.buffers.finish(group, notes[NOTES:-1])
+        groups.check()
+        numbers = notes[:NOTES].tolist()
+        divide_gradients(model.parameters(), numbers)
+        result = StepResult(means(numbers), float(notes[-1]) == 0.0, self._not_repeated)
+        if not (result.are_gradients_finite and math.isfinite(result.means[0])):
+            self._filler = None
+        return result
+
+    def _filler_batch(self) -> Any:
+        if self._filler is None:
+            item = next(iter(self._data)) if is_stream(self._data) else self._data[0]
+            # Twice, because BatchNorm takes no single sample.
+            self._filler = (self._collate or torch.utils.data.default_collate)([item, item])
+        return self._filler
 
     def _begin(self, mesh_group: MeshProcessGroup) -> None:
         # On GPUs the workers' waits for each other lie in the device's queue, and look like work there.
@@ -160,66 +216,32 @@ class StepRunner:
         if self._device.type == "cpu":
             self._compute_time.end(mesh_group.waited_s - self._waited_s)
 
-    def _run_filler_passes(self, built: BuiltModel, compute: Compute, done: int, total: int) -> None:
-        """Passes that count for nothing, until this worker has made as many as the busiest one."""
-        model = built.sharded.model
-        for _ in range(
-            done, passes(total, built.grid.readers, self._settings.shards, self._settings.micro_batch)
-        ):
-            if self._filler is None:
-                item = next(iter(self._data)) if is_stream(self._data) else self._data[0]
-                # Twice, because BatchNorm takes no single sample.
-                self._filler = (self._collate or torch.utils.data.default_collate)([item, item])
-            batch = without_nonfinite(self._filler)
-            self._rehearse(built, compute, batch, self._settings.seed)
-            self._pass(model, compute, batch, 0.0, 0.0)
-            self._rehearses = False
-
-    def _pass(
-        self,
-        model: torch.nn.Module,
-        compute: Compute,
-        batch: Any,
-        samples_share: float,
-        per_sample: float,
-    ) -> torch.Tensor:
-        """Forward and backward of one micro-batch; returns what it adds to the notes.  [NOTES]
-
-        It has this share of the samples of the global batch, and each of its sums is multiplied by `per_sample`.
-        """
-        found = self._computed(model, compute, batch)
-        self._loss = float(full(found.loss.detach())) if self._rehearses else 0.0
-        if found.metrics:
-            self.metric_names = tuple(found.metrics)
-        share = found.share(samples_share, per_sample)
-        if self._scaler is not None:
-            share = self._scaler.scale(share)
-        share.backward()
-        shares = torch.zeros(NOTES, device=self._device)
-        for place, numbers in found.notes(samples_share, per_sample, self._number):
-            shares[place : place + len(numbers)] = numbers
-        return shares
-
     def _computed(self, model: torch.nn.Module, compute: Compute, batch: Any) -> Outcome:
         """What the script's function makes of one micro-batch."""
         parameters = tuple(model.parameters())
         before = [gradient_of(one) for one in parameters]
-        found = outcome(compute(model, moved(batch, self._device)))
+        found = outcome(compute(model, batch))
         check_gradients(parameters, before)
         return found
 
-    def _rehearse(self, built: BuiltModel, compute: Compute, batch: Any, seed: int) -> float | None:
+    def _rehearse(self, built: BuiltModel, compute: Compute, batch: Any) -> float | None:
         """The loss of this worker's first micro-batch when it is computed once before, where that is to be done."""
         if not self._rehearses or (copied := copy_of(batch)) is None:
             return None
-        seed_everything(seed)
+        seed_everything(self._seed)
         loss = float(full(self._computed(built.sharded.model, compute, copied).loss.detach()))
         built.buffers.restore()
+        seed_everything(self._seed)
         return loss
 
     def _compare(self, rehearsed: float | None) -> None:
         """Note where a micro-batch has another loss than when it was rehearsed."""
-        if rehearsed is not None and not repeats(rehearsed, self._loss, is_bitwise=False):
+        is_of_this_worker = self._weights is not NOTHING
+        if (
+            rehearsed is not None
+            and is_of_this_worker
+            and not repeats(rehearsed, self._loss, is_bitwise=False)
+        ):
             self._not_repeated = not_repeated_text(rehearsed, self._loss)
         self._rehearses = False
 

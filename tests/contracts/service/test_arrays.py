@@ -286,6 +286,45 @@ def test_a_job_that_does_worse_than_others_is_stopped_and_the_next_one_follows(o
     assert owner.job(jobs[0]).compared_at == 40
 
 
+def test_a_bandit_counts_reports_and_one_that_is_repeated_once(owner: Owner) -> None:
+    rule = {"metric": "loss", "policy": "bandit", "slack_amount": 2, "every": 2}
+    array = {"grid": {"lr": [1, 2]}, "stop_early": rule}
+    jobs = elements(owner, owner.client.post("/v1/arrays", json={**SPEC, "array": array}).json())
+    trained(owner, jobs)
+    for step, loss in ((5, 3.0), (9, 1.0)):
+        measure(owner, jobs[0], step, loss)
+    measure(owner, jobs[1], 6, 4.0)
+    measure(owner, jobs[1], 6, 4.0)
+    assert owner.job(jobs[1]).metric_reports == 1
+    assert owner.job(jobs[1]).state is JobState.RUNNING
+    measure(owner, jobs[1], 7, 3.5)
+    job = owner.run_until(jobs[1], JobState.CANCELLED)
+    assert (job.reason, job.metric_reports, job.metric_sum, job.metric_step) == ("stopped_early", 2, 7.5, 7)
+    assert job.message == (
+        "at its report 2 of the metric its best loss is 3.5, and the best one of its array is 1, of which the slack"
+        " allows 3"
+    )
+    assert owner.job(jobs[0]).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"metric": "loss"}, "the policy halving needs first_step"),
+        ({"metric": "loss", "policy": "bandit"}, "the policy bandit needs slack_factor or slack_amount"),
+        ({"metric": "loss", "policy": "median", "percent": 5}, "percent is not for the policy median"),
+        ({"metric": "loss", "first_step": 1, "every": 2}, "every and delay are not for the policy halving"),
+        ({"metric": "loss", "policy": "luck"}, "halving, bandit, median or truncation"),
+    ],
+)
+def test_a_policy_has_its_own_fields(owner: Owner, rule: dict[str, Any], said: str) -> None:
+    answer = owner.client.post(
+        "/v1/arrays", json={**SPEC, "array": {"grid": {"lr": [1]}, "stop_early": rule}}
+    )
+    assert answer.status_code == 422
+    assert said in answer.text
+
+
 def test_a_controller_that_dies_after_the_comparison_still_stops_the_job(owner: Owner) -> None:
     array = {"grid": {"lr": [1, 2, 3, 4]}, "stop_early": EARLY}
     jobs = elements(owner, owner.client.post("/v1/arrays", json={**SPEC, "array": array}).json())

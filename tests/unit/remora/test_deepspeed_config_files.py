@@ -25,6 +25,7 @@ CONFIG = json.dumps({"train_batch_size": 64})
         "python train.py --deepspeed_config conf/ds.json",
         "python train.py --deepspeed-config=./conf/ds.json --lr 1",
         "deepspeed train.py --deepspeed --deepspeed_config conf/../conf/ds.json",
+        "python train.py --deepspeed conf/ds.json --output_dir out",
     ],
 )
 def test_one_that_contradicts_the_job_is_refused_with_both_values(command: str) -> None:

@@ -104,12 +104,68 @@ def test_what_decides_by_results_is_named() -> None:
     found = sweep(
         CHOICES,
         sampling_algorithm="bayesian",
-        early_termination={"type": "bandit", "slack_factor": 0.1},
+        early_termination={
+            "type": "truncation_selection",
+            "truncation_percentage": 20,
+            "exclude_finished_jobs": True,
+        },
         limits={"max_total_trials": 2},
     )
     assert found.problems == ()
     assert "values are drawn at random beforehand" in lost(found)["sampling_algorithm"]
-    assert "all trials run to their end" in lost(found)["early_termination"]
+    assert "ended are compared with" in lost(found)["early_termination.exclude_finished_jobs"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"type": "bandit", "slack_factor": 0.1, "evaluation_interval": 2, "delay_evaluation": 5},
+            {"policy": "bandit", "slack_factor": 0.1, "every": 2, "delay": 5},
+        ),
+        (
+            {"type": "bandit", "slack_amount": 0.2, "slack_factor": 0},
+            {"policy": "bandit", "slack_amount": 0.2, "every": 1, "delay": 0},
+        ),
+        ({"type": "median_stopping"}, {"policy": "median", "every": 1, "delay": 0}),
+        (
+            {"type": "truncation_selection", "truncation_percentage": 20},
+            {"policy": "truncation", "percent": 20, "every": 1, "delay": 0},
+        ),
+    ],
+)
+def test_early_termination_is_a_policy_of_the_array(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = sweep(CHOICES, sampling_algorithm="grid", early_termination=given)
+    assert found.problems == ()
+    assert found.spec["array"]["stop_early"] == {"metric": "loss", "mode": "min", **expected}
+    rule = JobSpec.from_mapping(found.spec).array
+    assert rule is not None
+    assert rule.stop_early is not None
+    assert "early_termination" not in lost(found)
+    maximized = {"goal": "maximize", "primary_metric": "acc"}
+    found = sweep(CHOICES, sampling_algorithm="grid", early_termination=given, objective=maximized)
+    assert found.spec["array"]["stop_early"] == {"metric": "acc", "mode": "max", **expected}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"type": "hyperband"},
+            "'hyperband' given, expected bandit or median_stopping or truncation_selection",
+        ),
+        ({"type": "bandit"}, "either a slack_factor or a slack_amount"),
+        ({"type": "bandit", "slack_factor": 1, "slack_amount": 1}, "either a slack_factor or a slack_amount"),
+        ({"type": "bandit", "slack_factor": -1}, "expected a number above 0"),
+        ({"type": "bandit", "slack_factor": "x" * 9}, "expected a number above 0"),
+        ({"type": "truncation_selection", "truncation_percentage": 100}, "a whole number from 1 to 99"),
+        ({"type": "median_stopping", "evaluation_interval": 0}, "expected a whole number from 1"),
+        ("bandit", "early_termination"),
+    ],
+)
+def test_early_termination_that_cannot_be_followed_is_refused(given: Any, said: str) -> None:
+    found = problems(CHOICES, sampling_algorithm="grid", early_termination=given)
+    assert said in "\n".join(found)
 
 
 @pytest.mark.parametrize(

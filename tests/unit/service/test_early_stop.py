@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,3 +96,71 @@ def test_of_those_that_have_come_at_least_half_would_go_on(values: list[float]) 
     stays = [own for at, own in enumerate(values) if not is_stopped(own, values[:at] + values[at + 1 :])]
     assert len(stays) * 2 >= len(values)
     assert min(values) in stays
+
+
+def counted(policy: str, mode: str = "min", **rule: Any) -> JobRow:
+    """An element whose array stops jobs by a policy of Azure ML."""
+    whole = {"every": 1, "delay": 0, "slack_factor": None, "slack_amount": None, "percent": None, **rule}
+    return job_row(array_id="array_1", stop_rule={"metric": "loss", "mode": mode, "policy": policy, **whole})
+
+
+@pytest.mark.parametrize(
+    ("policy", "values"),
+    [
+        ("bandit", [(2, 3.0), (4, 2.0), (6, 2.0)]),
+        ("median", [(2, 4.0), (4, 3.5), (6, 4.0)]),
+        ("truncation", [(2, 3.0), (4, 4.0), (6, 6.0)]),
+    ],
+)
+def test_the_policies_of_azure_ml_count_reports_of_the_metric(
+    policy: str, values: list[tuple[int, float]]
+) -> None:
+    # Steps that are done again after a loss, and those without the metric, are no further report.
+    reports: list[tuple[int, float | None]] = [
+        (10, 5.0), (20, 3.0), (25, None), (30, 2.0), (20, 9.0), (30, 9.0), (40, 4.0), (50, 4.0), (60, 6.0),
+    ]  # fmt: skip
+    assert first_comparison(counted(policy)) is None
+    assert scores_of(counted(policy, every=2), reports) == values
+    assert scores_of(counted(policy, every=2, delay=3), reports) == values[1:]
+
+
+def ends(job: JobRow, own: float, others: list[float]) -> bool:
+    score = Score(array_id="array_1", step=2, job_id=job.id, value=own)
+    after, event = stopped(job, score, [own, *others], 1000.0)
+    assert (after.stopped_early is not None) == (event is not None)
+    return event is not None
+
+
+@pytest.mark.parametrize(
+    ("rule", "own", "others", "stops"),
+    [
+        # As in the documentation of Azure ML: 0.8 / 1.2 is 0.67, and 0.8 - 0.2 is 0.6.
+        ({"slack_factor": 0.2, "mode": "max"}, 0.66, [0.8], True),
+        ({"slack_factor": 0.2, "mode": "max"}, 0.67, [0.8], False),
+        ({"slack_amount": 0.2, "mode": "max"}, 0.59, [0.8], True),
+        ({"slack_amount": 0.2, "mode": "max"}, 0.61, [0.8], False),
+        ({"slack_factor": 0.2}, 1.21, [1.0, 5.0], True),
+        ({"slack_factor": 0.2}, 1.19, [1.0, 5.0], False),
+        ({"slack_factor": 0.2}, 1.0, [], False),
+        ({"slack_factor": 0.2, "mode": "max"}, -1.0, [-2.0], False),
+    ],
+)
+def test_a_bandit_ends_what_is_beyond_the_slack(
+    rule: dict[str, Any], own: float, others: list[float], stops: bool
+) -> None:
+    assert ends(counted("bandit", **rule), own, others) is stops
+
+
+def test_median_stopping_compares_the_best_value_with_the_means_of_all() -> None:
+    assert ends(replace(counted("median"), best_value=3.1), 4.0, [3.0, 2.0])
+    assert not ends(replace(counted("median"), best_value=2.9), 4.0, [3.0, 2.0])
+    assert ends(replace(counted("median", "max"), best_value=2.9), 2.0, [3.0, 4.0])
+
+
+def test_truncation_ends_a_share_of_those_that_came_there() -> None:
+    job = counted("truncation", percent=20)
+    assert ends(job, 9.0, [1.0, 2.0, 3.0, 4.0])
+    assert not ends(job, 4.0, [1.0, 2.0, 3.0, 9.0])
+    assert not ends(job, 9.0, [1.0, 2.0, 3.0]), "a fifth of four is none"
+    assert not ends(job, 9.0, [9.0, 1.0, 2.0, 3.0]), "which of two that are equal?"
+    assert ends(counted("truncation", "max", percent=50), 1.0, [2.0])
