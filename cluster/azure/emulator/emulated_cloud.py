@@ -125,6 +125,8 @@ class Cloud:
         self.limits: dict[str, int] = {}
         #: Features that the subscription is registered for, as `Microsoft.Compute/UseStandardSecurityType`.
         self.features: set[str] = set()
+        #: Azure's word for whether the subscription can be used.
+        self.subscription_state = "Enabled"
         #: Seconds from the request to the end of its operation.
         self.create_s = 0.0
         self.delete_s = 0.0
