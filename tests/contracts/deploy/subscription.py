@@ -11,8 +11,8 @@ from typing import Any
 
 from azure.identity import ManagedIdentityCredential
 
-from cluster.azure.emulator.deployments.kinds import MACHINES
-from cluster.azure.emulator.deployments.template import DEPLOYMENTS
+from cluster.azure.emulator.deployments.kinds import MACHINES, SECRETS, VAULTS
+from cluster.azure.emulator.deployments.template import DEPLOYMENTS, Wanted
 from cluster.azure.emulator.server import OPERATOR, SUBSCRIPTION, EmulatorServer
 from deploy.azure.client import down, up
 
@@ -97,6 +97,12 @@ class Subscription:
     def leftovers(self) -> list[str]:
         """Ids of all that is there, deployments too."""
         return [*(one["id"] for one in self.resources), *self.server.deployer.all]
+
+    def put_secret(self, name: str, value: str) -> None:
+        """What an operator does with `az keyvault secret set`."""
+        (vault,) = self.resources.of_type(VAULTS)
+        body = {"name": name, "properties": {"value": value}}
+        self.resources.put(Wanted(id=f"{vault['id']}/secrets/{name}", type=SECRETS, body=body))
 
     def machine(self, name: str) -> dict[str, Any]:
         """The document of a machine's user data."""
