@@ -125,7 +125,7 @@ schemathesis: .venv-schemathesis/.installed
 	    -r requirements/schemathesis.txt
 	touch $@
 
-# checkov reads the Bicep of deploy/azure, with the parser that also compiles it.
+# checkov and pycep-parser read the Bicep of deploy/azure, for its tests.
 checkov: .venv-checkov/.installed
 
 .venv-checkov/.installed: requirements/checkov.txt deploy/make-venv
@@ -135,8 +135,8 @@ checkov: .venv-checkov/.installed
 	touch $@
 
 # deploy/azure/main.json, which Azure is sent, from deploy/azure/main.bicep and its modules.
-template: checkov
-	.venv-checkov/bin/python -m deploy.azure.bicep.compile
+template: setup
+	$(BIN)/python -m deploy.azure.bicep.compile
 
 # Azure's emulator of blob storage; where npm is missing its tests are left out, and fail in CI.
 azurite: .azurite/.installed

@@ -12,6 +12,8 @@ param identities object
 param startUp string
 param userData string
 
+var adminName = 'remora-admin'
+
 resource interface 'Microsoft.Network/networkInterfaces@2024-05-01' = {
   name: machineName
   location: region
@@ -79,7 +81,7 @@ resource machine 'Microsoft.Compute/virtualMachines@2024-07-01' = {
     }
     osProfile: {
       computerName: machineName
-      adminUsername: 'remora-admin'
+      adminUsername: adminName
       allowExtensionOperations: false
       customData: startUp
       linuxConfiguration: {
@@ -87,7 +89,7 @@ resource machine 'Microsoft.Compute/virtualMachines@2024-07-01' = {
         ssh: {
           publicKeys: [
             {
-              path: '/home/remora-admin/.ssh/authorized_keys'
+              path: '/home/${adminName}/.ssh/authorized_keys'
               keyData: sshPublicKey
             }
           ]

@@ -1,3 +1,5 @@
+"""A subscription for each test."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

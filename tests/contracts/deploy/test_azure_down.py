@@ -1,4 +1,4 @@
-"""deploy/azure/down against an emulated subscription: nothing is left, wherever it was cut off, and nothing else goes."""
+"""deploy/azure/down against an emulated subscription: nothing is left wherever it is cut off, and nothing else goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machines of a deployment are given is what the service reads: settings, place, credentials, ports, secrets."""
+"""What the machines of a deployment are given is what the service reads: settings, place, credentials and ports."""
 
 from __future__ import annotations
 

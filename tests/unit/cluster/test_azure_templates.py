@@ -41,7 +41,8 @@ def test_values(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[frob(]", "where a value should be"),
+        ("[frob(]", "ends too early"),
+        ("[frob(,)]", "where a value should be"),
         ("[]", "ends too early"),
         ("['a' 'b']", "goes on after its end"),
         ("[parameters]", "where a function should be"),

@@ -108,9 +108,8 @@ def test_resources_with_parents_scopes_and_what_they_wait_for(tmp_path: Path) ->
         "properties": {
             "uri": "[reference('vault').uri.long]",
             "id": "[resourceId('Some.Vault/vaults', format('v-{0}', parameters('cluster')))]",
-            "name": "s",
-        }
-        | {"name": "['s']"},
+            "name": "['s']",
+        },
         "dependsOn": ["secret", "vault"],
     }
     assert found["subnet"]["existing"] is True
