@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest

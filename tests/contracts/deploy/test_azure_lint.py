@@ -71,15 +71,14 @@ def test_the_parser_sees_in_each_file_what_our_compiler_made_of_it(parsed: dict[
         outputs = {name: one["type"] for name, one in template.get("outputs", {}).items()}
         assert {name: one["type"] for name, one in seen.get("outputs", {}).items()} == outputs
         resources = {
-            name: (one["type"], one["apiVersion"])
+            name: (one["type"], one["apiVersion"], one.get("existing", False))
             for name, one in template["resources"].items()
             if one["type"] != "Microsoft.Resources/deployments"
         }
-        named = {
-            name: (one["detail"]["full"].partition("@")[0], one["detail"]["full"].partition("@")[2])
+        assert {
+            name: (one["type"], one["api_version"], one["existing"])
             for name, one in seen.get("resources", {}).items()
-        }
-        assert named == resources, path
+        } == resources, path
 
 
 @pytest.mark.timeout(1800)
