@@ -29,7 +29,7 @@ def main(
     say: Say = print,
     ask: Callable[[str], str] = input,
 ) -> int:
-    """0: nothing is left; 1: Azure refused, or something is left; 2: it was not confirmed."""
+    """0: nothing is left; 1: Azure refused, or something is left; 2: it was not confirmed; 130: stopped by Ctrl-C."""
     parser = argparse.ArgumentParser(prog="deploy/azure/down", description=__doc__)
     parser.add_argument("--subscription", required=True, help="id of the subscription")
     parser.add_argument("--cluster", default="remora", help="name of the cluster; remora by default")
@@ -56,6 +56,9 @@ def main(
     except Refused as refused:
         print(f"down: {refused}; call it again to go on", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("down: stopped; call it again to go on", file=sys.stderr)
+        return 130
     finally:
         manager.close()
 

@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 
 def main(arguments: list[str], credential: TokenCredential | None = None, say: Say = print) -> int:
-    """0: done; 1: Azure refused; 2: the parameters cannot be used."""
+    """0: done; 1: Azure refused; 2: the parameters cannot be used; 130: stopped by Ctrl-C."""
     options = _options(arguments)
     try:
         template = json.loads((FOLDER / "main.json").read_text())
@@ -59,6 +59,12 @@ def main(arguments: list[str], credential: TokenCredential | None = None, say: S
     except Refused as refused:
         print(f"up: {refused}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(
+            "up: stopped; Azure goes on with what it has begun, and the next call waits for it",
+            file=sys.stderr,
+        )
+        return 130
     finally:
         manager.close()
 
@@ -194,7 +200,9 @@ class _Up:
         if "operatorId" not in self._values:
             found["operatorId"] = self._manager.principal()
             if not found["operatorId"]:
-                raise Wrong(f"the login's token names nobody; say who deploys: {HOW['operatorId']}")
+                raise Wrong(
+                    f"the login's token does not say whose it is; say who deploys: {HOW['operatorId']}"
+                )
         if not self._has_secret(vault, "ray-token"):
             found["rayToken"] = secrets.token_hex(32)
         if self._values.get("postgres"):

@@ -16,6 +16,7 @@ from cluster.azure.emulator.deployments.kinds import MACHINES, SECRETS, SERVERS,
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import OPERATOR, SUBSCRIPTION
 from deploy.azure.client import up
+from deploy.azure.client.resource_manager import ResourceManager
 from tests.architecture.repository import ROOT
 from tests.contracts.deploy.subscription import ADDRESS, Subscription
 from tests.wheels import wheel
@@ -243,7 +244,7 @@ def test_a_subscription_that_the_login_does_not_see_is_said(
     assert f"{SUBSCRIPTION} is Disabled" in capsys.readouterr().err
 
 
-def test_a_token_that_names_nobody_asks_who_deploys(
+def test_a_token_that_does_not_say_whose_it_is_asks_who_deploys(
     azure: Subscription, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [one for one in azure.arguments() if one not in ("--set", f"operatorId={OPERATOR}")]
@@ -262,3 +263,21 @@ def test_no_secret_is_printed_or_shown_by_a_deployment(
     shown = json.dumps([azure.said, [one.document() for one in azure.server.deployer.all.values()]])
     assert len(hidden) == 3
     assert not [value for value in hidden if value in shown + capsys.readouterr().out]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("up", "up: stopped; Azure goes on"), ("down", "down: stopped")]
+)
+def test_ctrl_c_ends_it_with_a_sentence(
+    azure: Subscription,
+    command: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def pressed(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ResourceManager, "get", pressed)
+    assert getattr(azure, command)() == 130
+    assert capsys.readouterr().err.startswith(said)

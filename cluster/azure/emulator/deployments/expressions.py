@@ -18,7 +18,7 @@ class InvalidTemplate(Exception):
     """A template cannot be evaluated; the message is Resource Manager's kind of sentence."""
 
 
-class Scope(Protocol):
+class Names(Protocol):
     """What the expressions of one deployment can name."""
 
     def call(self, function: str, arguments: list[Any]) -> Any:
@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 _DEEPEST = 60
 
 
-def evaluate(value: Any, scope: Scope) -> Any:
+def evaluate(value: Any, scope: Names) -> Any:
     """A value of a template with all expressions in it evaluated; keys of objects too.  Raises InvalidTemplate."""
     if isinstance(value, str):
         if value.startswith("[["):
@@ -47,7 +47,7 @@ def evaluate(value: Any, scope: Scope) -> Any:
     return value
 
 
-def _object(value: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
+def _object(value: Mapping[str, Any], scope: Names) -> dict[str, Any]:
     found = {str(evaluate(key, scope)): evaluate(one, scope) for key, one in value.items() if key != "copy"}
     copies = value.get("copy", [])
     for copy in copies if isinstance(copies, list) else ():
@@ -59,7 +59,7 @@ def _object(value: Mapping[str, Any], scope: Scope) -> dict[str, Any]:
 
 
 class _InLoop:
-    def __init__(self, outside: Scope, name: str, number: int) -> None:
+    def __init__(self, outside: Names, name: str, number: int) -> None:
         self._outside = outside
         self._name = name
         self._number = number
@@ -73,7 +73,7 @@ class _InLoop:
 class _Reader:
     """Reads one expression and evaluates it at once; `if` alone leaves out what it does not choose."""
 
-    def __init__(self, text: str, scope: Scope) -> None:
+    def __init__(self, text: str, scope: Names) -> None:
         self._tokens: list[tuple[str, str]] = []
         self._scope = scope
         self._at = 0

@@ -88,7 +88,7 @@ class Template:
     def resources(self) -> Iterator[Wanted | tuple[Wanted, Template]]:
         """What is to be made, each after what it depends on; a nested deployment comes with its template.
 
-        Whoever iterates makes each resource before the next one is asked for.
+        The caller makes each resource before the next one is asked for.
         """
         for name in self._ordered():
             one = self._resources[name]
