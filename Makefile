@@ -21,7 +21,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis checkov template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -124,6 +124,19 @@ schemathesis: .venv-schemathesis/.installed
 	.venv-schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/schemathesis.txt
 	touch $@
+
+# checkov and pycep-parser read the Bicep of deploy/azure, for its tests.
+checkov: .venv-checkov/.installed
+
+.venv-checkov/.installed: requirements/checkov.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-checkov
+	.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    -r requirements/checkov.txt
+	touch $@
+
+# deploy/azure/main.json, which Azure is sent, from deploy/azure/main.bicep and its modules.
+template: setup
+	$(BIN)/python -m deploy.azure.bicep.compile
 
 # Azure's emulator of blob storage; where npm is missing its tests are left out, and fail in CI.
 azurite: .azurite/.installed
@@ -235,4 +248,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-checkov .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -144,6 +144,10 @@ PARTS: Mapping[str, Part] = {
             "trainers/storage_server.py",
         ),
     ),
+    "azure-template": Part(
+        ("tests/contracts/deploy/test_azure_lint.py", "tests/contracts/deploy/test_azure_installer.py"),
+        ("deploy/azure", "cluster/azure/emulator/deployments", "requirements/checkov.txt"),
+    ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
         (

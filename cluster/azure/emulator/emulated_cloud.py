@@ -125,6 +125,12 @@ class Cloud:
         self.limits: dict[str, int] = {}
         #: Features that the subscription is registered for, as `Microsoft.Compute/UseStandardSecurityType`.
         self.features: set[str] = set()
+        #: The actions of a role that requests are held to; None: everything is allowed.
+        self.allowed: frozenset[str] | None = None
+        #: The actions that requests needed so far.
+        self.actions: set[str] = set()
+        #: Azure's word for whether the subscription can be used.
+        self.subscription_state = "Enabled"
         #: Seconds from the request to the end of its operation.
         self.create_s = 0.0
         self.delete_s = 0.0

@@ -34,6 +34,11 @@ class FaultPoint(StrEnum):
     EVICTIONS = "evictions"
     SCORES = "scores"
     PRICES = "prices"
+    #: The request for a deployment, one of its resources, what it would change, and the deletion of a group.
+    DEPLOY = "deploy"
+    DEPLOY_RESOURCE = "deploy-resource"
+    WHAT_IF = "what-if"
+    DELETE_GROUP = "delete-group"
     SECRET = "secret"  # noqa: S105  # a word, too
     TOKEN = "token"  # noqa: S105  # a word, not a token
 
@@ -73,13 +78,17 @@ class EmulatorFault(BaseModel):
     size: str | None = None
     zone: str | None = None
     page: int | None = None
+    #: Only for resources of this type, in a deployment; None: for any.
+    kind: str | None = None
     #: How often it happened.
     fired: int = 0
 
     def fits(self, at: FaultPoint, facts: dict[str, Any]) -> bool:
         """True when it fires at this request."""
         wanted = {
-            name: value for name in ("size", "zone", "page") if (value := getattr(self, name)) is not None
+            name: value
+            for name in ("size", "zone", "page", "kind")
+            if (value := getattr(self, name)) is not None
         }
         is_left = self.times == 0 or self.fired < self.times
         return is_left and self.at is at and all(facts.get(name) == value for name, value in wanted.items())

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from cluster.azure.emulator.actions import action_of
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.emulated_cloud import Cloud, Json, Operation, Refused
 from cluster.azure.emulator.faults import Effect, FaultPoint
@@ -51,11 +52,21 @@ class ArmFrontEnd:
     def _check(self, request: Request) -> None:
         if not self._tokens.allows(request.headers.get("Authorization", "")):
             raise Refused(401, "InvalidAuthenticationToken", "The access token is missing or invalid.")
+        self._check_role(request)
         if "api-version" not in request.query_params and "/operations/" not in request.url.path:
             raise Refused(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
         group = request.path_params.get("group", self.group)
         if group.lower() != self.group.lower():
             raise Refused(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")
+
+    def _check_role(self, request: Request) -> None:
+        action = action_of(request.method, request.url.path)
+        if action is None:
+            return
+        self.cloud.actions.add(action)
+        if self.cloud.allowed is not None and action not in self.cloud.allowed:
+            said = f"The client does not have authorization to perform action '{action}' over scope."
+            raise Refused(403, "AuthorizationFailed", said)
 
     def meet_fault(self, point: FaultPoint, **facts: Any) -> None:
         """Raise the fault that is set for this point, if there is one."""

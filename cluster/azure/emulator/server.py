@@ -16,6 +16,9 @@ from starlette.types import ASGIApp
 from cluster.azure.emulator import machine_routes, retail, scale_set_routes
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
+from cluster.azure.emulator.deployments.deployer import Deployer
+from cluster.azure.emulator.deployments.resources import Resources
+from cluster.azure.emulator.deployments.routes import Deployments
 from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.front_end import ArmFrontEnd
 from cluster.azure.emulator.key_vault import KeyVault, Secrets, no_secrets
@@ -25,28 +28,42 @@ from cluster.azure.emulator.tokens import Tokens
 SUBSCRIPTION = "00000000-0000-0000-0000-000000000000"
 GROUP = "remora-nodes"
 REGION = "eastus"
+TENANT = "99999999-9999-9999-9999-999999999999"
+#: The object id of the person who deploys.
+OPERATOR = "88888888-8888-8888-8888-888888888888"
 #: Seconds that the server may take to end.
 _PATIENCE_S = 30.0
 
 
 def application(
-    cloud: Cloud, clock: Clock, metadata: ASGIApp | None = None, secrets: Secrets = no_secrets
+    cloud: Cloud,
+    clock: Clock,
+    metadata: ASGIApp | None = None,
+    secrets: Secrets = no_secrets,
+    deployer: Deployer | None = None,
 ) -> Starlette:
     """The emulator for one cloud; `metadata` answers requests below /metadata that are not about tokens.
 
-    `secrets` is what the key vault holds.
+    `secrets` is what the key vault holds, besides what deployments of `deployer` put there.
     """
+    deployer = deployer or _deployer(cloud)
     tokens = Tokens(cloud.faults, clock)
     front_end, sets = ArmFrontEnd(cloud, tokens, clock, GROUP, REGION), EmulatedScaleSets(cloud)
+    deployed = deployer.resources
     routes = [
         *machine_routes.routes(front_end),
         *scale_set_routes.routes(front_end, sets),
         tokens.route(),
-        *KeyVault(secrets, cloud.faults, tokens).routes(),
+        *KeyVault(lambda name: secrets(name) or deployed.secret(name), cloud.faults, tokens).routes(),
         retail.route(cloud.faults, REGION),
         *Control(cloud, sets, tokens, clock).routes(),
+        *Deployments(front_end, deployer, tokens, TENANT).routes(),
     ]
     return Starlette(routes=[*routes, *([Mount("/metadata", metadata)] if metadata is not None else [])])
+
+
+def _deployer(cloud: Cloud) -> Deployer:
+    return Deployer(Resources(frozenset({OPERATOR})), cloud.faults, TENANT)
 
 
 class EmulatorServer:
@@ -67,8 +84,10 @@ class EmulatorServer:
         """
         self.cloud = cloud or Cloud()
         self.clock = clock or Clock()
+        #: What templates were deployed.
+        self.deployer = _deployer(self.cloud)
         config = uvicorn.Config(
-            application(self.cloud, self.clock, metadata, secrets),
+            application(self.cloud, self.clock, metadata, secrets, self.deployer),
             host="127.0.0.1",
             port=port,
             log_level="critical",
@@ -89,6 +108,7 @@ class EmulatorServer:
         # From here on connections wait in the socket's queue until the server runs.
         listening.listen(128)
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self.deployer.resources.url = self.url
         self._sockets = [listening]
         self._thread.start()
         return self

@@ -1,0 +1,311 @@
+"""deploy/azure/up: makes, or brings up to date, everything in Azure that one cluster needs before its first node.
+
+It can be stopped and called again at any time: what is there stays, and what is not is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from azure.core.credentials import TokenCredential
+from azure.identity import DefaultAzureCredential
+
+from deploy.azure.client.parameters import HOW, Wrong, chosen, read_set
+from deploy.azure.client.resource_manager import (
+    ENDPOINT,
+    VERSIONS,
+    Json,
+    Refused,
+    ResourceManager,
+    explained,
+)
+from deploy.azure.client.what_if import lines_of
+
+FOLDER = Path(__file__).parents[1]
+_DEPLOYMENTS = "providers/Microsoft.Resources/deployments"
+_MOST_WHEEL_BYTES = 100 * 2**20
+_WHEEL = re.compile(r"remora-[A-Za-z0-9_.+!]{1,60}-py3-none-any\.whl")
+#: Seconds for which a new role is waited for before an upload is given up.
+_ROLE_S = 600.0
+
+Say = Callable[[str], None]
+
+
+def main(arguments: list[str], credential: TokenCredential | None = None, say: Say = print) -> int:
+    """0: done; 1: Azure refused; 2: the parameters cannot be used; 130: stopped by Ctrl-C."""
+    options = _options(arguments)
+    try:
+        template = json.loads((FOLDER / "main.json").read_text())
+        values = _values(options, template)
+        wheel = _wheel(options.wheel)
+    except Wrong as wrong:
+        print(f"up: {wrong}", file=sys.stderr)
+        return 2
+    manager = ResourceManager(credential or DefaultAzureCredential(), options.subscription, options.endpoint)
+    try:
+        return _Up(manager, template, values, options, say).run(wheel)
+    except Wrong as wrong:
+        print(f"up: {wrong}", file=sys.stderr)
+        return 2
+    except Refused as refused:
+        print(f"up: {refused}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "up: stopped; Azure goes on with what it has begun, and the next call waits for it",
+            file=sys.stderr,
+        )
+        return 130
+    finally:
+        manager.close()
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="deploy/azure/up", description=__doc__)
+    parser.add_argument("--subscription", required=True, help="id of the subscription")
+    parser.add_argument(
+        "--size", default="trial", help="trial, team, or a file of parameters; trial by default"
+    )
+    parser.add_argument("--cluster", help="name of the cluster; remora by default")
+    parser.add_argument("--region", help="such as eastus")
+    parser.add_argument(
+        "--allow", action="append", help="address or network of people who may reach it; repeat it"
+    )
+    parser.add_argument("--ssh-key", type=Path, help="file with the public key for SSH")
+    parser.add_argument("--email", help="where Azure writes when the budget is nearly spent")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any other parameter"
+    )
+    parser.add_argument("--wheel", type=Path, help="release to install: dist/remora-*.whl, of `make wheel`")
+    parser.add_argument("--what-if", action="store_true", help="print what would change, and change nothing")
+    parser.add_argument("--endpoint", default=ENDPOINT, help=argparse.SUPPRESS)
+    parser.add_argument("--poll-s", type=float, default=5.0, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _values(options: argparse.Namespace, template: Mapping[str, Any]) -> dict[str, Any]:
+    given = read_set(options.set, template)
+    if options.ssh_key is not None:
+        given["sshPublicKey"] = _read(options.ssh_key, "the SSH key").strip()
+    named = {
+        "cluster": options.cluster,
+        "region": options.region,
+        "operatorAddresses": options.allow,
+        "notifyEmail": options.email,
+    }
+    given |= {name: value for name, value in named.items() if value is not None}
+    path = Path(options.size)
+    if options.size in ("trial", "team"):
+        path = FOLDER / f"{options.size}.parameters.json"
+    try:
+        file = json.loads(_read(path, "the file of parameters"))
+    except ValueError:
+        raise Wrong(f"{path} is no JSON") from None
+    if not re.fullmatch(r"[0-9a-f-]{36}", options.subscription.lower()):
+        raise Wrong("--subscription has to be an id; list yours by: az account list --output table")
+    return chosen(template, file, given)
+
+
+def _read(path: Path, what: str) -> str:
+    try:
+        return path.expanduser().read_text()[: 2**20]
+    except (OSError, ValueError) as error:
+        raise Wrong(f"{what} cannot be read: {error}") from None
+
+
+def _wheel(path: Path | None) -> tuple[str, bytes] | None:
+    if path is None:
+        return None
+    if not _WHEEL.fullmatch(path.name):
+        raise Wrong(f"{path.name} is no wheel of Remora; build one by: make wheel")
+    try:
+        if path.stat().st_size > _MOST_WHEEL_BYTES:
+            raise Wrong(f"{path} is larger than {_MOST_WHEEL_BYTES >> 20} MiB")
+        return path.name, path.read_bytes()
+    except OSError as error:
+        raise Wrong(f"the wheel cannot be read: {error}") from None
+
+
+class _Up:
+    def __init__(
+        self,
+        manager: ResourceManager,
+        template: Json,
+        values: dict[str, Any],
+        options: argparse.Namespace,
+        say: Say,
+    ) -> None:
+        self._manager = manager
+        self._template = template
+        self._values = values
+        self._options = options
+        self._say = say
+        self._cluster = values.get("cluster", "remora")
+        self._deployment = f"{manager.root}/{_DEPLOYMENTS}/remora-{self._cluster}"
+
+    def run(self, wheel: tuple[str, bytes] | None) -> int:
+        """Find out what is there, then deploy."""
+        self._check_subscription()
+        if not self._options.what_if:
+            self._follow_the_one_that_runs()
+        self._values |= self._found()
+        body = self._body()
+        if self._options.what_if:
+            # The answer may have the same texts as the template, and no secret: Azure leaves these out.
+            answer = self._manager.post(f"{self._deployment}/whatIf", VERSIONS["deployments"], body)
+            if answer.get("status") == "Failed":
+                raise Refused(explained(answer["error"]))
+            for line in lines_of(answer):
+                self._say(line)
+            return 0
+        self._manager.post(f"{self._deployment}/validate", VERSIONS["deployments"], body)
+        self._say(f"{self._where()}: the template is valid; it is carried out")
+        self._manager.put(self._deployment, VERSIONS["deployments"], body)
+        document = self._follow()
+        properties = document["properties"]
+        if properties["provisioningState"] != "Succeeded":
+            raise Refused(explained(properties.get("error") or {"code": properties["provisioningState"]}))
+        outputs = {name: one["value"] for name, one in (properties.get("outputs") or {}).items()}
+        if wheel is not None:
+            self._upload(outputs["blobEndpoint"], *wheel)
+        self._say_what_is_next(outputs, wheel is not None)
+        return 0
+
+    def _where(self) -> str:
+        return f"remora-{self._cluster} in {self._values['region']}"
+
+    def _check_subscription(self) -> None:
+        document = self._manager.get(self._manager.root, VERSIONS["subscriptions"])
+        if document is None or document.get("state") not in ("Enabled", "Warned"):
+            state = "not visible to this login" if document is None else f"{document.get('state')}"
+            raise Refused(f"the subscription {self._options.subscription} is {state}; see: az account list")
+
+    # --- what is there already
+
+    def _found(self) -> dict[str, Any]:
+        """The parameters that depend on what is there: secrets only where there are none, and when the budget began."""
+        group = f"{self._manager.root}/resourcegroups/remora-{self._cluster}"
+        inside = list(self._manager.all(f"{group}/resources", VERSIONS["groups"]))
+        vault = _first(inside, "Microsoft.KeyVault/vaults")
+        found: dict[str, Any] = {"budgetStart": self._budget_start()}
+        if "operatorId" not in self._values:
+            found["operatorId"] = self._manager.principal()
+            if not found["operatorId"]:
+                raise Wrong(
+                    f"the login's token does not say whose it is; say who deploys: {HOW['operatorId']}"
+                )
+        if not self._has_secret(vault, "ray-token"):
+            found["rayToken"] = secrets.token_hex(32)
+        if self._values.get("postgres"):
+            server = _first(inside, "Microsoft.DBforPostgreSQL/flexibleServers")
+            if server is None or not self._has_secret(vault, "postgres"):
+                found["postgresPassword"] = secrets.token_urlsafe(32)
+        if vault is None and self._has_deleted_vault():
+            found["vaultCreateMode"] = "recover"
+        return found
+
+    def _has_secret(self, vault: Json | None, name: str) -> bool:
+        if vault is None:
+            return False
+        path = f"{vault['id']}/secrets/remora-{self._cluster}-{name}"
+        return self._manager.get(path, VERSIONS["vaults"]) is not None
+
+    def _has_deleted_vault(self) -> bool:
+        path = f"{self._manager.root}/providers/Microsoft.KeyVault/deletedVaults"
+        return any(
+            (one["properties"].get("tags") or {}).get("remora:cluster") == self._cluster
+            for one in self._manager.all(path, VERSIONS["vaults"])
+        )
+
+    def _budget_start(self) -> str:
+        path = f"{self._manager.root}/providers/Microsoft.Consumption/budgets/remora-{self._cluster}"
+        budget = self._manager.get(path, VERSIONS["budgets"])
+        if budget is not None:
+            return str(budget["properties"]["timePeriod"]["startDate"])
+        return datetime.now(UTC).strftime("%Y-%m-01T00:00:00Z")
+
+    # --- the deployment
+
+    def _body(self) -> Json:
+        return {
+            "location": self._values["region"],
+            "properties": {
+                "mode": "Incremental",
+                "template": self._template,
+                "parameters": {name: {"value": value} for name, value in self._values.items()},
+            },
+        }
+
+    def _follow_the_one_that_runs(self) -> None:
+        document = self._manager.get(self._deployment, VERSIONS["deployments"])
+        if document is not None and document["properties"]["provisioningState"] in ("Running", "Accepted"):
+            self._say(f"{self._where()}: an earlier deployment still runs and is waited for")
+            self._follow()
+
+    def _follow(self) -> Json:
+        """Say what happens until the deployment has ended; returns its document."""
+        said: set[tuple[str, str]] = set()
+        while True:
+            document = self._manager.get(self._deployment, VERSIONS["deployments"])
+            if document is None:
+                raise Refused("the deployment was deleted meanwhile")
+            for operation in self._manager.all(f"{self._deployment}/operations", VERSIONS["deployments"]):
+                properties = operation["properties"]
+                target = properties.get("targetResource") or {}
+                step = (str(target.get("resourceName", "")), str(properties["provisioningState"]))
+                if target and step not in said:
+                    said.add(step)
+                    self._say(f"  {step[1]:<10} {step[0]}")
+            if document["properties"]["provisioningState"] in ("Succeeded", "Failed", "Canceled"):
+                return document
+            time.sleep(self._options.poll_s)
+
+    # --- the release
+
+    def _upload(self, endpoint: str, name: str, content: bytes) -> None:
+        """The wheel, and then the name by which machines find it."""
+        given_up_at = time.monotonic() + _ROLE_S
+        while True:
+            try:
+                self._manager.upload(f"{endpoint}releases/{name}", content)
+                self._manager.upload(f"{endpoint}releases/current", name.encode())
+            except Refused as refused:
+                # A new role is known everywhere only after some minutes.
+                if refused.status != 403 or time.monotonic() > given_up_at:
+                    raise
+                time.sleep(self._options.poll_s)
+            else:
+                self._say(f"{name} is uploaded; the machines install it within minutes")
+                return
+
+    def _say_what_is_next(self, outputs: Mapping[str, Any], is_installed: bool) -> None:
+        address, name = outputs["serviceAddress"], outputs["serviceName"]
+        self._say(f"{self._where()} is up: {address} ({name})")
+        if not is_installed:
+            self._say("no release was given: machines keep theirs; for one, add --wheel dist/remora-*.whl")
+        if self._values.get("publicApi"):
+            vault, secret = outputs["vaultName"], f"remora-{self._cluster}-tls"
+            self._say(f"the API waits for its certificate, with its key, in one file, by the name {name}:")
+            self._say(
+                f"  az keyvault secret set --vault-name {vault} --name {secret} --file tls.pem --output none"
+            )
+            self._say(f"then: remora login --server https://{name}:7265")
+        else:
+            self._say(f"next: ssh -N -L 7265:127.0.0.1:7265 remora-admin@{address}")
+
+
+def _first(resources: list[Json], kind: str) -> Json | None:
+    return next((one for one in resources if one["type"].lower() == kind.lower()), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,336 @@
+// The service on Azure: two resource groups with everything that a cluster needs before its first node.
+// deploy/azure/up sends main.json, which `make template` compiles of this file and its modules; docs/deploy.md.
+targetScope = 'subscription'
+
+@description('Name of the cluster: part of all names here, and of the names of its nodes.')
+@minLength(1)
+@maxLength(20)
+param cluster string = 'remora'
+
+@description('Region of everything, such as eastus.')
+param region string
+
+@description('Addresses and networks of the people who may reach the service, the vault and the storage, as 203.0.113.7 or 203.0.113.0/24.')
+@minLength(1)
+param operatorAddresses array
+
+@description('Object id of the person or pipeline that deploys, who uploads releases; deploy/azure/up reads it from its token.')
+@minLength(1)
+param operatorId string
+
+@description('Public key for SSH to the machines, as in id_ed25519.pub.')
+@minLength(20)
+param sshPublicKey string
+
+@description('Where Azure sends a message when the budget is nearly spent.')
+@minLength(3)
+param notifyEmail string
+
+@description('USD a month at which the message is sent; nothing is stopped by it.')
+@minValue(1)
+param budgetUsd int
+
+@description('First day of the month in which the budget began; deploy/azure/up gives it.')
+param budgetStart string
+
+@description('Size of the machine with the API and the controller, and with the head where that has no machine of its own.')
+param serviceSize string
+
+@description('Size of the machine of the Ray head; empty: it is on the machine of the service.')
+param headSize string = ''
+
+@description('GiB of the disks of these machines.')
+@minValue(64)
+param diskGb int = 64
+
+@description('A PostgreSQL server; without it the service uses SQLite on its own disk.')
+param postgres bool = false
+
+@description('Size of the PostgreSQL server.')
+param postgresSize string = 'Standard_D2ds_v5'
+
+@description('Storage and vault are reached by private addresses of the network alone, besides by the operators.')
+param privateEndpoints bool = false
+
+@description('The API listens beyond its machine, over TLS with the certificate that is in the vault.')
+param publicApi bool = false
+
+@description('Days for which a deleted vault keeps its name and its secrets.')
+@minValue(7)
+@maxValue(90)
+param vaultRetentionDays int = 7
+
+@description('recover: a vault of this name was deleted and is still kept; deploy/azure/up knows.')
+@allowed([
+  'default'
+  'recover'
+])
+param vaultCreateMode string = 'default'
+
+@description('Version of the image of a node in the gallery.')
+param imageVersion string = '1.0.0'
+
+@description('Secret of the Ray cluster, for a vault that has none; deploy/azure/up makes it.')
+@secure()
+param rayToken string = ''
+
+@description('Password of the database, for a server that has none; deploy/azure/up makes it.')
+@secure()
+param postgresPassword string = ''
+
+var serviceGroupName = 'remora-${cluster}'
+var nodesGroupName = 'remora-${cluster}-nodes'
+var suffix = uniqueString(subscription().id, cluster)
+var tags = {
+  'remora:cluster': cluster
+}
+// By it deploy/azure/down finds the assignments after the identities are gone.
+var mark = 'Remora ${cluster}'
+
+resource serviceGroup 'Microsoft.Resources/resourceGroups@2024-11-01' = {
+  name: serviceGroupName
+  location: region
+  tags: tags
+}
+
+resource nodesGroup 'Microsoft.Resources/resourceGroups@2024-11-01' = {
+  name: nodesGroupName
+  location: region
+  tags: tags
+}
+
+module roles 'modules/roles.bicep' = {
+  name: 'remora-${cluster}-roles'
+  params: {
+    cluster: cluster
+  }
+}
+
+module identities 'modules/identities.bicep' = {
+  name: 'remora-${cluster}-identities'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+  }
+}
+
+module regionAccess 'modules/region-access.bicep' = {
+  name: 'remora-${cluster}-region-access'
+  params: {
+    principalId: identities.outputs.servicePrincipalId
+    regionRoleId: roles.outputs.regionRoleId
+    mark: mark
+  }
+}
+
+module nodesAccess 'modules/nodes-access.bicep' = {
+  name: 'remora-${cluster}-nodes-access'
+  scope: nodesGroup
+  params: {
+    principalId: identities.outputs.servicePrincipalId
+    nodesRoleId: roles.outputs.nodesRoleId
+    mark: mark
+  }
+}
+
+module logs 'modules/logs.bicep' = {
+  name: 'remora-${cluster}-logs'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+  }
+}
+
+module network 'modules/network.bicep' = {
+  name: 'remora-${cluster}-network'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+    operatorAddresses: operatorAddresses
+    publicApi: publicApi
+    label: 'remora-${suffix}'
+  }
+}
+
+module vault 'modules/vault.bicep' = {
+  name: 'remora-${cluster}-vault'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+    vaultName: 'remora-${suffix}'
+    retentionDays: vaultRetentionDays
+    createMode: vaultCreateMode
+    operatorAddresses: operatorAddresses
+    serviceSubnetId: network.outputs.serviceSubnetId
+    nodesSubnetId: network.outputs.nodesSubnetId
+    workspaceId: logs.outputs.workspaceId
+    rayToken: rayToken
+    headPrincipalId: identities.outputs.headPrincipalId
+    servicePrincipalId: identities.outputs.servicePrincipalId
+    nodesPrincipalId: identities.outputs.nodesPrincipalId
+    operatorPrincipalId: operatorId
+    publicApi: publicApi
+    mark: mark
+  }
+}
+
+module storage 'modules/storage.bicep' = {
+  name: 'remora-${cluster}-storage'
+  scope: serviceGroup
+  params: {
+    region: region
+    tags: tags
+    accountName: 'remora${suffix}'
+    operatorAddresses: operatorAddresses
+    serviceSubnetId: network.outputs.serviceSubnetId
+    nodesSubnetId: network.outputs.nodesSubnetId
+    workspaceId: logs.outputs.workspaceId
+    headPrincipalId: identities.outputs.headPrincipalId
+    servicePrincipalId: identities.outputs.servicePrincipalId
+    operatorPrincipalId: operatorId
+    mark: mark
+  }
+}
+
+module database 'modules/database.bicep' = if (postgres) {
+  name: 'remora-${cluster}-database'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+    serverName: 'remora-${suffix}'
+    serverSize: postgresSize
+    networkId: network.outputs.networkId
+    subnetId: network.outputs.databaseSubnetId
+    vaultName: vault.outputs.vaultName
+    password: postgresPassword
+    workspaceId: logs.outputs.workspaceId
+  }
+}
+
+module endpoints 'modules/endpoints.bicep' = if (privateEndpoints) {
+  name: 'remora-${cluster}-endpoints'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+    networkId: network.outputs.networkId
+    subnetId: network.outputs.endpointsSubnetId
+    vaultId: vault.outputs.vaultId
+    accountId: storage.outputs.accountId
+  }
+}
+
+module images 'modules/images.bicep' = {
+  name: 'remora-${cluster}-images'
+  scope: serviceGroup
+  params: {
+    region: region
+    tags: tags
+    cluster: cluster
+    partsRoleId: roles.outputs.partsRoleId
+    servicePrincipalId: identities.outputs.servicePrincipalId
+    nodesIdentityName: identities.outputs.nodesIdentityName
+    networkName: network.outputs.networkName
+    nodesRulesName: network.outputs.nodesRulesName
+    mark: mark
+  }
+}
+
+module machines 'modules/machines.bicep' = {
+  name: 'remora-${cluster}-machines'
+  scope: serviceGroup
+  params: {
+    cluster: cluster
+    region: region
+    tags: tags
+    serviceSize: serviceSize
+    headSize: headSize
+    diskGb: diskGb
+    sshPublicKey: sshPublicKey
+    subnetId: network.outputs.serviceSubnetId
+    nodesSubnetId: network.outputs.nodesSubnetId
+    nodesRulesId: network.outputs.nodesRulesId
+    publicAddressId: network.outputs.serviceAddressId
+    publicName: network.outputs.serviceName
+    publicApi: publicApi
+    headIdentityId: identities.outputs.headIdentityId
+    headClientId: identities.outputs.headClientId
+    serviceIdentityId: identities.outputs.serviceIdentityId
+    serviceClientId: identities.outputs.serviceClientId
+    nodesIdentityId: identities.outputs.nodesIdentityId
+    nodesClientId: identities.outputs.nodesClientId
+    nodesGroupName: nodesGroupName
+    vaultUri: vault.outputs.vaultUri
+    accountName: storage.outputs.accountName
+    blobEndpoint: storage.outputs.blobEndpoint
+    imageId: '${images.outputs.imageId}/versions/${imageVersion}'
+    databaseHost: postgres ? database.outputs.host : ''
+  }
+}
+
+resource budget 'Microsoft.Consumption/budgets@2023-11-01' = {
+  name: 'remora-${cluster}'
+  properties: {
+    category: 'Cost'
+    amount: budgetUsd
+    timeGrain: 'Monthly'
+    timePeriod: {
+      startDate: budgetStart
+    }
+    filter: {
+      dimensions: {
+        name: 'ResourceGroupName'
+        operator: 'In'
+        values: [
+          serviceGroupName
+          nodesGroupName
+        ]
+      }
+    }
+    notifications: {
+      nearlySpent: {
+        enabled: true
+        operator: 'GreaterThanOrEqualTo'
+        threshold: 80
+        thresholdType: 'Actual'
+        contactEmails: [
+          notifyEmail
+        ]
+      }
+      willBeSpent: {
+        enabled: true
+        operator: 'GreaterThanOrEqualTo'
+        threshold: 100
+        thresholdType: 'Forecasted'
+        contactEmails: [
+          notifyEmail
+        ]
+      }
+    }
+  }
+  dependsOn: [
+    serviceGroup
+    nodesGroup
+  ]
+}
+
+output serviceAddress string = network.outputs.serviceAddress
+output serviceName string = network.outputs.serviceName
+output servicePrivateAddress string = machines.outputs.servicePrivateAddress
+output blobEndpoint string = storage.outputs.blobEndpoint
+output vaultName string = vault.outputs.vaultName
+output vaultUri string = vault.outputs.vaultUri
+output gallery string = images.outputs.galleryName
+output serviceGroup string = serviceGroupName
+output nodesGroup string = nodesGroupName

@@ -1,0 +1,33 @@
+// Who the processes are for Azure: the head, the service (API and controller) and the nodes.
+param cluster string
+param region string
+param tags object
+
+resource head 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: 'remora-${cluster}-head'
+  location: region
+  tags: tags
+}
+
+resource service 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: 'remora-${cluster}-service'
+  location: region
+  tags: tags
+}
+
+resource nodes 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: 'remora-${cluster}-nodes'
+  location: region
+  tags: tags
+}
+
+output headIdentityId string = head.id
+output headPrincipalId string = head.properties.principalId
+output headClientId string = head.properties.clientId
+output serviceIdentityId string = service.id
+output servicePrincipalId string = service.properties.principalId
+output serviceClientId string = service.properties.clientId
+output nodesIdentityId string = nodes.id
+output nodesIdentityName string = nodes.name
+output nodesPrincipalId string = nodes.properties.principalId
+output nodesClientId string = nodes.properties.clientId

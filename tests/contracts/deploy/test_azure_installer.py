@@ -1,0 +1,151 @@
+"""deploy/azure/machine/install.py on this machine, below a folder: with the emulator's identity, vault and storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
+from tests.architecture.repository import ROOT
+from tests.contracts.deploy.subscription import Subscription
+from tests.wheels import wheel
+
+INSTALLER = ROOT / "deploy/azure/machine/install.py"
+SERVICE = "remora-remora-service"
+#: What the release's `remora-server` is here: it writes down what it was called with.
+SERVER = """\
+import os, sys
+def main():
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(" ".join(sys.argv[1:]) + "\\n")
+"""
+
+
+def release(folder: Path, version: str, has_server: bool = True) -> Path:
+    """A wheel of Remora without anything in it but a `remora-server`."""
+    name = wheel(folder, "remora", version)
+    if has_server:
+        info = f"remora-{version}.dist-info"
+        with zipfile.ZipFile(folder / name, "a") as archive:
+            archive.writestr("calls.py", SERVER)
+            archive.writestr(f"{info}/entry_points.txt", "[console_scripts]\nremora-server = calls:main\n")
+    return folder / name
+
+
+class Machine:
+    """A machine of the deployment whose files lie below a folder."""
+
+    def __init__(self, azure: Subscription, folder: Path) -> None:
+        self.azure = azure
+        self.root = folder / "root"
+        self.calls = folder / "calls"
+        self._document = folder / "document.json"
+
+    def apply(self) -> tuple[int, str]:
+        """What the timer calls each minute: exit code and what the journal has of it."""
+        self._document.write_text(json.dumps(self.azure.machine(SERVICE)))
+        user = pwd.getpwuid(os.getuid()).pw_name
+        words = [str(INSTALLER), str(self._document), "--root", str(self.root), "--user", user]
+        done = subprocess.run(
+            [sys.executable, *words, "--metadata", self.azure.server.url],
+            env={**os.environ, "CALLS": str(self.calls), "PIP_NO_INDEX": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    def read(self, path: str) -> str:
+        return (self.root / path.lstrip("/")).read_text()
+
+    def mode(self, path: str) -> str:
+        return stat.filemode((self.root / path.lstrip("/")).stat().st_mode)
+
+
+@pytest.fixture
+def machine(azure: Subscription, tmp_path: Path) -> Iterator[Machine]:
+    return Machine(azure, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_machine_becomes_what_its_document_says_and_follows_releases(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    azure.up("team")
+    assert machine.apply() == (
+        3,
+        "remora: the secret remora-remora-tls of the vault is refused or missing yet (status 404); looking again in a"
+        " minute\n",
+    )
+    azure.put_secret("remora-remora-tls", "certificate and key\n")
+    code, said = machine.apply()
+    assert (code, "releases/current of the storage" in said) == (3, True)
+
+    azure.up("team", "--wheel", str(release(tmp_path, "0.1.0")))
+    assert machine.apply() == (0, "remora: remora-0.1.0-py3-none-any runs as service\n")
+    assert machine.calls.read_text() == "install --role service\n"
+    # Nothing new: nothing is called.
+    assert machine.apply() == (0, "")
+
+    azure.up("team", "--wheel", str(release(tmp_path, "0.2.0")))
+    assert machine.apply() == (0, "remora: remora-0.2.0-py3-none-any runs as service\n")
+    assert machine.calls.read_text() == "install --role service\n" * 2
+    assert (machine.root / "opt/remora/current").resolve().name == "remora-0.2.0-py3-none-any"
+
+    password = azure.resources.secret("remora-remora-postgres")
+    assert f":{password}@" in machine.read("/etc/remora/database.env")
+    for path in ("/etc/remora/database.env", "/etc/remora/storage.json"):
+        assert machine.mode(path) == "-rw-------"
+    for name in ("ray.token", "postgres.password", "tls.pem"):
+        assert machine.mode(f"/var/lib/remora/{name}") == "-rw-------"
+    assert machine.mode("/etc/remora/service.env") == "-rw-r--r--"
+    assert machine.read("/var/lib/remora/ray.token") == azure.resources.secret("remora-remora-ray-token")
+
+
+@pytest.mark.soak
+def test_what_is_cut_off_is_done_again_as_a_whole(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0")))
+    folder = machine.root / "opt/remora/releases/remora-0.1.0-py3-none-any"
+    (folder / "venv").mkdir(parents=True)
+    (folder / "venv/rest").write_text("of an installation that was cut off")
+    (machine.root / "opt/remora/current.new").symlink_to("nowhere")
+    (machine.root / "etc/remora").mkdir(parents=True)
+    (machine.root / "etc/remora/.azure.json.new").write_text("half")
+    assert machine.apply()[0] == 0
+    assert not (folder / "venv/rest").exists()
+    assert json.loads(machine.read("/etc/remora/azure.json"))["cluster"] == "remora"
+    assert not list((machine.root / "etc/remora").glob(".*"))
+
+
+@pytest.mark.soak
+def test_a_release_without_a_server_is_named(azure: Subscription, machine: Machine, tmp_path: Path) -> None:
+    azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0", has_server=False)))
+    code, said = machine.apply()
+    assert code == 3
+    assert "remora-0.1.0-py3-none-any has no remora-server" in said
+
+
+def test_a_vault_that_refuses_and_a_name_that_is_no_release_are_said(
+    azure: Subscription, machine: Machine
+) -> None:
+    azure.up()
+    azure.faults.all.append(EmulatorFault(at=FaultPoint.SECRET, status=403))
+    code, said = machine.apply()
+    assert (code, "(status 403)" in said) == (3, True)
+    account = next(one["name"] for one in azure.resources if one["type"].endswith("/storageAccounts"))
+    for name in (b"../../etc/passwd", b"remora-1.0-py3-none-any.whl/../x", b"\xff\xfe", b"x" * 10_000):
+        azure.server.deployer.blobs[f"{account}/releases/current"] = name
+        code, said = machine.apply()
+        assert (code, "names no wheel" in said) == (3, True)
+        assert len(said) < 500

@@ -1,0 +1,194 @@
+"""What the machines of a deployment are given is what the service reads: settings, place, credentials and ports."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.azure.body import secret_name
+from cluster.azure.catalogue import BY_NAME
+from cluster.azure.emulator.deployments.kinds import IDENTITIES, MACHINES, Json
+from cluster.azure.settings import AzureSettings
+from cluster.local.folders import ClusterFolders
+from service.azure_storage import azure_account, azure_place
+from service.listening import isolation_of, listening
+from service.settings import Settings
+from tests.architecture.repository import ROOT, pages
+from tests.contracts.deploy.subscription import KEY, Subscription
+
+SERVICE, HEAD = "remora-remora-service", "remora-remora-head"
+
+
+def settings_of(document: Json, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """As the processes read them from the environment that the file gives."""
+    lines = document["files"]["/etc/remora/service.env"].splitlines()
+    for line in lines:
+        name, _, value = line.partition("=")
+        assert name.removeprefix("REMORA_").lower() in Settings.model_fields, name
+        assert f"| `{name}` |" in pages()["docs/settings.md"]
+        monkeypatch.setenv(name, value)
+    return Settings()
+
+
+@pytest.mark.parametrize("size", ["trial", "team"])
+def test_the_service_starts_with_its_settings(
+    azure: Subscription, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    azure.up(size)
+    settings = settings_of(azure.machine(SERVICE), monkeypatch)
+    assert settings.cloud == "azure"
+    assert settings.authentication == "required"
+    place = listening(settings)
+    assert place.port == Settings.model_fields["port"].default
+    assert place.is_public == (size == "team")
+    assert place.scheme == ("https" if size == "team" else "http")
+    if size == "team":
+        name = azure.server.deployer.all["remora-remora"].outputs["serviceName"]["value"]
+        assert place.has_name(name)
+        assert isolation_of(settings) == "users"
+
+
+@pytest.mark.parametrize("size", ["trial", "team"])
+def test_the_place_of_the_nodes_is_one(azure: Subscription, size: str) -> None:
+    azure.up(size)
+    document = azure.machine(SERVICE)
+    place = AzureSettings(**json.loads(document["files"]["/etc/remora/azure.json"]))
+    assert place.cluster == "remora"
+    assert place.ssh_public_key == KEY
+    assert azure.resources.find(place.group_id) is not None
+    identities = {one["id"]: one["properties"]["clientId"] for one in azure.resources.of_type(IDENTITIES)}
+    assert identities[place.node_identity] == place.node_identity_client_id
+    assert place.controller_client_id == document["client_id"]
+    assert place.node_identity_client_id != place.controller_client_id
+    image, _, version = place.image.rpartition("/versions/")
+    assert azure.resources.find(image) is not None
+    assert version == "1.0.0"
+
+
+def test_the_storage_and_its_credentials_are_understood(
+    azure: Subscription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    azure.up()
+    document = azure.machine(SERVICE)
+    settings = settings_of(document, monkeypatch)
+    file = tmp_path / "storage.json"
+    file.write_text(document["files"][str(settings.storage_credentials)])
+    file.chmod(0o600)
+    place = azure_place(settings.storage_url)
+    assert place is not None
+    account = azure_account(place, file)
+    assert account.client_id == document["client_id"]
+    names = {one["name"] for one in azure.resources}
+    assert {place.container, place.account} <= names
+
+
+def test_the_head_knows_nothing_of_the_cloud_and_reads_one_secret(azure: Subscription) -> None:
+    azure.up("team")
+    head, service = azure.machine(HEAD), azure.machine(SERVICE)
+    assert (head["role"], service["role"]) == ("head", "service")
+    assert list(head["files"]) == ["/etc/remora/service.env"]
+    assert head["secrets"] == {"ray.token": secret_name("remora")}
+    assert set(service["secrets"]) == {"ray.token", "postgres.password", "tls.pem"}
+    shared = "REMORA_RAY_ADDRESS=10.70.0.5:6379"
+    assert shared in head["files"]["/etc/remora/service.env"]
+    assert shared in service["files"]["/etc/remora/service.env"]
+    assert azure.machine(HEAD)["client_id"] != service["client_id"]
+
+
+def test_the_secret_of_the_cluster_is_the_file_that_processes_read(
+    azure: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    azure.up()
+    document = azure.machine(SERVICE)
+    home = settings_of(document, monkeypatch).home
+    assert ClusterFolders(home).token == Path("/var/lib/remora/ray.token")
+    assert list(document["secrets"]) == ["ray.token"]
+    assert document["role"] == "both"
+
+
+def test_no_machine_has_a_secret_in_its_data(azure: Subscription) -> None:
+    azure.up("team")
+    values = [
+        azure.resources.secret(one["name"]) for one in azure.resources if one["type"].endswith("/secrets")
+    ]
+    data = json.dumps([azure.machine(SERVICE), azure.machine(HEAD), azure.resources.of_type(MACHINES)])
+    assert len(values) == 2
+    assert not [value for value in values if value in data]
+
+
+def test_only_settings_change_with_the_size_and_not_the_start_up_data(azure: Subscription) -> None:
+    azure.up()
+    machine = azure.resources.of_type(MACHINES)[0]
+    before, data = machine["properties"]["osProfile"]["customData"], azure.machine(SERVICE)
+    assert azure.up("trial", "--set", "publicApi=true") == 0
+    machine = azure.resources.of_type(MACHINES)[0]
+    assert machine["properties"]["osProfile"]["customData"] == before
+    assert azure.machine(SERVICE) != data
+    document = yaml.safe_load(base64.b64decode(before))
+    compile(document["write_files"][0]["content"], "remora-apply", "exec")
+
+
+# --- the network
+
+
+def rules_of(azure: Subscription, name: str) -> list[dict[str, Any]]:
+    (group,) = [
+        one
+        for one in azure.resources
+        if one["type"].endswith("/networkSecurityGroups") and one["name"] == name
+    ]
+    return [one["properties"] for one in group["properties"]["securityRules"]]
+
+
+@pytest.mark.parametrize(("size", "ports"), [("trial", ["22"]), ("team", ["22", "7265"])])
+def test_only_operators_come_in_and_only_by_the_ports_that_they_need(
+    azure: Subscription, size: str, ports: list[str]
+) -> None:
+    azure.up(size)
+    rules = rules_of(azure, SERVICE)
+    from_outside = [one for one in rules if one.get("sourceAddressPrefixes") == ["203.0.113.7"]]
+    assert [one["destinationPortRanges"] for one in from_outside] == [ports]
+    assert [one["access"] for one in rules] == ["Allow", "Allow", "Deny"]
+
+
+def test_no_node_has_a_public_address_and_all_go_out_by_the_gateway(azure: Subscription) -> None:
+    azure.up("team")
+    (network,) = [one for one in azure.resources if one["type"].endswith("/virtualNetworks")]
+    nodes = next(one for one in network["properties"]["subnets"] if one["name"] == "nodes")["properties"]
+    assert nodes["natGateway"]
+    assert nodes["defaultOutboundAccess"] is False
+    rules = rules_of(azure, "remora-remora-nodes")
+    assert [one.get("sourceAddressPrefixes") for one in rules if one["access"] == "Allow"] == [
+        ["10.70.0.0/24", "10.70.128.0/17"]
+    ]
+    interfaces = [one for one in azure.resources if one["type"].endswith("/networkInterfaces")]
+    public = [one["name"] for one in interfaces if '"publicIPAddress": {' in json.dumps(one)]
+    assert public == [SERVICE]
+
+
+# --- what pages and other files say
+
+
+def test_the_sizes_are_ones_of_which_the_price_is_known() -> None:
+    prices = json.loads((ROOT / "deploy/azure/prices.json").read_text())["machines"]
+    for size in ("trial", "team"):
+        parameters = json.loads((ROOT / f"deploy/azure/{size}.parameters.json").read_text())["parameters"]
+        for name in ("serviceSize", "headSize"):
+            if name in parameters:
+                assert parameters[name]["value"] in BY_NAME.keys() | prices.keys()
+
+
+def test_the_image_is_the_one_that_is_built() -> None:
+    module = (ROOT / "deploy/azure/modules/images.bicep").read_text()
+    packer = (ROOT / "deploy/node/image.pkr.hcl").read_text()
+    assert re.search(r'image_name\s+= "remora-node"', packer)
+    page = pages()["docs/azure-first-run.md"]
+    for words in ("name: 'remora-node'", "publisher: 'remora'", "offer: 'node'", "sku: 'ubuntu-hpc-2404'"):
+        assert words in module
+    assert "--publisher remora --offer node --sku ubuntu-hpc-2404" in page
