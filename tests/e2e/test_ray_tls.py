@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import subprocess
@@ -19,21 +20,41 @@ from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head
 from cluster.local.provider import LocalProvider
 from cluster.local.records import MachineRecord
-from cluster.processes import values_of
-from cluster.ray.certificates import TLS_VARIABLES, issue, make_authority, tls_environment
+from cluster.processes import find_by_environment, values_of
+from cluster.ray.certificates import (
+    TLS_VARIABLES,
+    issue,
+    make_authority,
+    parse_authority,
+    tls_environment,
+)
 from remora import Client
 from remora.states import JobState
-from tests.e2e.embedded import Embedded
+from tests.e2e.embedded import API, CONTROLLER, Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, until
 from tests.integration.trainers.elastic_script import ELASTIC
+
+CANARY = "canary-a7c1f2"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
-    variables = {"REMORA_ISOLATION": "none", "REMORA_RAY_TLS": "on"}
-    embedded = Embedded(tmp_path_factory.mktemp("remora") / "home", variables=variables)
+    home = tmp_path_factory.mktemp("remora") / "home"
+    variables = {
+        "REMORA_ISOLATION": "none",
+        "REMORA_RAY_TLS": "on",
+        # What is for the service alone, and not for what runs on nodes or on the head.
+        "REMORA_DATABASE_URL": f"sqlite:///{home}/{CANARY}.db",
+        "REMORA_SECRETS_KEY_FILE": str(home / f"{CANARY}.key"),
+        "REMORA_STORAGE_CREDENTIALS": str(home / f"{CANARY}.json"),
+        "PGPASSWORD": CANARY,
+        "AZURE_CLIENT_SECRET": CANARY,
+    }
+    home.mkdir()
+    (home / f"{CANARY}.json").write_text("{}")
+    embedded = Embedded(home, variables=variables)
     try:
         embedded.start()
         yield embedded
@@ -91,6 +112,37 @@ def test_every_port_of_ray_asks_for_a_certificate(encrypted: Embedded) -> None:
     ports = [port for ip, port in listening(encrypted.home) if not ip.endswith("127.0.0.1")]
     assert len(ports) >= 1 + 3 * 2, "the head's store, and two for each raylet"
     assert [port for port in ports if not is_refused(head_of(encrypted).address, port, trusted)] == []
+
+
+def marked(process: psutil.Process, *texts: bytes) -> list[bytes]:
+    """Which of these texts are in a process's environment or command line."""
+    shown = b""
+    for kind in ("environ", "cmdline"):
+        with contextlib.suppress(OSError):
+            shown += Path(f"/proc/{process.pid}/{kind}").read_bytes()
+    return [text for text in texts if text in shown]
+
+
+def test_no_process_or_file_of_ray_has_what_is_for_the_service_alone(encrypted: Embedded) -> None:
+    home = encrypted.home
+    authority = parse_authority(ClusterFolders(home).authority.read_bytes())
+    looked_for = (CANARY.encode(), authority.key[40:80])
+    controller, api = encrypted.part(CONTROLLER), encrypted.part(API)
+    assert controller is not None
+    assert api is not None
+    assert marked(controller, *looked_for) == [CANARY.encode()], "this looks where it would be found"
+    machines = [
+        process
+        for mark in values_of(MACHINE_VARIABLE)
+        if mark.endswith(f"@{home}")
+        for process in find_by_environment(MACHINE_VARIABLE, mark)
+    ]
+    assert len(machines) > 8, "raylets, the head's store, drivers that are ready"
+    assert [process for process in machines if marked(process, *looked_for)] == []
+    files = [path for path in ClusterFolders(home).temporary.rglob("*") if path.is_file()]
+    assert [path for path in files if any(text in path.read_bytes() for text in looked_for)] == []
+    # The API has nothing to do with Ray.
+    assert marked(api, b"RAY_AUTH", b"RAY_USE_TLS", b"ray.token") == []
 
 
 def test_a_job_trains_and_the_loss_of_a_node_regroups_in_place(
