@@ -34,6 +34,7 @@ from service.embedded.upkeep import Part
 from service.listening import EVERY_ADDRESS
 from service.private_home import make_private_file
 from service.settings import Settings
+from service.steady_clock import CLOCK
 from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
 
 #: Seconds that API and controller may take to end by themselves.
@@ -81,7 +82,7 @@ class ClusterPart:
     def where(self) -> str:
         """Its address, and what a running head is that the settings would make otherwise."""
         if self._head is not None and (
-            soon := ends_soon(ClusterFolders(self._home), Path(self._head.temporary), time.time())
+            soon := ends_soon(ClusterFolders(self._home), Path(self._head.temporary), CLOCK())
         ):
             return f"{self.address}; {soon}"
         if self._encrypted == uses_tls(self._home):
