@@ -100,7 +100,7 @@ def own_environment(
         return {}
     own = folders.tls / OWN_FILE
     try:
-        if addresses or not own.exists() or expires_at(own.read_bytes()) < clock() + _RENEWED_S:
+        if addresses or _end_of(own) < clock() + _RENEWED_S:
             named = addresses or (head_address(folders.home),)
             write_files(folders.tls, authority, issue(authority, "remora service", named, clock()))
     except CertificateUnusable as error:
@@ -115,11 +115,9 @@ def ends_soon(folders: ClusterFolders, temporary: Path, now: float) -> str | Non
 
     Ray reads a certificate once, when it starts: another file would change nothing for a head that runs.
     """
-    try:
-        left_s = expires_at((folders.tls_of(temporary) / OWN_FILE).read_bytes()) - now
-    except (OSError, CertificateUnusable):
-        return None
-    if left_s > SAID_DAYS * _DAY_S:
+    end = _end_of(folders.tls_of(temporary) / OWN_FILE)
+    left_s = end - now
+    if not end or left_s > SAID_DAYS * _DAY_S:
         return None
     return (
         f"the certificate of the Ray head ends in {max(0.0, left_s / _DAY_S):.0f} days, and a running head takes no"
@@ -144,6 +142,14 @@ def write_private(path: Path, content: bytes) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _end_of(own: Path) -> float:
+    """When the certificate of a file expires, seconds since 1970; 0.0 where there is none, or a damaged one."""
+    try:
+        return expires_at(own.read_bytes())
+    except (OSError, CertificateUnusable):
+        return 0.0
 
 
 def _read(folders: ClusterFolders) -> Credentials | None:

@@ -73,8 +73,14 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
         return 0
     _write(Path(runtime.token), token)
     log.info("the secret of the cluster %s has come", node.cluster)
-    if node.tls and not _certify(node, runtime, stopping):
-        return 0
+    if node.tls:
+        try:
+            if not _certify(node, runtime, stopping):
+                return 0
+        except OSError as error:
+            # The name of the head may be known later.
+            log.error("no certificate can be made for the way to the head %s: %s", node.head, error)  # noqa: TRY400
+            return RAY_ENDED
     log.info("%s", cgroups.walls().sentence)
     log.info("%s", offered().sentence)
     log.info("%s", network_filter.begin(offered()))

@@ -157,6 +157,19 @@ def test_it_makes_a_certificate_for_its_address_at_each_start_and_keeps_no_key_o
     assert "PRIVATE KEY" not in caplog.text + json.dumps(dict(started.environment))
 
 
+def test_a_head_whose_name_is_not_known_yet_is_tried_again(
+    server: EmulatorServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", server.url)
+    runtime = boot.NodeRuntime(python="python", run=tmp_path / "run", metadata_url="http://127.0.0.1:9")
+    node = parse(json.dumps({**NODE, "head": "head.invalid:6379", "vault": server.url, "tls": True}))
+    assert node_main.be_node(node, runtime, threading.Event()) == node_main.RAY_ENDED
+    assert "the way to the head head.invalid:6379" in caplog.text
+
+
 def test_a_vault_whose_authority_is_none_makes_no_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,12 @@ def test_the_services_certificate_is_renewed_in_the_second_half_of_its_time(
     assert expires_at(renewed) == pytest.approx(NOW + 1.6 * MACHINE_DAYS * DAY_S, abs=1)
 
 
+def test_a_damaged_certificate_of_the_service_is_replaced(encrypted: ClusterFolders) -> None:
+    encrypted.tls.joinpath(OWN_FILE).write_bytes(b"damaged")
+    own_environment(encrypted, clock=at(NOW))
+    assert expires_at(encrypted.tls.joinpath(OWN_FILE).read_bytes()) > NOW
+
+
 def test_a_head_that_starts_when_its_authority_would_end_gets_another_one(encrypted: ClusterFolders) -> None:
     first = encrypted.authority.read_bytes()
     own_environment(encrypted, clock=at(NOW))
