@@ -3,13 +3,15 @@
 Ray pickles what actors answer and raise, and unpickling runs what the sender wants.  The controller holds the database,
 keys and an identity in the cloud, and asks drivers, which share the head with whatever took it over.  So in that
 process `ray.cloudpickle.loads`, through which Ray 2.60 unpickles everything that comes from others, makes only objects
-of known kinds.  `tests/contracts/cluster/test_ray_internals.py` holds that.
+of known kinds.  Ray unpickles the class of an actor as well, to know its methods; this process takes it from its own
+code instead.  `tests/contracts/cluster/test_ray_internals.py` holds that.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import io
 import logging
 import pickle
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Packages whose dataclasses, enumerations, named tuples and exceptions are values.
 _PACKAGES = ("trainers", "remora", "cluster")
+#: Packages with classes of actors that are asked.
+_ACTORS = ("trainers", "ray")
 #: Exceptions of these modules, too.
 _EXCEPTIONS = ("builtins", "ray.exceptions", "concurrent.futures", "asyncio.exceptions")
 #: What else is a value; each by its module and name.
@@ -43,9 +47,19 @@ class CodeRefused(pickle.UnpicklingError):
 def accept_values_only() -> None:
     """From now on, and for good, Ray unpickles nothing in this process but values."""
     import ray.cloudpickle
+    from ray._private.function_manager import FunctionActorManager
 
     ray.cloudpickle.loads = loads
     ray.cloudpickle.load = load
+    by_unpickling = FunctionActorManager._load_actor_class_from_gcs
+
+    @functools.wraps(by_unpickling)
+    def load_class(self: Any, job_id: Any, descriptor: Any) -> Any:
+        return _actor_class(descriptor.module_name, descriptor.class_name) or by_unpickling(
+            self, job_id, descriptor
+        )
+
+    FunctionActorManager._load_actor_class_from_gcs = load_class
 
 
 def loads(
@@ -73,6 +87,20 @@ def load(
     """As `pickle.load`.  Raises CodeRefused for what is no value."""
     values = _Values(file, fix_imports=fix_imports, encoding=encoding, errors=errors, buffers=buffers)
     return values.load()
+
+
+def _actor_class(module: str, name: str) -> type | None:
+    """The class of an actor as this process has it, from which Ray takes the signatures of its methods; None: none."""
+    from ray.actor import ActorClass, _modify_class
+
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if isinstance(found, ActorClass):
+        # Decorated where it is defined.
+        found = found.__ray_metadata__.modified_class
+    if not isinstance(found, type) or module.partition(".")[0] not in _ACTORS:
+        return None
+    modified: type = _modify_class(found)
+    return modified
 
 
 class _Values(pickle.Unpickler):
