@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import time
@@ -172,9 +173,12 @@ def main(words: Sequence[str] | None = None) -> int:
     """Make the authority of a home and a certificate for the machine of its head, and print the variables to set."""
     parser = argparse.ArgumentParser(prog="python -m cluster.local.certificates", description=main.__doc__)
     parser.add_argument("home", type=Path, help="home of the service (REMORA_HOME)")
-    parser.add_argument("address", nargs="+", help="address of the head's machine, as nodes reach it")
+    parser.add_argument("address", nargs="+", help="address or name of the head's machine, as nodes reach it")
     chosen = parser.parse_args(words)
     folders = ClusterFolders(chosen.home.resolve())
+    if wrong := [one for one in chosen.address if not one.isascii() or not one.isprintable()]:
+        print(f"error: {wrong[0][:80]!a} is no address and no host name", file=sys.stderr)
+        return 2
     try:
         folders.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         begin(folders, encrypted=True)
@@ -183,7 +187,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for name, value in variables.items():
-        print(f"export {name}={value}")
+        print(f"export {name}={shlex.quote(value)}")
     return 0
 
 

@@ -248,6 +248,7 @@ def test_a_head_elsewhere_gets_its_files_by_a_command(
     assert names.get_values_for_type(x509.DNSName) == ["head.example", "localhost"]
     assert main([str(folders.home), "10.1.0.4"]) == 0
     assert folders.authority.read_bytes() == first, "nodes that run go on"
+    assert main([str(folders.home), "h\u00e9ad"]) == 2
     folders.authority.write_bytes(b"damaged")
     assert main([str(folders.home), "10.1.0.4"]) == 1
     assert "Traceback" not in capsys.readouterr().err
