@@ -38,6 +38,7 @@ class Calls:
         [1, 2.5, "text", b"bytes", True, {"a": (1, 2)}, {3}, frozenset({4}), bytearray(b"x")],
         [Record(seq=1, at=2.0, kind="log", body={"line": "x"})],
         DriverGone(EndReason.DRIVER_LOST, "it died"),
+        [(7, StorageRequest(url="abfs://c/p", action="read", names=("jobs/1/a",)))],
         EndReason.COMPLETED,
         datetime(2026, 1, 1, tzinfo=UTC),
         PurePosixPath("/a"),
