@@ -113,6 +113,8 @@ class Settings(BaseSettings):
     openid: Annotated[dict[str, Issuer], NoDecode, _decoded(_OPENID_FORM), AfterValidator(_issuers)] = {}
     #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `home/ray.address`.
     ray_address: str = ""
+    #: Processes of Ray speak TLS with each other; empty: they do where nodes are other machines.
+    ray_tls: Literal["", "on", "off"] = ""
     #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure.
     cloud: Literal["local", "azure-emulated", "azure"] = "local"
     #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` in `home`.
@@ -194,6 +196,11 @@ class Settings(BaseSettings):
         """Modules that one process of each node imports to fork Ray's workers, separated by commas; empty: none is."""
         # Machines of Azure, and their head, are started by an image, where Ray starts its workers itself.
         return FORKED if self.fork_ray_workers and self.cloud != "azure" else ""
+
+    @property
+    def encrypts_ray(self) -> bool:
+        """Whether a head that starts now, and all that joins it, speak TLS with each other."""
+        return self.ray_tls == "on" or (not self.ray_tls and self.cloud == "azure")
 
     @property
     def storage(self) -> str:

@@ -68,6 +68,8 @@ class NodeFile:
     labels: dict[str, str]
     vault: str | None
     identity_client_id: str | None
+    #: Processes of the cluster's Ray speak TLS with each other; the vault has its authority, too.
+    tls: bool = False
 
     def to_json(self) -> str:
         """One line; equal values give equal text."""
@@ -143,6 +145,11 @@ def _check_digits(cluster: str, stem: str) -> str:
 def secret_name(cluster: str) -> str:
     """Name in the key vault of the secret that the processes of a cluster's Ray show to each other."""
     return f"remora-{cluster}-ray-token"
+
+
+def authority_name(cluster: str) -> str:
+    """Name in the key vault of the authority whose certificates the processes of a cluster's Ray show to each other."""
+    return f"remora-{cluster}-ray-authority"
 
 
 def _readable(text: str) -> str:
@@ -284,6 +291,7 @@ def custom_data(settings: AzureSettings, request: NodeRequest, offering: Offerin
         labels={**labels_of(offering.zone, offering.capacity), **request.labels},
         vault=settings.vault,
         identity_client_id=settings.node_identity_client_id,
+        tls=settings.ray_tls,
     )
     document = {
         "write_files": [{"path": NODE_FILE, "permissions": "0644", "content": node.to_json() + "\n"}],

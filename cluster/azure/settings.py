@@ -33,6 +33,8 @@ class AzureSettings(BaseModel):
     node_identity_client_id: str | None = None
     #: Key vault with the cluster's secret, e.g. `https://remora.vault.azure.net`; without TLS on the loopback alone.
     vault: str = Field(pattern=r"^(https://[^/]|http://127\.)")
+    #: Nodes join with certificates; the service says it, whatever the file has.
+    ray_tls: bool = False
     #: Client id of the controller's own identity; None: the only one that its machine has.
     controller_client_id: str | None = None
     #: The controller uses the login on its machine, such as by `az login`: for trying things out.

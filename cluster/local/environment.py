@@ -7,8 +7,10 @@ import secrets
 from collections.abc import Collection
 from pathlib import Path
 
+from cluster.local.certificates import own_environment
 from cluster.local.folders import ClusterFolders
-from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, token_environment
+from cluster.ray.certificates import TLS_VARIABLES
+from cluster.ray.joining import FORKED_VARIABLE, NODE_VARIABLE, RAY_SETTINGS, token_environment
 
 #: Every process of a machine carries the machine's mark in this variable, so that nothing of it is ever left behind.
 #: The mark names the home too: another cluster on this host may have a machine of the same name.
@@ -24,7 +26,14 @@ _FOREIGN = (
     "RAY_AUTH_TOKEN",
     "RAY_NAMESPACE",
     "RAY_TMPDIR",
+    *TLS_VARIABLES,
 )
+
+#: Settings of the service begin like this; those in `_OF_MACHINES` are of machines.
+_SETTINGS = "REMORA_"
+_OF_MACHINES = (FORKED_VARIABLE, "REMORA_JOB_UIDS", "REMORA_NETWORK_RULES")
+#: What the service shows to its database and its cloud: machines never need it, whatever runs on them.
+_OF_THE_SERVICE = ("PG", "AZURE_", "IDENTITY_", "MSI_")
 
 #: That of this package: a checkout, or a folder in the installed wheel.
 _ROOT = Path(__file__).resolve().parents[2]
@@ -33,12 +42,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 def ray_environment(home: Path) -> dict[str, str]:
     """Variables that a process needs to work with the cluster of this home; makes the token when there is none.
 
+    Where the cluster uses TLS they name the service's own certificate.  Raises ProviderError when it cannot be made.
+
     The health check settings let Ray call a node dead about 3 s after its processes have gone, not 13, and 8 to 9 s
     after its machine came to a standstill.
     """
+    folders = ClusterFolders(home.resolve())
     return {
         "PYTHONPATH": _python_path(),
-        **token_environment(str(_token(ClusterFolders(home.resolve())))),
+        **token_environment(str(_token(folders))),
+        **own_environment(folders),
         **RAY_SETTINGS,
         "RAY_health_check_initial_delay_ms": "1000",
         "RAY_health_check_period_ms": "1000",
@@ -52,13 +65,37 @@ def process_environment(home: Path, **variables: str) -> dict[str, str]:
     return {**_inherited(_FOREIGN), **ray_environment(home), **variables}
 
 
+def strangers_environment(**variables: str) -> dict[str, str]:
+    """The environment for a process of the service that has nothing to do with Ray, and gets none of its secrets."""
+    inherited = _inherited((*_FOREIGN, *token_environment("")))
+    return {**inherited, "PYTHONPATH": _python_path(), **variables}
+
+
+def machine_environment(home: Path, **variables: str) -> dict[str, str]:
+    """The environment for a new head or node: that of the service, without what is for the service alone.
+
+    So the address and the password of the database, keys of secrets, identities in clouds and the operator's token are
+    in the memory of no process of Ray, and of nothing that Ray starts.
+    """
+    return {**_inherited_by_machines(_FOREIGN), **ray_environment(home), **variables}
+
+
 def bare_environment(**variables: str) -> dict[str, str]:
     """The environment for a machine that finds its cluster by itself: nothing in it leads to our secret."""
-    return {**_inherited((*_FOREIGN, *token_environment(""))), "PYTHONPATH": _python_path(), **variables}
+    inherited = _inherited_by_machines((*_FOREIGN, *token_environment("")))
+    return {**inherited, "PYTHONPATH": _python_path(), **variables}
 
 
 def _inherited(without: Collection[str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in without}
+
+
+def _inherited_by_machines(without: Collection[str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in _inherited(without).items()
+        if name in _OF_MACHINES or not name.startswith((_SETTINGS, *_OF_THE_SERVICE))
+    }
 
 
 def _python_path() -> str:

@@ -46,6 +46,20 @@ class ClusterFolders:
         return self.home / "ray.token"
 
     @property
+    def tls(self) -> Path:
+        """The authority of the cluster's certificates and the service's own; absent where Ray uses no TLS."""
+        return self.home / "ray-tls"
+
+    @property
+    def authority(self) -> Path:
+        """The authority's certificate and key."""
+        return self.tls / "authority.pem"
+
+    def tls_of(self, machine_temporary: Path) -> Path:
+        """The certificates of a machine, which go with its temporary folder."""
+        return machine_temporary / "tls"
+
+    @property
     def address(self) -> Path:
         """The head's address as `host:port`, for processes that join or connect."""
         return self.home / "ray.address"

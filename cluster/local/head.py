@@ -6,7 +6,7 @@ import socket
 import time
 from pathlib import Path
 
-from cluster.local import machine, records
+from cluster.local import certificates, machine, records
 from cluster.local.addresses import head_address
 from cluster.local.folders import ClusterFolders
 from cluster.local.records import MachineRecord
@@ -31,8 +31,10 @@ def find_head(home: Path) -> MachineRecord | None:
     return recorded if recorded.is_running else None
 
 
-def start_head(home: Path, **variables: str) -> MachineRecord:
+def start_head(home: Path, *, encrypted: bool = False, **variables: str) -> MachineRecord:
     """Start a head and return without waiting; `wait_until_reachable` waits.  `variables` are added to its environment.
+
+    `encrypted`: processes of its cluster speak TLS with each other, with certificates of this cluster's own authority.
 
     A head of this home that runs already is returned as it is; what a dead one left is removed.
     Raises ProviderError when the process cannot be started.
@@ -45,6 +47,7 @@ def start_head(home: Path, **variables: str) -> MachineRecord:
             return running
         _stop(folders, 0.0)
         _make(folders)
+        certificates.begin(folders, encrypted=encrypted)
         address = head_address(folders.home)
         port = free_port()
         cgroup = folders.cgroup_of(folders.head_id)

@@ -17,8 +17,10 @@ import psutil
 
 from cluster import processes
 from cluster.local import records
-from cluster.local.environment import MACHINE_VARIABLE, bare_environment, process_environment
+from cluster.local.certificates import machine_variables
+from cluster.local.environment import MACHINE_VARIABLE, bare_environment, machine_environment
 from cluster.local.faults import LocalFault
+from cluster.local.folders import ClusterFolders
 from cluster.local.mounts import unmount_below
 from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
@@ -51,13 +53,16 @@ def start(
 ) -> MachineRecord:
     """Start the machine's `ray start` in a session of its own and return at once, with its record written.
 
-    `flags` follow those that every machine has, and `variables` are added to its environment.  With a `fault` that
-    happens to it; one that joins late does so by `late_s`.  Raises ProviderError when the process cannot be started.
+    `flags` follow those that every machine has, and `variables` are added to its environment, with those of its own
+    certificate where the cluster uses TLS.  With a `fault` that happens to it; one that joins late does so by `late_s`.
+    Raises ProviderError when the process cannot be started.
     """
     command = _faulty(ray_start(sys.executable, [*own_flags(machine), *flags]), fault, late_s)
-    return start_first(
-        machine, record, log, command, process_environment(home, **(variables or {}), **_marks(machine))
+    own = machine_variables(
+        ClusterFolders(home.resolve()), machine.id, machine.address, Path(machine.temporary)
     )
+    environment = machine_environment(home, **(variables or {}), **_marks(machine), **own)
+    return start_first(machine, record, log, command, environment)
 
 
 def _faulty(command: list[str], fault: LocalFault | None, late_s: float) -> list[str]:

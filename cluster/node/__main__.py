@@ -16,18 +16,21 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from cluster.azure.body import NODE_FILE, NodeFile, secret_name
+from cluster.azure.body import NODE_FILE, NodeFile, authority_name, secret_name
 from cluster.node import node_processes
 from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
-from cluster.node.boot import NodeFileUnusable, NodeRuntime, parse, start_of
+from cluster.node.boot import NodeFileUnusable, NodeRuntime, given_address, parse, start_of
 from cluster.provider import InvalidRequest
+from cluster.ray.certificates import AUTHORITY_FILE, OWN_FILE, CertificateUnusable, issue, parse_authority
 from remora import cgroups, network_filter
 from remora.machine_isolation import offered
 
@@ -65,11 +68,19 @@ def main(words: Sequence[str]) -> int:
 
 def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> int:
     """From the file to the end of Ray; the exit status.  Raises NodeFileUnusable."""
-    token = _secret(node, stopping)
+    token = _secret(node, secret_name(node.cluster), stopping)
     if not token:
         return 0
     _write(Path(runtime.token), token)
     log.info("the secret of the cluster %s has come", node.cluster)
+    if node.tls:
+        try:
+            if not _certify(node, runtime, stopping):
+                return 0
+        except OSError as error:
+            # The name of the head may be known later.
+            log.error("no certificate can be made for the way to the head %s: %s", node.head, error)  # noqa: TRY400
+            return RAY_ENDED
     log.info("%s", cgroups.walls().sentence)
     log.info("%s", offered().sentence)
     log.info("%s", network_filter.begin(offered()))
@@ -95,14 +106,46 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
     return RAY_ENDED
 
 
-def _secret(node: NodeFile, stopping: threading.Event) -> str:
+def _certify(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> bool:
+    """Make this start's certificate, with the authority that the vault has; False when stopped before.
+
+    The authority's key stays in the memory of this process.  Raises NodeFileUnusable.
+    """
+    text = _secret(node, authority_name(node.cluster), stopping)
+    if not text:
+        return False
+    address = given_address(runtime.ray_flags) or _address_towards(node.head)
+    try:
+        authority = parse_authority(text.encode())
+        own = issue(authority, f"node {address}", [address], time.time())
+    except CertificateUnusable as error:
+        raise NodeFileUnusable(
+            f"the secret {authority_name(node.cluster)} of the vault cannot be used: {error}"
+        ) from error
+    folder = Path(runtime.tls)
+    _write(folder / AUTHORITY_FILE, authority.certificate.decode())
+    _write(folder / OWN_FILE, own.joined().decode())
+    log.info("the certificate of this node for %s is made", address)
+    return True
+
+
+def _address_towards(head: str) -> str:
+    """The address of this machine that the head sees, which is the one that Ray takes; nothing is sent."""
+    host, _, port = head.rpartition(":")
+    family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+def _secret(node: NodeFile, name: str, stopping: threading.Event) -> str:
     # Azure's clients take a third of a second to import: a file that is wrong is said without them.
     from cluster.node.vault import Vault, VaultUnusable
 
     try:
         vault = Vault(node.vault or "", node.identity_client_id)
         try:
-            return vault.fetch(secret_name(node.cluster), stopping)
+            return vault.fetch(name, stopping)
         finally:
             vault.close()
     except VaultUnusable as error:

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cluster.azure.body import NodeFile
 from cluster.provider import NodeRequest
+from cluster.ray.certificates import tls_environment
 from cluster.ray.joining import NODE_VARIABLE, RAY_SETTINGS, join_flags, ray_start, token_environment
 
 _NODE_FILE = TypeAdapter(NodeFile)
@@ -66,6 +67,11 @@ class NodeRuntime:
         return self.run / "ray.token"
 
     @property
+    def tls(self) -> PurePath:
+        """The folder with the machine's certificate."""
+        return self.run / "tls"
+
+    @property
     def ray_pid(self) -> PurePath:
         """The file with the pid of `ray start`."""
         return self.run / "ray.pid"
@@ -95,11 +101,19 @@ def start_of(node: NodeFile, node_id: str, runtime: NodeRuntime) -> Start:
         *("--gpus", str(gpus)),
     ]
     environment = {**RAY_SETTINGS, **token_environment(str(runtime.token)), NODE_VARIABLE: node_id}
+    if node.tls:
+        environment |= tls_environment(runtime.tls)
     return Start(
         ray=ray_start(runtime.python, [*runtime.ray_flags, *join_flags(request, node.head)]),
         agent=agent,
         environment=environment,
     )
+
+
+def given_address(ray_flags: Sequence[str]) -> str | None:
+    """The address that the machine's own flags of `ray start` give it; None: it is the one that leads to the head."""
+    given = [flag.partition("=")[2] for flag in ray_flags if flag.startswith("--node-ip-address=")]
+    return given[-1] if given else None
 
 
 def _gpus(node: NodeFile) -> int:

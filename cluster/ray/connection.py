@@ -9,6 +9,7 @@ import ray
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from cluster.local.environment import ray_environment
+from cluster.ray.certificates import TLS_VARIABLES
 
 #: Namespace of all our actors.
 NAMESPACE = "remora"
@@ -20,6 +21,8 @@ def connect(home: Path, ray_address: str) -> None:
     Ray reads its environment when it is imported and keeps the secret for ever, so a process that imported it before
     gets the secret here.  Raises ConnectionError when the head does not answer.
     """
+    for name in TLS_VARIABLES:
+        os.environ.pop(name, None)
     os.environ.update(ray_environment(home))
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

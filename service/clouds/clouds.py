@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.azure.settings import AzureSettings
+from cluster.local.certificates import uses_tls
 from cluster.local.provider import LocalProvider
 from cluster.local.rehearsal import LocalRehearsal
 from cluster.provider import Provider
@@ -59,13 +60,27 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
         provider = LocalProvider(settings.home, head, CLOCK)
         rehearsal = LocalRehearsal(provider, membership)
         return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
-    azure = read_azure_settings(settings)
+    azure = read_azure_settings(settings).model_copy(update={"ray_tls": _nodes_use_tls(settings)})
     try:
         return _azure(azure, head, is_emulated=settings.cloud == "azure-emulated")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("azure", "aiohttp"):
             raise
         raise CloudUnusable(f"{error.name} is missing: install it with {INSTALL_AZURE}") from error
+
+
+def _nodes_use_tls(settings: Settings) -> bool:
+    """Whether machines join with certificates.  Raises CloudUnusable where they should and there is no authority."""
+    if settings.cloud == "azure" and not settings.encrypts_ray:
+        return False
+    found = uses_tls(settings.home)
+    if settings.cloud == "azure" and not found:
+        raise CloudUnusable(
+            "there is no authority for the certificates of Ray: make it beside the head with `python -m"
+            f" cluster.local.certificates {settings.home} ADDRESS` and give it to the vault, as docs/azure-first-run.md"
+            " says, or set REMORA_RAY_TLS=off"
+        )
+    return found
 
 
 def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:

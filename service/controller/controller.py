@@ -385,6 +385,10 @@ def main(words: list[str]) -> int:
     except OSError as error:
         log.error("cannot start with home %s: %s", settings.home, error)  # noqa: TRY400
         return 1
+    # Here: it takes Ray's import, which what is wrong above need not wait for.
+    from cluster.ray.restricted_answers import accept_values_only
+
+    accept_values_only()
     process = Process(settings, database, connect)
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local import head, machine
-from cluster.local.environment import MACHINE_VARIABLE, process_environment
+from cluster.local.certificates import ends_soon, uses_tls
+from cluster.local.environment import MACHINE_VARIABLE, process_environment, strangers_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import temporary_of
 from cluster.local.provider import LocalProvider
@@ -33,6 +34,7 @@ from service.embedded.upkeep import Part
 from service.listening import EVERY_ADDRESS
 from service.private_home import make_private_file
 from service.settings import Settings
+from service.steady_clock import CLOCK
 from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
 
 #: Seconds that API and controller may take to end by themselves.
@@ -51,6 +53,7 @@ class ClusterPart:
     def __init__(self, settings: Settings) -> None:
         self._home = settings.home
         self._forked = settings.forked_modules
+        self._encrypted = settings.encrypts_ray
         self._head: MachineRecord | None = None
 
     @property
@@ -62,7 +65,7 @@ class ClusterPart:
         """Adopt the head that runs, else end the nodes of the one that does not and start another."""
         if head.find_head(self._home) is None:
             end_nodes(self._home)
-        self._head = head.start_head(self._home, **{FORKED_VARIABLE: self._forked})
+        self._head = head.start_head(self._home, encrypted=self._encrypted, **{FORKED_VARIABLE: self._forked})
 
     def is_alive(self) -> bool:
         """True while its process runs."""
@@ -77,8 +80,15 @@ class ClusterPart:
         head.stop_head(self._home, grace_s=0)
 
     def where(self) -> str:
-        """Its address."""
-        return self.address
+        """Its address, and what a running head is that the settings would make otherwise."""
+        if self._head is not None and (
+            soon := ends_soon(ClusterFolders(self._home), Path(self._head.temporary), CLOCK())
+        ):
+            return f"{self.address}; {soon}"
+        if self._encrypted == uses_tls(self._home):
+            return self.address + (", with TLS" if self._encrypted else "")
+        kept, wanted = ("without", "with") if self._encrypted else ("with", "without")
+        return f"{self.address}, {kept} TLS as it was started; for one {wanted}, `remora down` first"
 
     def complaint(self) -> str:
         """What its log says."""
@@ -115,8 +125,7 @@ class ServicePart:
         if self.log.stat().st_size > _LOG_BYTES:
             self.log.replace(self.log.with_suffix(".old.log"))
             make_private_file(self.log)
-        environment = process_environment(
-            settings.home,
+        variables = dict(
             REMORA_HOME=str(settings.home),
             REMORA_PORT=str(self._port),
             REMORA_RAY_ADDRESS=ray_address,
@@ -130,6 +139,10 @@ class ServicePart:
             REMORA_NODE_GPUS=str(settings.node_gpus),
             PYTHONUNBUFFERED="1",
         )
+        if self._part is Part.API:
+            environment = strangers_environment(**variables)
+        else:
+            environment = process_environment(settings.home, **variables)
         with self.log.open("ab") as output:
             # This process has one thread, so code between fork and exec is safe.
             self._process = subprocess.Popen(

@@ -28,6 +28,8 @@ MAY = {
     "cluster/azure/provider.py": "a default; the service gives its own",
     "cluster/azure/emulator/clock.py": "the emulator plays a cloud, which has a time of day",
     "cluster/azure/emulator/imds.py": "the same",
+    "cluster/local/certificates.py": "until when certificates are good, which other machines compare with their clocks",
+    "cluster/node/__main__.py": "the same",
     "cluster/local/head.py": "when a machine was made, for people",
     "cluster/local/provider.py": "when a machine was made, and until when there is none, as clouds say it",
 }

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cluster.azure.body import secret_name
+from cluster.azure.body import authority_name, secret_name
 from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 from cluster.azure.emulator.tokens import Tokens
 from cluster.local.folders import ClusterFolders
@@ -28,11 +28,13 @@ def no_secrets(_name: str) -> str | None:
 
 
 def secrets_of(home: Path, cluster: str) -> Secrets:
-    """The vault of a local cluster: it holds the token with which processes connect to the head of this folder."""
-    token = ClusterFolders(home.resolve()).token
+    """The vault of a local cluster: what processes need to connect to the head of this folder."""
+    folders = ClusterFolders(home.resolve())
+    files = {secret_name(cluster): folders.token, authority_name(cluster): folders.authority}
 
     def secret(name: str) -> str | None:
-        return token.read_text() if name == secret_name(cluster) and token.exists() else None
+        file = files.get(name)
+        return file.read_text() if file is not None and file.exists() else None
 
     return secret
 

@@ -6,10 +6,13 @@ What they *do* is checked on real raylets in `tests/integration/cluster`.
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import ray
-from ray._private import state
+import ray.cloudpickle
+import ray.exceptions
+from ray._private import function_manager, serialization, state
 from ray._raylet import AuthenticationTokenLoader, Config, InnerGcsClient
 from ray.core.generated import autoscaler_pb2
 
@@ -35,6 +38,12 @@ def test_the_version_is_the_one_that_was_tried() -> None:
 )
 def test_what_is_used_is_there(owner: object, name: str) -> None:
     assert hasattr(owner, name), UPGRADE
+
+
+@pytest.mark.parametrize("module", [serialization, function_manager, ray.exceptions])
+def test_what_others_send_is_unpickled_by_one_function(module: Any) -> None:
+    assert module.pickle is ray.cloudpickle, UPGRADE
+    assert "pickle.loads(" in inspect.getsource(module), UPGRADE
 
 
 def test_the_flags_of_ray_start_are_there() -> None:

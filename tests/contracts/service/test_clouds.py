@@ -13,6 +13,7 @@ import pytest
 from cluster.azure import prices
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.retail import FACTOR
+from cluster.local import certificates
 from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.provider import NodeRequest, ProviderError, Unanswered
 from cluster.ray.membership import RayMembership
@@ -152,6 +153,20 @@ def test_a_file_that_does_not_say_where_is_reported_in_a_sentence(
     assert "\n" not in str(caught.value)
 
 
+def test_without_an_authority_no_machine_of_azure_is_bought(
+    rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prices, "ENDPOINT", rig.server.url)
+    write_azure_settings(tmp_path, rig.server.url, "azure.json")
+    with pytest.raises(
+        CloudUnusable, match=r"cluster.local.certificates .* or set REMORA_RAY_TLS=off"
+    ) as caught:
+        opened(cloud="azure")
+    assert "\n" not in str(caught.value)
+    assert certificates.main([str(tmp_path), "10.1.0.4"]) == 0
+    opened(cloud="azure")
+
+
 def test_an_identity_that_azure_refuses_is_reported_in_a_sentence(
     rig: AzureRig, opened: Callable[..., Cloud], tmp_path: Path
 ) -> None:
@@ -194,7 +209,7 @@ def test_where_nothing_is_under_way_azure_itself_is_asked_less_often_than_the_em
     monkeypatch.setattr(prices, "ENDPOINT", rig.server.url)
     write_azure_settings(tmp_path, rig.server.url, "azure.json", disk_gb=64)
     write_azure_settings(tmp_path, rig.server.url)
-    azure, emulated = opened(cloud="azure"), opened(cloud="azure-emulated")
+    azure, emulated = opened(cloud="azure", ray_tls="off"), opened(cloud="azure-emulated")
     placed = {one.labels.get("azure-disk-placement") for one in azure.supply.offerings() if one.size == A100}
     assert placed == {"ResourceDisk"}, "the disk of the place fits there"
     for cloud in (azure, emulated):

@@ -34,7 +34,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def head(home: Path) -> Iterator[MachineRecord]:
-    started = start_head(home)
+    # As in Azure by default: machines fetch the authority, too.
+    started = start_head(home, encrypted=True)
     wait_until_reachable(home, started)
     connect(home, started.ray_address)
     yield started
@@ -46,6 +47,7 @@ def head(home: Path) -> Iterator[MachineRecord]:
 @pytest.fixture
 def rig(home: Path, head: MachineRecord) -> Iterator[AzureRig]:
     with AzureRig(head.ray_address, secrets=secrets_of(home, CLUSTER)) as rig:
+        rig.azure = rig.another(ray_tls=True)
         machines = LocalMachines(rig.server.cloud, home, lambda: rig.server.url)
         yield rig
         machines.close()

@@ -160,6 +160,7 @@ def test_the_node_is_told_what_it_is_in_a_cloud_init_document() -> None:
         "labels": {"remora-capacity": "spot", "remora-zone": "1", "tier": "spot"},
         "vault": "https://remora.vault.azure.net",
         "identity_client_id": "11111111-2222",
+        "tls": False,
     }
     assert document["runcmd"] == [["systemctl", "enable", "--now", "remora-node.service"]]
 

@@ -18,10 +18,11 @@ from azure.core.exceptions import (
 )
 from azure.identity import CredentialUnavailableError
 
-from cluster.azure.body import NodeFile, secret_name
-from cluster.node.boot import NodeFileUnusable, NodeRuntime, parse, start_of
+from cluster.azure.body import NodeFile, authority_name, secret_name
+from cluster.node.boot import NodeFileUnusable, NodeRuntime, given_address, parse, start_of
 from cluster.node.vault import asked_s, complaint, wait_s
 from cluster.provider import InvalidRequest
+from cluster.ray.certificates import TLS_VARIABLES
 
 NODE = {
     "cluster": "remora",
@@ -135,7 +136,22 @@ def test_what_ray_would_refuse_is_refused() -> None:
         start_of(node(labels={"a b": "c"}), "node_a", RUNTIME)
 
 
+def test_ray_gets_certificates_where_the_file_says_so() -> None:
+    runtime = NodeRuntime(python="python", run=PurePosixPath("/run/remora"), metadata_url="http://m")
+    plain = start_of(parse(json.dumps(NODE)), "node_a", runtime).environment
+    assert not set(TLS_VARIABLES) & plain.keys()
+    environment = start_of(parse(json.dumps({**NODE, "tls": True})), "node_a", runtime).environment
+    assert environment["RAY_USE_TLS"] == "1"
+    assert environment["RAY_TLS_SERVER_KEY"] == "/run/remora/tls/own.pem"
+
+
+def test_an_image_may_give_its_machine_an_address() -> None:
+    assert given_address(["--node-ip-address=10.1.0.9", "--temp-dir=/mnt/ray"]) == "10.1.0.9"
+    assert given_address(["--temp-dir=/mnt/ray"]) is None
+
+
 def test_two_clusters_may_share_a_vault() -> None:
+    assert len({authority_name("a"), authority_name("b"), secret_name("a")}) == 3
     assert secret_name("a") != secret_name("b")
 
 
