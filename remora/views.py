@@ -425,6 +425,23 @@ class PolicyVersion(View):
     digest: str
 
 
+class ProjectUse(View):
+    """How much there is of one kind in a project, and how much there may be."""
+
+    used: int
+    #: None: no limit.
+    limit: int | None = None
+
+
+class Project(View):
+    """A project: what is kept of it, beside its limits in the policies."""
+
+    name: str
+    #: `jobs` that wait or run, `bundle_bytes`, `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, and the
+    #: `streams` that are open at the process that answered.
+    uses: dict[str, ProjectUse]
+
+
 class Secret(View):
     """A secret of a project, without its value."""
 

@@ -14,6 +14,7 @@ from remora.spec.fields import MAX_LABELS
 from remora.spec.spec import JobSpec
 from service.loops.tick import Tick
 from service.policies_in_force import limits_in_force
+from service.queue.intake import NoRoom
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
 from service.store import schedules as store
 from service.store import submissions
@@ -74,7 +75,7 @@ def _submit(
         outcome, made = Outcome.REFUSED, _Submitted(message=f"it cannot be submitted any more: {error}")
     except submissions.BundleMissing:
         outcome, made = Outcome.REFUSED, _Submitted(message="its code is not there any more; submit it again")
-    except submissions.QueueFull as full:
+    except NoRoom as full:
         outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
     if outcome is Outcome.REFUSED:
         log.warning("the schedule %s submits nothing this time: %s", schedule.id, made.message)
@@ -99,9 +100,13 @@ def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: s
     origin = f"by the schedule {schedule.id}"
     if spec.array is None:
         submissions.check_room(connection, spec.project, 1, limits)
-        job = submissions.submit(connection, spec, tick.now, origin, by=schedule.submitted_by)
+        job = submissions.submit(
+            connection, spec, tick.now, origin, by=schedule.submitted_by, policies=limits.policies
+        )
         return _Submitted(job_id=job.id)
     elements = elements_of(spec)
     submissions.check_room(connection, spec.project, len(elements), limits)
-    array = submissions.submit_array(connection, spec, elements, tick.now, by=schedule.submitted_by)
+    array = submissions.submit_array(
+        connection, spec, elements, tick.now, by=schedule.submitted_by, policies=limits.policies
+    )
     return _Submitted(array_id=array.id)

@@ -197,7 +197,7 @@ class TestASubmission:
             order = SubmissionOrder(
                 key=key,
                 digest="0" * 64,
-                create=lambda connection, _: (submissions.submit(connection, spec, 1000.0).id, "{}"),
+                create=lambda connection, *_: (submissions.submit(connection, spec, 1000.0).id, "{}"),
                 jobs=1,
                 project="default",
                 now=1000.0,
