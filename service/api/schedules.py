@@ -77,6 +77,8 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             key=key,
             body_digest=body.digest,
             submitted_by=access.principal.id,
+            credential=access.principal.credential,
+            groups=list(access.principal.groups),
         )
         store.insert(connection, row, policies.limits_of(row.project).schedules)
         noted.project, noted.object = row.project, row.id

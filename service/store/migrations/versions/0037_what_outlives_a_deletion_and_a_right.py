@@ -1,4 +1,4 @@
-"""The newest version that a secret of each name has or had."""
+"""The newest version that a secret of each name has or had, and by what the submitters of schedules have their roles."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -15,6 +15,11 @@ def upgrade() -> None:
         sa.Column('project', sa.String(63), primary_key=True),
         sa.Column('name', sa.String(63), primary_key=True),
         sa.Column('version', sa.BigInteger(), nullable=False),
+    )
+    op.add_column('schedules', sa.Column('credential', sa.String(40)))
+    op.add_column('schedules', sa.Column('groups', sa.JSON(), nullable=False, server_default='[]'))
+    op.execute(
+        "UPDATE schedules SET credential = substr(submitted_by, 7) WHERE submitted_by LIKE 'token:%'"
     )
     op.execute(
         'INSERT INTO secret_versions (project, name, version) SELECT project, name, version FROM secrets'
