@@ -92,7 +92,7 @@ class ScheduleRun(View):
     #: The time itself, and when it was decided about.
     at: float
     decided_at: float
-    #: `submitted`, `overlapped`, `missed` or `refused`.
+    #: `submitted`, `overlapped`, `missed`, `refused` or `paused`.
     outcome: str
     #: One sentence for people.
     message: str

@@ -98,7 +98,7 @@ async def cancel(request: Request, array_id: str, _: Annotated[Parameters, Query
         changes = [jobs.Change(job, lifecycle.request_cancel(job, now)) for job in locked.values()]
         jobs.save_all(connection, changes)
         noted.project, noted.object = row.project, row.id
-        noted.after = {"cancelled_jobs": len(changes)}
+        noted.before, noted.after = {"active_jobs": len(changes)}, {"cancelled_jobs": len(changes)}
 
     await write(request, work)
     return await _shown(request, array_id)

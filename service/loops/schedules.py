@@ -12,14 +12,16 @@ from remora.errors import SpecError
 from remora.spec.arrays import elements_of
 from remora.spec.fields import MAX_LABELS
 from remora.spec.spec import JobSpec
-from service.identities.principals import EVERYTHING, Access
+from service.identities.principals import EVERYTHING, LOCAL, Access
 from service.loops.tick import Tick
 from service.policies_in_force import limits_in_force
 from service.queue.intake import NoRoom
 from service.queue.rows import NewEvent
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
+from service.store import audit, submissions
 from service.store import schedules as store
-from service.store import submissions
+from service.store.audit import AuditRow
+from service.store.ids import new_id
 from service.store.policies import append_cluster_event
 from service.store.present_rights import Absent, access_now
 
@@ -88,7 +90,29 @@ def _submit(
         outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
     if outcome is Outcome.REFUSED:
         log.warning("the schedule %s submits nothing this time: %s", schedule.id, made.message)
+    else:
+        _note(connection, tick, schedule, made)
     return _run_of(tick, schedule, at, outcome, made)
+
+
+def _note(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, made: _Submitted) -> None:
+    """Tell the audit in whose name something was submitted."""
+    row = AuditRow(
+        id=new_id("audit", tick.now),
+        at=tick.now,
+        principal=schedule.submitted_by or LOCAL.id,
+        credential=schedule.credential,
+        address=None,
+        agent=None,
+        operation="run_schedule",
+        project=schedule.project,
+        object=made.job_id or made.array_id,
+        before=None,
+        after={"schedule": schedule.id, "name": schedule.name, "code": schedule.spec.get("code")},
+        request_id=None,
+        outcome="done",
+    )
+    audit.append(connection, row)
 
 
 def _access(connection: sa.Connection, tick: Tick, schedule: ScheduleRow) -> tuple[Access, str | None]:

@@ -98,10 +98,15 @@ def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -
     problems += [
         SpecProblem(f"inputs.{name}.path", _KEPT_BY_JOBS)
         for name, one in spec.inputs.items()
-        if one.store is not None and (one.path or "").strip("/").partition("/")[0] in ("", "jobs", "bundles")
+        if one.store is not None and _first_part(one.path or "") in ("", "jobs", "bundles")
     ]
     if problems:
         raise SpecError(problems)
+
+
+def _first_part(path: str) -> str:
+    """The first folder that a path names, however it is written; "" for the top."""
+    return next((part for part in path.split("/") if part not in ("", ".")), "")
 
 
 def submit(

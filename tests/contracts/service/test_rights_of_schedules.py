@@ -47,7 +47,12 @@ class Team:
 
     def schedule(self, who: str, **fields: Any) -> str:
         """At the beginning of each hour."""
-        body = {"command": "true", "project": "vision", "schedule": "0 * * * *", **fields}
+        body = {
+            "command": "true",
+            "project": "vision",
+            "schedule": {"cron": "0 * * * *", "overlap": "allow"},
+            **fields,
+        }
         return str(self.ask(who, "POST", "/v1/schedules", json=body)["id"])
 
     def run(self, schedule: str) -> tuple[str, str]:
@@ -76,6 +81,11 @@ def test_one_whose_token_is_revoked_pauses_with_a_reason(team: Team) -> None:
     token = team.token()
     schedule = team.schedule(token["token"])
     assert team.run(schedule) == ("submitted", "submitted")
+    submitted = team.ask(team.operator, "GET", "/v1/jobs")["items"][0]
+    (entry, *_) = team.ask(team.operator, "GET", "/v1/audit")["items"]
+    assert (entry["operation"], entry["object"]) == ("run_schedule", submitted["id"])
+    assert (entry["principal"], entry["credential"]) == (f"token:{token['id']}", token["id"])
+    assert entry["after"]["schedule"] == schedule
     team.ask(team.operator, "DELETE", f"/v1/tokens/{token['id']}")
     for _ in range(2):
         assert team.run(schedule) == ("paused", f"paused: the token {token['id']} was revoked")

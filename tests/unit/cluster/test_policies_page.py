@@ -20,6 +20,8 @@ from cluster.policies.policies import (
     CapacityRule,
     Policies,
     PoolPolicy,
+    PrincipalLimits,
+    ProjectLimits,
     ProjectPolicy,
     Schedule,
     Window,
@@ -54,15 +56,19 @@ def test_the_example_can_be_applied() -> None:
     assert set(policies.model_fields_set) == set(Policies.model_fields)
 
 
-@pytest.mark.parametrize("section", [Policies, PoolPolicy, ProjectPolicy, BudgetPolicy, Schedule, Window])
+@pytest.mark.parametrize(
+    "section",
+    [Policies, PoolPolicy, ProjectPolicy, ProjectLimits, PrincipalLimits, BudgetPolicy, Schedule, Window],
+)
 def test_every_key_is_on_the_page(section: type[BaseModel]) -> None:
     code = " ".join(re.findall(r"`[^`\n]+`", PAGE))
     assert [key for key in section.model_fields if not re.search(rf"\b{key}\b", code)] == []
 
 
 def defaults_on_the_page() -> list[tuple[str, str]]:
-    """Key and default of each row of the page's tables."""
+    """Key and default of each row of the page's tables; `limits` has a table of its own."""
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", PAGE, re.MULTILINE)
+    rows = [(keys, default) for keys, default in rows if keys != "`limits`"]
     return [
         (key.strip("`"), default.strip("` "))
         for keys, defaults in rows
@@ -72,7 +78,9 @@ def defaults_on_the_page() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("key", "default"), defaults_on_the_page())
 def test_every_default_is_what_the_page_says(key: str, default: str) -> None:
-    section = next(one for one in (PoolPolicy, ProjectPolicy, BudgetPolicy) if key in one.model_fields)
+    section = next(
+        one for one in (PoolPolicy, ProjectPolicy, BudgetPolicy, ProjectLimits) if key in one.model_fields
+    )
     needed = {"sizes": ["x"]} if section is PoolPolicy else {}
     made = getattr(section.model_validate(needed), key)
     if default in ("none", "never", "no limit"):
