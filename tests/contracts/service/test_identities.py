@@ -386,8 +386,8 @@ MAKES = "clone_job create_token drill_node drill_pool prune put_bundle put_grant
 UNMAKES = "delete_schedule delete_secret remove_grant revoke_token"
 #: Of which the audit says not both what was before and what is after.
 FACTS: dict[str, set[str]] = {
-    **dict.fromkeys([*MAKES.split(), "submit_job", "submit_schedule"], {"after"}),
-    **dict.fromkeys(UNMAKES.split(), {"before"}),
+    **{key: {"after"} for key in [*MAKES.split(), "submit_job", "submit_schedule"]},
+    **{key: {"before"} for key in UNMAKES.split()},
     # Its row says that it has begun.
     "rotate_secrets": set(),
 }
