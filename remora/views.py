@@ -92,7 +92,7 @@ class ScheduleRun(View):
     #: The time itself, and when it was decided about.
     at: float
     decided_at: float
-    #: `submitted`, `overlapped`, `missed` or `refused`.
+    #: `submitted`, `overlapped`, `missed`, `refused` or `paused`.
     outcome: str
     #: One sentence for people.
     message: str
@@ -423,6 +423,23 @@ class PolicyVersion(View):
     comment: str = ""
     #: `sha256:...`; equal for equal documents.
     digest: str
+
+
+class ProjectUse(View):
+    """How much there is of one kind in a project, and how much there may be."""
+
+    used: int
+    #: None: no limit.
+    limit: int | None = None
+
+
+class Project(View):
+    """A project: what is kept of it, beside its limits in the policies."""
+
+    name: str
+    #: `jobs` that wait or run, `bundle_bytes`, `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, and the
+    #: `streams` that are open at the process that answered.
+    uses: dict[str, ProjectUse]
 
 
 class Secret(View):

@@ -41,12 +41,8 @@ def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies
 
 
 def limits_in_force(connection: sa.Connection, settings: Settings) -> JobLimits:
-    """How many jobs may wait or run, by the settings and by the policies of projects."""
-    projects = policies_in_force(connection, settings).projects
-    return JobLimits(
-        settings.max_active_jobs,
-        {name: project.jobs for name, project in projects.items() if project.jobs is not None},
-    )
+    """How many jobs may wait or run, and what may be kept of their projects, by the settings and the policies."""
+    return JobLimits(settings.max_active_jobs, policies_in_force(connection, settings))
 
 
 @lru_cache(maxsize=_TRIED + 2)

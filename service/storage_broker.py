@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,8 @@ class _Account:
     has_folders: bool
     user_key: Any = None
     user_key_at: float = 0.0
+    #: Held while a key is asked for.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class StorageBroker:
@@ -69,8 +72,9 @@ class StorageBroker:
         """`file` has the credentials; `connect` makes Azure's client for an account."""
         self._file, self._monotonic = file, monotonic
         self._connect = connect or _connected
-        self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
+        #: By URL: an account that does not answer holds up the jobs that use it, and no others.
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def answer(self, scopes: Scopes, request: StorageRequest) -> StorageAnswer:
         """What a process of a job with these scopes is granted; does not raise."""
@@ -89,7 +93,7 @@ class StorageBroker:
             return StorageAnswer(refusal=f"the service cannot reach the storage: {text}")
 
     def _account(self, url: str) -> _Account:
-        with self._lock:
+        with self._locks[url]:
             known = self._accounts.get(url)
             if known is None:
                 place = azure_place(url)
@@ -130,7 +134,7 @@ class StorageBroker:
     def _signing_key(self, account: _Account) -> dict[str, Any]:
         if account.key is not None:
             return {"account_key": account.key}
-        with self._lock:
+        with account.lock:
             now = self._monotonic()
             if account.user_key is None or now - account.user_key_at > _KEY_RENEWED_S:
                 ends = datetime.now(UTC) + timedelta(seconds=_KEY_S)

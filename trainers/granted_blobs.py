@@ -9,10 +9,12 @@ import contextlib
 import io
 import threading
 import time
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fsspec import AbstractFileSystem
 from fsspec.spec import AbstractBufferedFile
@@ -29,6 +31,8 @@ from trainers.storage_grants import (
 
 #: Bytes of one request of an upload or download, and how many are under way for one file.
 _BLOCK_BYTES, _AT_ONCE = 16 * 2**20, 8
+#: Blocks of one file: Azure takes no more.
+_MOST_BLOCKS = 50_000
 #: Further tries of one request.
 _RETRIES = 3
 #: Seconds until a connection is made, and until something more is read from it.
@@ -221,10 +225,39 @@ class GrantedBlobs(AbstractFileSystem):  # type: ignore[misc]
             raise NotImplementedError(f"files are not opened with the mode {mode!r}")
         return _BlobFile(self, path, mode, size=self.info(path)["size"])
 
-    def _upload(self, path: str, content: Any, *, may_replace: bool) -> None:
+    def _upload(self, path: str, content: bytes | IO[bytes], *, may_replace: bool) -> None:
         with _errors(path):
-            client = self._client(_name(path), "write")
-            client.upload_blob(content, overwrite=may_replace, max_concurrency=_AT_ONCE)
+            file = io.BytesIO(content) if isinstance(content, bytes) else content
+            size = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            if size <= _BLOCK_BYTES:
+                self._client(_name(path), "write").upload_blob(file.read(size), overwrite=may_replace)
+            else:
+                self._upload_blocks(_name(path), file, size, may_replace=may_replace)
+
+    def _upload_blocks(self, name: str, file: IO[bytes], size: int, *, may_replace: bool) -> None:
+        """Block by block, each with the grant of its time: a large file takes longer than a token is good for."""
+        from azure.core import MatchConditions
+
+        block_bytes = max(_BLOCK_BYTES, -(-size // _MOST_BLOCKS))
+        # Equal names of blocks of another process that stores the same file now would mix both files.
+        stem = uuid.uuid4().hex
+        blocks: list[str] = []
+        waiting: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="upload") as pool:
+            for at in range(0, size, block_bytes):
+                part = file.read(min(block_bytes, size - at))
+                blocks.append(f"{stem}-{len(blocks):05d}")
+                waiting.append(pool.submit(self._stage, name, blocks[-1], part))
+                if len(waiting) >= _AT_ONCE:
+                    waiting.popleft().result()
+            for one in waiting:
+                one.result()
+        missing = {} if may_replace else {"match_condition": MatchConditions.IfMissing}
+        self._client(name, "write").commit_block_list(blocks, **missing)
+
+    def _stage(self, name: str, block: str, part: bytes) -> None:
+        self._client(name, "write").stage_block(block, part)
 
     def _client(self, name: str, action: Action) -> Any:
         from azure.storage.blob import BlobClient, ExponentialRetry

@@ -103,6 +103,8 @@ class AttemptPlan:
     max_shm_bytes: int = 0
     #: Bytes of the job's outputs in one version.
     max_output_bytes: int = 2**40
+    #: Whose limit that is, for people.
+    output_limit: str = "REMORA_MAX_OUTPUT_BYTES"
     #: Newest step that an earlier attempt reported, to count what has to be done again; None before the first.
     previous_step: int | None = None
     #: Modules that every node imports once, so that Python commands are forked from there; none: all are started.

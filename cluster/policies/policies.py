@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from remora.spec.cron import parse_cron
-from remora.spec.quantities import parse_duration
+from remora.spec.quantities import parse_duration, parse_size
 
 
 def _cron(value: str) -> str:
@@ -32,6 +32,8 @@ Seconds = Annotated[Duration, Field(le=31_536_000)]
 Number = Annotated[float, Field(strict=True)]
 Money = Annotated[Number, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(strict=True, ge=0, le=100_000)]
+Lines = Annotated[int, Field(strict=True, ge=0, le=10**12)]
+Bytes = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
@@ -110,6 +112,34 @@ class PoolPolicy(_Policy):
     maintenance: tuple[Window, ...] = Field(default=(), max_length=64)
 
 
+class ProjectLimits(_Policy):
+    """What the service keeps of one project at most; None: no limit."""
+
+    #: Of the code that its jobs and schedules use.
+    bundle_bytes: Bytes | None = None
+    #: Of the newest versions of its jobs' outputs, from which models are made.
+    output_bytes: Bytes | None = None
+    #: Stored lines of its jobs' logs; beyond it the oldest ones of jobs that print more are deleted.
+    log_lines: Lines | None = None
+    secrets: Annotated[int, Field(strict=True, ge=0, le=100)] = 100
+    schedules: Count = 1000
+    #: That have a role in it and were not revoked.
+    tokens: Count = 1000
+    #: Streams of events and logs of its jobs that are open at one process of the API.
+    streams: Count | None = None
+
+
+class PrincipalLimits(_Policy):
+    """What the service keeps of each principal that is no operator, whatever its projects; None: no limit."""
+
+    #: Of the code that it has uploaded.
+    bundle_bytes: Bytes | None = None
+    #: That it created and that were not revoked.
+    tokens: Count = 1000
+    #: Streams of events and logs that are open at one process of the API.
+    streams: Count = 64
+
+
 class ProjectPolicy(_Policy):
     """What one project may use."""
 
@@ -120,6 +150,7 @@ class ProjectPolicy(_Policy):
     jobs: Count | None = None
     usd_per_day: Money | None = None
     usd_per_month: Money | None = None
+    limits: ProjectLimits = ProjectLimits()
 
 
 class BudgetStep(StrEnum):
@@ -150,6 +181,13 @@ class Policies(_Policy):
 
     pools: dict[Name, PoolPolicy] = Field(default_factory=dict, max_length=MAX_NAMED["pools"])
     projects: dict[Name, ProjectPolicy] = Field(default_factory=dict, max_length=MAX_NAMED["projects"])
+    #: Of each one.
+    principals: PrincipalLimits = PrincipalLimits()
     budget: BudgetPolicy = BudgetPolicy()
     #: Names of site rules, entry points of the group `remora.rules`, asked in this order.
     rules: tuple[Word, ...] = Field(default=(), max_length=64)
+
+    def limits_of(self, project: str) -> ProjectLimits:
+        """What is kept of a project at most, also of one that is not named."""
+        named = self.projects.get(project)
+        return ProjectLimits() if named is None else named.limits

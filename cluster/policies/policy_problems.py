@@ -105,6 +105,8 @@ def _sections() -> Iterator[tuple[str, Iterable[str]]]:
     for where, path in {
         "a pool": ("pools", "x"),
         "a project": ("projects", "x"),
+        "limits of a project": ("projects", "x", "limits"),
+        "principals": ("principals",),
         "budget": ("budget",),
         "a schedule": ("pools", "x", "schedules", "0"),
         "a window": ("pools", "x", "maintenance", "0"),

@@ -65,6 +65,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Project,
     Pruned,
     RecordedTrace,
     Schedule,
@@ -353,6 +354,10 @@ class AsyncClient(Shell):
     async def reopen_pool(self, pool: str) -> Pool:
         """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""
         return await self._send(requests.reopen_pool(pool))
+
+    async def projects(self) -> list[Project]:
+        """Projects by name, with what is kept of each and its limits."""
+        return await self._run(flows.all_pages(requests.list_projects))
 
     async def secrets(self, project: str = "default") -> list[Secret]:
         """The secrets of a project by name, without their values."""

@@ -65,6 +65,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Project,
     Pruned,
     RecordedTrace,
     Schedule,
@@ -347,6 +348,10 @@ class Client(Shell):
     def reopen_pool(self, pool: str) -> Pool:
         """Have a pool ask again at once for what the cloud refused it or what failed there.  Raises NotFound."""
         return self._send(requests.reopen_pool(pool))
+
+    def projects(self) -> list[Project]:
+        """Projects by name, with what is kept of each and its limits."""
+        return self._run(flows.all_pages(requests.list_projects))
 
     def secrets(self, project: str = "default") -> list[Secret]:
         """The secrets of a project by name, without their values."""

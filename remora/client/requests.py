@@ -41,6 +41,7 @@ from remora.views import (
     PolicyVersion,
     Pool,
     Problem,
+    Project,
     Pruned,
     RecordedTrace,
     Schedule,
@@ -232,6 +233,13 @@ def _schedule_path(schedule_id: str) -> str:
         hint = "remora schedules lists them"
         raise NotFound(404, "schedule_not_found", f"there is no schedule {schedule_id[:80]!r}", hint=hint)
     return f"/v1/schedules/{schedule_id}"
+
+
+def list_projects(cursor: str | None = None) -> Request[Page[Project]]:
+    """A page of projects, with what is kept of each."""
+    return Request(
+        method="GET", path="/v1/projects", parse=_one(Page[Project]), params=_params(cursor=cursor)
+    )
 
 
 def list_secrets(project: str) -> Request[Page[Secret]]:

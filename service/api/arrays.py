@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from cluster.policies.policies import Policies
 from remora.errors import SpecError, SpecProblem
 from remora.spec.spec import JobSpec
 from remora.states import JobState
@@ -48,9 +49,11 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)
 
-    def create(connection: sa.Connection, noted: Noted) -> tuple[str, str]:
+    def create(connection: sa.Connection, noted: Noted, policies: Policies) -> tuple[str, str]:
         by = access.principal.id
-        row = submissions.submit_array(connection, body.spec, elements, now, access=access, by=by)
+        row = submissions.submit_array(
+            connection, body.spec, elements, now, access=access, by=by, policies=policies
+        )
         noted.project, noted.object = row.project, row.id
         noted.after = {"name": row.name, "jobs": row.size, "code": body.spec.bundle}
         view = array_view(row, {JobState.QUEUED.value: row.size}, 0.0)
@@ -95,7 +98,7 @@ async def cancel(request: Request, array_id: str, _: Annotated[Parameters, Query
         changes = [jobs.Change(job, lifecycle.request_cancel(job, now)) for job in locked.values()]
         jobs.save_all(connection, changes)
         noted.project, noted.object = row.project, row.id
-        noted.after = {"cancelled_jobs": len(changes)}
+        noted.before, noted.after = {"active_jobs": len(changes)}, {"cancelled_jobs": len(changes)}
 
     await write(request, work)
     return await _shown(request, array_id)

@@ -19,12 +19,14 @@ from remora.code.bundle import BundleLimits, verify
 from remora.errors import BundleError
 from service.api.authorisation import access_of
 from service.api.bodies import save
-from service.api.context import Context, context_of
+from service.api.context import context_of
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.submissions import holds_bundle
 from service.api.writes import Noted, write
-from service.store.bundles import bundle_name, hold, use
+from service.policies_in_force import policies_in_force
+from service.settings import Settings
+from service.store.bundles import bundle_name, hold, measure, use
 from trainers.storage import Storage
 
 router = APIRouter(prefix="/v1/bundles/{digest}")
@@ -96,14 +98,22 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
 
     One that only others have uploaded is uploaded again: that proves that this principal has it, too.
     """
-    context, holder = context_of(request), access_of(request).principal.id
+    context, principal = context_of(request), access_of(request).principal
 
-    def held(connection: sa.Connection, noted: Noted, outcome: str) -> None:
-        hold(connection, digest, holder)
-        noted.object, noted.outcome = digest, outcome
+    def held(connection: sa.Connection, size: int | None) -> None:
+        if size is not None:
+            measure(connection, digest, size)
+        policies = policies_in_force(connection, context.settings)
+        most = None if principal.is_operator else policies.principals.bundle_bytes
+        hold(connection, digest, principal.id, most)
+
+    def tell(connection: sa.Connection, noted: Noted, size: int | None) -> None:
+        held(connection, size)
+        noted.object, noted.outcome = digest, "unchanged" if size is None else "done"
+        noted.after = None if size is None else {"size_bytes": size}
 
     if await _exists(request, digest):
-        await write(request, partial(held, outcome="unchanged"))
+        await write(request, partial(tell, size=None))
         return JSONResponse({"digest": digest}, 200)
     # Its row is first: from now on no file of that name is deleted.
     if not await context.database.write(lambda connection: use(connection, digest, context.clock())):
@@ -124,19 +134,21 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
             raise ApiProblem(
                 422, "bundle_invalid", f"the digest of what arrived is sha256:{found}", hint="upload it again"
             )
-        await asyncio.to_thread(_keep, context, upload, bundle_name(digest))
-        await write(request, partial(held, outcome="done"))
+        await asyncio.to_thread(_verify, settings, upload)
+        # Counted before it is kept: what would be too much never comes into the storage.
+        size = upload.stat().st_size
+        await context.database.write(partial(held, size=size))
+        await asyncio.to_thread(partial(context.storage.write_file, move=True), bundle_name(digest), upload)
+        await write(request, partial(tell, size=size))
     finally:
         with contextlib.suppress(FileNotFoundError):
             upload.unlink()
     return JSONResponse({"digest": digest}, 201, headers={"Location": f"/v1/bundles/{digest}"})
 
 
-def _keep(context: Context, upload: Path, name: str) -> None:
-    settings = context.settings
+def _verify(settings: Settings, upload: Path) -> None:
     limits = BundleLimits(packed_bytes=settings.max_bundle_bytes, unpacked_bytes=settings.max_unpacked_bytes)
     try:
         verify(upload, limits)
     except BundleError as error:
         raise ApiProblem(422, "bundle_invalid", str(error)) from None
-    context.storage.write_file(name, upload, move=True)

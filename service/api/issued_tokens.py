@@ -52,4 +52,4 @@ class IssuedTokens:
     async def _with_roles(self, found: Bearer) -> Principal:
         subjects = {found.user, *found.groups}
         roles = await self._database.read(lambda connection: grants.of_subjects(connection, subjects))
-        return Principal.with_roles(found.user, found.identity.name, roles)
+        return Principal.with_roles(found.user, found.identity.name, roles, groups=found.groups)

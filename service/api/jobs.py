@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from cluster.policies.policies import Policies
 from cluster.scheduling.queue_order import WAITS_FOR_TURN, placed
 from cluster.scheduling.quotas import has_quotas
 from cluster.scheduling.shares import has_shares
@@ -58,8 +59,10 @@ async def submit(request: Request, query: Annotated[SubmitParameters, Query()]) 
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)
 
-    def create(connection: sa.Connection, noted: Noted) -> tuple[str, str]:
-        job = submissions.submit(connection, body.spec, now, access=access, by=access.principal.id)
+    def create(connection: sa.Connection, noted: Noted, policies: Policies) -> tuple[str, str]:
+        job = submissions.submit(
+            connection, body.spec, now, access=access, by=access.principal.id, policies=policies
+        )
         noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 
@@ -96,9 +99,10 @@ async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)
 
-    def create(connection: sa.Connection, noted: Noted) -> tuple[str, str]:
+    def create(connection: sa.Connection, noted: Noted, policies: Policies) -> tuple[str, str]:
         origin = f"a clone of {job_id}"
-        job = submissions.submit(connection, body.spec, now, origin, access=access, by=access.principal.id)
+        by = access.principal.id
+        job = submissions.submit(connection, body.spec, now, origin, access=access, by=by, policies=policies)
         noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 

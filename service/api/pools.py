@@ -74,8 +74,9 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
                 f"there is no pool {pool[:80]!r}",
                 hint="`remora pools` shows which are",
             )
+        noted.before = {"reopened_at": spending.reopenings(connection).get(pool)}
         spending.reopen(connection, pool, now)
-        noted.object = pool
+        noted.object, noted.after = pool, {"reopened_at": now}
         closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
         return _view(pool, policies, now, count_nodes(connection).get(pool, {}), [], closed)
 

@@ -21,6 +21,7 @@ from service.api.problem_documents import ApiProblem, invalid_spec
 from service.api.submissions import check_bundle, no_bundle, read_elements, read_spec, scoped_key
 from service.api.views import run_view, schedule_view
 from service.api.writes import Noted, write
+from service.policies_in_force import policies_in_force
 from service.queue.schedules import ScheduleRow
 from service.store import schedules as store
 from service.store import secret_rows, submissions
@@ -28,9 +29,6 @@ from service.store.ids import is_id, new_id
 from service.store.scoped import find_schedule
 
 router = APIRouter(prefix="/v1/schedules")
-
-#: Schedules at most.
-MOST_SCHEDULES = 1000
 
 
 @router.post("", status_code=201, operation_id="submit_schedule", response_model=Schedule)
@@ -59,12 +57,10 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
         if known is not None:
             noted.project, noted.object, noted.outcome = known.project, known.id, "replayed"
             return known, True
-        if store.count(connection) >= MOST_SCHEDULES:
-            said = f"there are {MOST_SCHEDULES} schedules, and no more are possible"
-            raise ApiProblem(429, "too_many_schedules", said, hint="delete some: remora schedules delete")
+        policies = policies_in_force(connection, context.settings)
         try:
             secret_rows.check_there(connection, spec)
-            submissions.use_bundle(connection, spec, now, access)
+            submissions.use_bundle(connection, spec, now, access, policies)
             submissions.check_references(connection, spec, access)
         except submissions.BundleMissing as missing:
             raise no_bundle(str(missing)) from None
@@ -81,8 +77,10 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
             key=key,
             body_digest=body.digest,
             submitted_by=access.principal.id,
+            credential=access.principal.credential,
+            groups=list(access.principal.groups),
         )
-        store.insert(connection, row)
+        store.insert(connection, row, policies.limits_of(row.project).schedules)
         noted.project, noted.object = row.project, row.id
         noted.after = {"name": row.name, "cron": row.cron, "zone": row.zone, "code": spec.bundle}
         return row, False
@@ -166,7 +164,7 @@ async def delete(request: Request, schedule_id: str, _: Annotated[Parameters, Qu
         row = find_schedule(connection, access, schedule_id, lock=True)
         if row is None:
             raise _not_found(schedule_id)
-        store.delete(connection, schedule_id)
+        store.delete(connection, row)
         noted.project, noted.object = row.project, row.id
         noted.before = {"name": row.name, "cron": row.cron, "zone": row.zone}
         return row

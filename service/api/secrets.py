@@ -22,6 +22,7 @@ from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.writes import Noted, appender, note, write
 from service.identities.principals import LOCAL, Forbidden
+from service.policies_in_force import policies_in_force
 from service.queue.secrets import (
     MAX_VALUE_BYTES,
     SecretRow,
@@ -32,7 +33,7 @@ from service.queue.secrets import (
 )
 from service.secrets.key_file import KeyFile, KeysUnusable
 from service.secrets.rotation import rotate
-from service.secrets.storing import NewSecret, TooManySecrets, store_secret
+from service.secrets.storing import NewSecret, store_secret
 from service.store import secret_rows as store
 
 router = APIRouter(prefix="/v1")
@@ -72,7 +73,7 @@ async def set_secret(
 ) -> Response:
     """Store a secret: a `value`, or the address of one in a `key_vault`; the next attempts use it.
 
-    201 for the first version, 200 for a new one.
+    201 where there was none, 200 for a new version.
     """
     _check(request, project, name)
     context = context_of(request)
@@ -93,18 +94,24 @@ async def set_secret(
     new = _new(context, project, name, body, author)
     append = appender(request)
 
-    def also(connection: sa.Connection, row: SecretRow) -> None:
-        append(
-            connection,
-            Noted(project=project, object=name, after={"version": row.version, "key_vault": body.key_vault}),
-        )
+    replaced: list[SecretRow | None] = []
+
+    def also(connection: sa.Connection, before: SecretRow | None, row: SecretRow) -> None:
+        replaced[:] = [before]
+        noted = Noted(project=project, object=name)
+        noted.before = None if before is None else {"version": before.version}
+        noted.after = {"version": row.version, "key_vault": body.key_vault}
+        append(connection, noted)
+
+    def most(connection: sa.Connection) -> int:
+        return policies_in_force(connection, context.settings).limits_of(project).secrets
 
     def work() -> SecretRow:
         key_file = KeyFile(context.settings.secrets_key)
-        return store_secret(context.database, key_file, new, context.clock(), also)
+        return store_secret(context.database, key_file, new, context.clock(), also, most=most)
 
     row = await _in_thread(work)
-    status = 201 if row.version == 1 else 200
+    status = 201 if replaced == [None] else 200
     headers = {"Location": f"/v1/projects/{project}/secrets/{name}"} if status == 201 else {}
     return Response(_view(row).model_dump_json(), status, headers, media_type="application/json")
 
@@ -186,9 +193,6 @@ def _new(context: Context, project: str, name: str, body: _Body, author: str) ->
 async def _in_thread(work: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(work)
-    except TooManySecrets as error:
-        hint = "delete some: remora secrets delete"
-        raise ApiProblem(429, "too_many_secrets", str(error), hint=hint) from None
     except KeysUnusable as error:
         raise ApiProblem(
             409, "keys_unusable", str(error), hint="this is for the service's operators"

@@ -7,12 +7,14 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 
 from sqlalchemy.exc import DBAPIError
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from cluster.policies.policies import Policies
 from service.api.problem_documents import ApiProblem
 from service.identities.principals import LOCAL, Principal
 
@@ -20,8 +22,6 @@ log = logging.getLogger(__name__)
 
 #: Streams of events and of logs that are open at the same time.
 MOST_STREAMS = 128
-#: Of one principal, where there are several: the others keep some.
-MOST_OF_PRINCIPAL = 64
 #: Seconds between two looks whether a stream's client may still read it.
 ALLOWED_S = 2.0
 PING = b": ping\n\n"
@@ -35,36 +35,55 @@ def frame(event: str, data: str, identity: int | None = None) -> bytes:
     return f"{head}event: {event}\ndata: {data}\n\n".encode()
 
 
+@dataclass(frozen=True)
+class StreamOwner:
+    """Whose a stream is, and how many streams they may have."""
+
+    principal: Principal
+    #: That of its job.
+    project: str
+    policies: Policies = field(default_factory=Policies)
+
+
 class OpenStreams:
     """Counts the streams of a process.  Used on its event loop only."""
 
     def __init__(self) -> None:
-        #: By principal.
-        self._open: Counter[str] = Counter()
+        self._by_principal: Counter[str] = Counter()
+        self._by_project: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def one(self, principal: Principal) -> Iterator[None]:
-        """One more of the principal while the block runs."""
-        self._open[principal.id] += 1
+    def one(self, owner: StreamOwner) -> Iterator[None]:
+        """One more of the owner while the block runs."""
+        one, other = Counter({owner.principal.id: 1}), Counter({owner.project: 1})
+        self._by_principal += one
+        self._by_project += other
         try:
             yield
         finally:
-            self._open[principal.id] -= 1
-            # Counters keep names at 0.
-            self._open += Counter()
+            # Counters keep names at 0, these do not.
+            self._by_principal -= one
+            self._by_project -= other
 
-    def check(self, principal: Principal) -> None:
-        """Raise ApiProblem 429 `too_many_streams` when the principal can have no further one."""
-        count, mine = self._open.total(), self._open[principal.id]
-        limited = principal is not LOCAL and mine >= MOST_OF_PRINCIPAL
-        if limited or count >= MOST_STREAMS:
-            raise ApiProblem(
-                429,
-                "too_many_streams",
-                f"{mine} streams of yours are open" if limited else f"{count} streams are open",
-                hint="end one of them, or ask for pages",
-                headers={"Retry-After": "5"},
-            )
+    def of_project(self, project: str) -> int:
+        """How many of the project are open."""
+        return self._by_project[project]
+
+    def check(self, owner: StreamOwner) -> None:
+        """Raise ApiProblem 429 `too_many_streams` when the owner can have no further one."""
+        said = self._too_many(owner)
+        if said is not None:
+            hint = "end one of them, or ask for pages"
+            raise ApiProblem(429, "too_many_streams", said, hint=hint, headers={"Retry-After": "5"})
+
+    def _too_many(self, owner: StreamOwner) -> str | None:
+        count, mine = self._by_principal.total(), self._by_principal[owner.principal.id]
+        of_project, most = self._by_project[owner.project], owner.policies.limits_of(owner.project).streams
+        if owner.principal is not LOCAL and mine >= owner.policies.principals.streams:
+            return f"{mine} streams of yours are open and the limit is {owner.policies.principals.streams}"
+        if most is not None and of_project >= most:
+            return f"{of_project} streams of the project {owner.project} are open and its limit is {most}"
+        return f"{count} streams are open and the limit is {MOST_STREAMS}" if count >= MOST_STREAMS else None
 
 
 class EventStream(Response):
@@ -77,16 +96,16 @@ class EventStream(Response):
         frames: AsyncGenerator[bytes],
         closing: asyncio.Event,
         streams: OpenStreams,
-        principal: Principal,
+        owner: StreamOwner,
         still_allowed: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """`still_allowed` is asked again and again; once it says no, the stream ends.
 
         Raises ApiProblem when `streams` are too many already.
         """
-        streams.check(principal)
+        streams.check(owner)
         self._streams = streams
-        self._principal = principal
+        self._owner = owner
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
@@ -96,7 +115,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        with self._streams.one(self._principal):
+        with self._streams.one(self._owner):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

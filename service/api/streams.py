@@ -23,8 +23,10 @@ from service.api.parameters import (
     read_number_cursor,
 )
 from service.api.problem_documents import ApiProblem, invalid_parameter
-from service.api.sse import PING, EventStream, frame
+from service.api.sse import PING, EventStream, StreamOwner, frame
 from service.identities.principals import Access
+from service.policies_in_force import policies_in_force
+from service.queue.rows import JobRow
 from service.store import telemetry
 from service.store.scoped import find_job
 from service.store.telemetry import LogFilter, Position
@@ -100,10 +102,18 @@ async def _frames(
                 yield PING
 
 
+async def _stream(request: Request, job: JobRow, frames: AsyncGenerator[bytes]) -> EventStream:
+    """A stream of a job, within the limits of its principal and of its project.  Raises ApiProblem."""
+    context = context_of(request)
+    policies = await context.database.read(lambda connection: policies_in_force(connection, context.settings))
+    owner = StreamOwner(principal_of(request), job.project, policies)
+    return EventStream(frames, context.feed.closing, context.streams, owner, still_allowed(request, job.id))
+
+
 @router.get("/events", operation_id="list_events", response_model=Page[Event])
 async def events(request: Request, job_id: str, query: Annotated[EventsParameters, Query()]) -> Response:
     """What happened to the job: a page, or a stream with `Accept: text/event-stream`."""
-    await job_of(request, job_id)
+    job = await job_of(request, job_id)
     context, access = context_of(request), access_of(request)
     after = read_number_cursor(query.cursor, query.after)
 
@@ -117,13 +127,7 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
-        return EventStream(
-            frames,
-            context.feed.closing,
-            context.streams,
-            principal_of(request),
-            still_allowed(request, job_id),
-        )
+        return await _stream(request, job, frames)
 
     def work(connection: sa.Connection) -> bytes:
         found = page(connection, after, query.limit)
@@ -135,7 +139,7 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
 @router.get("/logs", operation_id="list_logs", response_model=Page[LogLine])
 async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Query()]) -> Response:
     """What the workers printed: a page, a stream, or text with `Accept: text/plain`."""
-    await job_of(request, job_id)
+    job = await job_of(request, job_id)
     context = context_of(request)
     wanted = LogFilter(query.rank, query.attempt)
     after = read_number_cursor(query.cursor, query.after)
@@ -155,13 +159,7 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq)
-        return EventStream(
-            frames,
-            context.feed.closing,
-            context.streams,
-            principal_of(request),
-            still_allowed(request, job_id),
-        )
+        return await _stream(request, job, frames)
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from sqlalchemy.exc import IntegrityError
 from starlette.responses import Response
 
+from cluster.policies.policies import Policies
 from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
 from remora.spec.arrays import Element, elements_of
@@ -156,8 +157,8 @@ def _check_code(context: Context, spec: JobSpec, digest: str) -> None:
         raise invalid_spec(error) from None
 
 
-#: Creates what was asked for; returns the id of a job that it makes, and the answer.
-Create = Callable[[sa.Connection, Noted], tuple[str, str]]
+#: Creates what was asked for, within the limits of the policies; returns the id of a job that it makes, and the answer.
+Create = Callable[[sa.Connection, Noted, Policies], tuple[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,10 @@ async def answer_once(
 def carry_out(
     connection: sa.Connection, order: SubmissionOrder, limits: JobLimits, noted: Noted
 ) -> tuple[str, bool]:
-    """The answer, and whether it was given before.  Raises ApiProblem, and IntegrityError beside an equal request."""
+    """The answer, and whether it was given before.
+
+    Raises ApiProblem, NoRoom, and IntegrityError beside an equal request.
+    """
     key = order.key
     if key is not None and (saved := idempotency_keys.find_answer(connection, key)) is not None:
         if saved.body_digest != order.digest:
@@ -224,12 +228,7 @@ def carry_out(
         return saved.answer, True
     try:
         submissions.check_room(connection, order.project, order.jobs, limits)
-        job_id, answer = order.create(connection, noted)
-    except submissions.QueueFull as full:
-        refusal = full.refusal
-        raise ApiProblem(
-            429, refusal.code, refusal.message, hint=refusal.hint, headers={"Retry-After": "10"}
-        ) from None
+        job_id, answer = order.create(connection, noted, limits.policies)
     except submissions.BundleMissing as missing:
         raise no_bundle(str(missing)) from None
     except SpecError as error:

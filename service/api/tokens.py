@@ -23,6 +23,7 @@ from service.api.writes import Noted, write
 from service.identities import granting, tokens
 from service.identities.principals import Forbidden, Principal
 from service.identities.tokens import MOST_NAME, SECRET_BYTES, TokenRow
+from service.policies_in_force import policies_in_force
 from service.store import tokens as store
 from service.store.ids import is_id, new_id
 
@@ -82,7 +83,8 @@ async def create_token(request: Request, _: Annotated[Parameters, Query()]) -> R
     )
 
     def work(connection: sa.Connection, noted: Noted) -> None:
-        store.insert(connection, row)
+        policies = policies_in_force(connection, context_of(request).settings)
+        store.insert(connection, row, None if principal.is_operator else policies)
         noted.object, noted.after = row.id, facts(row)
         noted.project = only_project(row)
 

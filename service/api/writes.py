@@ -14,10 +14,11 @@ from starlette.responses import Response
 
 from service.api.authorisation import operation_of
 from service.api.context import context_of
-from service.api.problem_documents import forbidden
+from service.api.problem_documents import ApiProblem, forbidden
 from service.identities.permissions import PERMISSIONS
 from service.identities.principals import Forbidden, Principal
 from service.process_log import request_id
+from service.queue.intake import NoRoom
 from service.queue.rows import JobRow
 from service.store import audit
 from service.store.audit import AuditRow
@@ -91,12 +92,18 @@ async def note(request: Request, noted: Noted) -> None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer 403 to what a principal may not do, and tell the audit of it."""
+    """Answer 403 to what a principal may not do, and tell the audit of it; 429 to what would exceed a limit."""
 
     @app.exception_handler(Forbidden)
     async def _forbidden(request: Request, error: Forbidden) -> Response:
         await _note_denied(request)
         return forbidden(str(error)).response()
+
+    @app.exception_handler(NoRoom)
+    async def _no_room(_: Request, error: NoRoom) -> Response:
+        refusal = error.refusal
+        headers = {"Retry-After": "10"}
+        return ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers=headers).response()
 
 
 async def _note_denied(request: Request) -> None:

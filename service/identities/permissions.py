@@ -80,6 +80,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "show_schedule": VIEW,
     "list_runs": VIEW,
     "delete_schedule": CHANGE,
+    "list_projects": LIST,
     "list_models": LIST,
     "list_model_versions": LIST,
     "download_model_file": LIST,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from remora.roles import EVERYWHERE, Role
@@ -28,15 +28,29 @@ class Principal:
     is_operator: bool = False
     #: Id of the token by which it proved this; None: by something else.
     credential: str | None = None
+    #: Groups of which a user is a member, as its issuer said: `group:...`.
+    groups: tuple[str, ...] = ()
 
     @classmethod
     def with_roles(
-        cls, id: str, name: str, roles: Mapping[str, Role], credential: str | None = None
+        cls,
+        id: str,
+        name: str,
+        roles: Mapping[str, Role],
+        credential: str | None = None,
+        groups: Collection[str] = (),
     ) -> Principal:
         """One with these roles; `*` as project stands for the whole service."""
         grants = {project: role for project, role in roles.items() if project != EVERYWHERE}
         is_operator = roles.get(EVERYWHERE) is Role.OPERATOR
-        return cls(id=id, name=name, grants=grants, is_operator=is_operator, credential=credential)
+        return cls(
+            id=id,
+            name=name,
+            grants=grants,
+            is_operator=is_operator,
+            credential=credential,
+            groups=tuple(sorted(groups)),
+        )
 
     def role_in(self, project: str) -> Role | None:
         """The role there; None: it does not even see the project."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
 
 from cluster.policies.placement import LASTING
 from remora.errors import SpecError
@@ -17,10 +21,13 @@ from service.loops.attempt_secrets import AttemptSecrets, NotYet
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
+from service.policies_in_force import policies_in_force
 from service.queue.demand import placement_in
+from service.queue.intake import Kept, output_room
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, url_of
+from service.store import holdings, outputs
 from trainers.checkpoints.cadence import FIRST_S
 from trainers.inputs.source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
@@ -32,8 +39,10 @@ log = logging.getLogger(__name__)
 LAUNCH_TIMEOUT_S = 300.0
 
 
-def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> AttemptPlan:
-    """Everything the driver needs.
+def attempt_plan(
+    job: JobRow, attempt: AttemptRow, settings: Settings, output_room: int | None = None
+) -> AttemptPlan:
+    """Everything the driver needs; the limit of its project leaves `output_room` bytes for the outputs of the job.
 
     Raises SpecError for a spec that this version no longer accepts, UnknownStore for one whose store is not there.
     """
@@ -76,11 +85,17 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         max_processes=settings.max_processes,
         max_shm_bytes=settings.max_shm_bytes,
         isolation=isolation_of(settings),
-        max_output_bytes=settings.max_output_bytes,
+        **_output_limit(job, settings, output_room),
         warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
     )
+
+
+def _output_limit(job: JobRow, settings: Settings, room: int | None) -> dict[str, Any]:
+    if room is None or room >= settings.max_output_bytes:
+        return {"max_output_bytes": settings.max_output_bytes}
+    return {"max_output_bytes": room, "output_limit": f"what output_bytes leaves the project {job.project}"}
 
 
 def _input(asked: Input, settings: Settings) -> InputSource:
@@ -106,6 +121,22 @@ def _paths(spec: JobSpec, *, is_file: bool) -> dict[str, str]:
     }
 
 
+def _rooms(settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection) -> dict[str, int]:
+    """Bytes that the limits of projects leave for the outputs of these jobs; only of those that are limited."""
+    policies = policies_in_force(connection, settings)
+    most = {job.project: policies.limits_of(job.project).output_bytes for job in jobs}
+    limited = [job for job in jobs if most[job.project] is not None]
+    if not limited:
+        return {}
+    kept = holdings.amounts(connection, {holdings.project_holder(job.project) for job in limited})
+    own = outputs.sizes(connection, [job.id for job in limited])
+    rooms = {}
+    for job in limited:
+        of_project = kept.get((holdings.project_holder(job.project), Kept.OUTPUT_BYTES), 0)
+        rooms[job.id] = output_room(most[job.project] or 0, of_project, own.get(job.id, 0))
+    return rooms
+
+
 class Launching:
     """Starts drivers until each reports that it has its plan, and knows since when this controller has tried."""
 
@@ -124,8 +155,11 @@ class Launching:
         """
         launched: list[str] = []
         ends: dict[str, tuple[EndReason, str]] = {}
-        for job, attempt in pairs:
-            answer = self._start(tick, launcher, job, attempt)
+        starting = list(pairs)
+        jobs = [job for job, _ in starting]
+        rooms = tick.load(partial(_rooms, tick.settings, jobs)) if jobs else {}
+        for job, attempt in starting:
+            answer = self._start(tick, launcher, job, attempt, rooms.get(job.id))
             if isinstance(answer, DriverGone):
                 ends[attempt.id] = (answer.reason, answer.message)
             elif answer:
@@ -135,11 +169,13 @@ class Launching:
         live.launched(launched)
         live.end(ends)
 
-    def _start(self, tick: Tick, launcher: Launcher, job: JobRow, attempt: AttemptRow) -> bool | DriverGone:
+    def _start(
+        self, tick: Tick, launcher: Launcher, job: JobRow, attempt: AttemptRow, output_room: int | None
+    ) -> bool | DriverGone:
         """Whether its driver has its plan; it is gone also where it can have none."""
         since = self._since.setdefault(attempt.id, self._clock())
         try:
-            plan = attempt_plan(job, attempt, tick.settings)
+            plan = attempt_plan(job, attempt, tick.settings, output_room)
         except SpecError as error:
             return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
         except UnknownStore as error:

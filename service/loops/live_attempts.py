@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from remora.states import AttemptState, EndReason
 from service.loops.tick import Tick
+from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
@@ -51,11 +52,14 @@ class LiveAttempts:
 
     def store_records(self, records: Mapping[str, Sequence[Record]]) -> None:
         """Store records of drivers, by the ids of their attempts."""
-        now = self._tick.now
+        now, settings = self._tick.now, self._tick.settings
+
+        def work(connection: sa.Connection, ids: Sequence[str]) -> store.Changed:
+            policies = policies_in_force(connection, settings)
+            return ingest_all(connection, {one: records[one] for one in ids}, now, policies)
+
         for part in _parts(records):
-            self._write(
-                part, lambda connection, ids: ingest_all(connection, {i: records[i] for i in ids}, now)
-            )
+            self._write(part, work)
 
     def change(self, decisions: Mapping[str, store.Decide]) -> None:
         """Store decisions about these attempts; each is made on the locked rows."""

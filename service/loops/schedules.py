@@ -12,11 +12,18 @@ from remora.errors import SpecError
 from remora.spec.arrays import elements_of
 from remora.spec.fields import MAX_LABELS
 from remora.spec.spec import JobSpec
+from service.identities.principals import EVERYTHING, LOCAL, Access
 from service.loops.tick import Tick
 from service.policies_in_force import limits_in_force
+from service.queue.intake import NoRoom
+from service.queue.rows import NewEvent
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
+from service.store import audit, submissions
 from service.store import schedules as store
-from service.store import submissions
+from service.store.audit import AuditRow
+from service.store.ids import new_id
+from service.store.policies import append_cluster_event
+from service.store.present_rights import Absent, access_now
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +54,9 @@ def _run(tick: Tick, schedule_id: str) -> None:
         runs = list(decision.left_out)
         if decision.submit_at is not None:
             after = last.job_id if decision.waits and last is not None else None
-            runs.append(_submit(connection, tick, schedule, decision.submit_at, after))
+            run = _submit(connection, tick, schedule, decision.submit_at, after)
+            _tell_pause(connection, schedule, run)
+            runs.append(run)
         store.add_runs(connection, runs)
         store.move(connection, schedule_id, decision.next_at)
         store.forget_runs(connection, schedule_id)
@@ -66,18 +75,72 @@ def _submit(
     connection: sa.Connection, tick: Tick, schedule: ScheduleRow, at: float, after: str | None
 ) -> RunRow:
     """Submit for one time; a schedule whose job is refused stays, and tries it again at its next time."""
+    access, why_not = _access(connection, tick, schedule)
+    if why_not is not None:
+        return _run_of(tick, schedule, at, Outcome.PAUSED, _Submitted(message=f"paused: {why_not}"))
     outcome = Outcome.SUBMITTED
     try:
         with connection.begin_nested():
-            made = _make(connection, tick, schedule, after)
+            made = _make(connection, tick, schedule, access, after)
     except SpecError as error:
         outcome, made = Outcome.REFUSED, _Submitted(message=f"it cannot be submitted any more: {error}")
     except submissions.BundleMissing:
         outcome, made = Outcome.REFUSED, _Submitted(message="its code is not there any more; submit it again")
-    except submissions.QueueFull as full:
+    except NoRoom as full:
         outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
     if outcome is Outcome.REFUSED:
         log.warning("the schedule %s submits nothing this time: %s", schedule.id, made.message)
+    else:
+        _note(connection, tick, schedule, made)
+    return _run_of(tick, schedule, at, outcome, made)
+
+
+def _note(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, made: _Submitted) -> None:
+    """Tell the audit in whose name something was submitted."""
+    row = AuditRow(
+        id=new_id("audit", tick.now),
+        at=tick.now,
+        principal=schedule.submitted_by or LOCAL.id,
+        credential=schedule.credential,
+        address=None,
+        agent=None,
+        operation="run_schedule",
+        project=schedule.project,
+        object=made.job_id or made.array_id,
+        before=None,
+        after={"schedule": schedule.id, "name": schedule.name, "code": schedule.spec.get("code")},
+        request_id=None,
+        outcome="done",
+    )
+    audit.append(connection, row)
+
+
+def _access(connection: sa.Connection, tick: Tick, schedule: ScheduleRow) -> tuple[Access, str | None]:
+    """What its submitter may do now, and why it may not submit any more; None: it may."""
+    if tick.settings.authentication != "required":
+        return EVERYTHING, None
+    submitter = Absent(schedule.submitted_by, schedule.credential, schedule.groups)
+    return access_now(connection, submitter, schedule.project, tick.now)
+
+
+def _tell_pause(connection: sa.Connection, schedule: ScheduleRow, run: RunRow) -> None:
+    """An event when the times of a schedule begin to be left out for want of a right, and when they do no longer."""
+    before = store.newest_runs(connection, [schedule.id]).get(schedule.id)
+    was_paused = before is not None and before.outcome is Outcome.PAUSED
+    is_paused = run.outcome is Outcome.PAUSED
+    if was_paused is is_paused:
+        return
+    said = run.message if is_paused else "its submitter may submit again"
+    event = NewEvent(
+        at=run.decided_at,
+        kind="schedule.paused" if is_paused else "schedule.resumed",
+        message=f"the schedule {schedule.id} of the project {schedule.project}: {said}",
+        data={"schedule": schedule.id, "project": schedule.project},
+    )
+    append_cluster_event(connection, event)
+
+
+def _run_of(tick: Tick, schedule: ScheduleRow, at: float, outcome: Outcome, made: _Submitted) -> RunRow:
     return RunRow(
         schedule_id=schedule.id,
         at=at,
@@ -89,7 +152,9 @@ def _submit(
     )
 
 
-def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: str | None) -> _Submitted:
+def _make(
+    connection: sa.Connection, tick: Tick, schedule: ScheduleRow, access: Access, after: str | None
+) -> _Submitted:
     labels = dict(schedule.spec["labels"])
     if len(labels) < MAX_LABELS:
         labels.setdefault(LABEL, schedule.id)
@@ -99,9 +164,25 @@ def _make(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, after: s
     origin = f"by the schedule {schedule.id}"
     if spec.array is None:
         submissions.check_room(connection, spec.project, 1, limits)
-        job = submissions.submit(connection, spec, tick.now, origin, by=schedule.submitted_by)
+        job = submissions.submit(
+            connection,
+            spec,
+            tick.now,
+            origin,
+            access=access,
+            by=schedule.submitted_by,
+            policies=limits.policies,
+        )
         return _Submitted(job_id=job.id)
     elements = elements_of(spec)
     submissions.check_room(connection, spec.project, len(elements), limits)
-    array = submissions.submit_array(connection, spec, elements, tick.now, by=schedule.submitted_by)
+    array = submissions.submit_array(
+        connection,
+        spec,
+        elements,
+        tick.now,
+        access=access,
+        by=schedule.submitted_by,
+        policies=limits.policies,
+    )
     return _Submitted(array_id=array.id)

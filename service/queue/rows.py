@@ -199,6 +199,8 @@ class AttemptRow:
     lost_s: float = 0.0
     #: The first text of `retry.on_log_patterns` that a line of its log had; None: none so far.
     log_match: str | None = None
+    #: Log lines that were deleted while it ran, because its project has as many as it may.
+    dropped_lines: int = 0
     #: Everything up to this record is stored.
     last_record_seq: int = 0
     #: Why and since when it is being stopped.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +26,8 @@ class Outcome(StrEnum):
     MISSED = "missed"
     #: Its job could not be submitted; the message says why.
     REFUSED = "refused"
+    #: Who submitted the schedule may not submit to its project any more.
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,10 @@ class ScheduleRow:
     body_digest: str | None = None
     #: Id of the principal that submitted it, and in whose name its jobs are submitted.
     submitted_by: str | None = None
+    #: Id of the token by which it was proved who that is; None: by an issuer, or nothing had to be proved.
+    credential: str | None = None
+    #: Groups of which the submitter was a member.
+    groups: list[str] = field(default_factory=list)
 
     @property
     def cron(self) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import sqlalchemy as sa
+
 from service.queue.secrets import SecretRow, SecretSource
-from service.secrets.encryption import KeyUnknown, Sealed, unseal
+from service.secrets.encryption import CannotOpen, KeyUnknown, Sealed, unseal
 from service.secrets.key_file import KeyFile
 from service.store import secret_rows as store
 from service.store.database import Database
@@ -33,7 +35,7 @@ class Resolved:
 def resolve(database: Database, key_file: KeyFile, project: str, names: Collection[str]) -> Resolved:
     """What a project's secrets of these names are now.  Raises SecretMissing, CannotOpen, KeysUnusable."""
     for left in range(_TRIES - 1, -1, -1):
-        rows = database.query(lambda connection: store.of_project(connection, project, names))
+        rows = database.query(lambda connection: _newest(connection, project, names))
         known = {row.name for row in rows}
         if absent := [name for name in names if name not in known]:
             raise SecretMissing(store.missing(project, absent[0]))
@@ -44,6 +46,18 @@ def resolve(database: Database, key_file: KeyFile, project: str, names: Collecti
             if not left:
                 raise
     raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _newest(connection: sa.Connection, project: str, names: Collection[str]) -> list[SecretRow]:
+    """The rows of these secrets.  Raises CannotOpen for one that was there before and was put back."""
+    rows = store.of_project(connection, project, names)
+    for row in rows:
+        if row.version != store.newest_version(connection, project, row.name):
+            raise CannotOpen(
+                f"the secret {row.name} of the project {project} cannot be used: its row is one of before, which"
+                " was put back; set it again"
+            )
+    return rows
 
 
 def _opened(rows: list[SecretRow], key_file: KeyFile) -> Resolved:

@@ -15,10 +15,6 @@ from service.store import secret_rows as store
 from service.store.database import Database
 
 
-class TooManySecrets(Exception):
-    """The project has as many secrets as it may; the message is one sentence."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NewSecret:
     """What is to be stored."""
@@ -36,11 +32,14 @@ def store_secret(
     key_file: KeyFile,
     new: NewSecret,
     now: float,
-    also: Callable[[sa.Connection, SecretRow], None] = lambda *_: None,
+    also: Callable[[sa.Connection, SecretRow | None, SecretRow], None] = lambda *_: None,
+    *,
+    most: Callable[[sa.Connection], int] = lambda _: MAX_SECRETS_OF_PROJECT,
 ) -> SecretRow:
     """Store a secret, as the next version of the one of its name if there is one; may wait for a rotation.
 
-    `also` is done in the same transaction.  Raises KeysUnusable, TooManySecrets.
+    `also` is done in the same transaction, with what was there before; the project has at most `most` secrets.  Raises
+    KeysUnusable, NoRoom.
     """
     with key_file.locked():
         keys = key_file.read()
@@ -54,8 +53,10 @@ def store_secret(
             keys = key_file.add()
 
         def work(connection: sa.Connection) -> SecretRow:
-            row = _put(connection, keys[0], new, now)
-            also(connection, row)
+            before = store.lock(connection, new.project, new.name)
+            row = _next(connection, keys[0], before, new, now)
+            store.put(connection, row, most(connection))
+            also(connection, before, row)
             return row
 
         try:
@@ -65,15 +66,14 @@ def store_secret(
             return database.transact(work)
 
 
-def _put(connection: sa.Connection, key: Key, new: NewSecret, now: float) -> SecretRow:
-    before = store.lock(connection, new.project, new.name)
-    if before is None and store.count(connection, new.project) >= MAX_SECRETS_OF_PROJECT:
-        raise TooManySecrets(
-            f"the project {new.project} has {MAX_SECRETS_OF_PROJECT} secrets, and no more are possible"
-        )
-    place = SecretPlace(new.project, new.name, 1 if before is None else before.version + 1, new.source)
+def _next(
+    connection: sa.Connection, key: Key, before: SecretRow | None, new: NewSecret, now: float
+) -> SecretRow:
+    # Also where the one before was deleted: what was stored of it must not stand for this one.
+    version = store.newest_version(connection, new.project, new.name) + 1
+    place = SecretPlace(new.project, new.name, version, new.source)
     sealed = seal(key, place, new.content.encode())
-    row = SecretRow(
+    return SecretRow(
         project=new.project,
         name=new.name,
         version=place.version,
@@ -84,8 +84,6 @@ def _put(connection: sa.Connection, key: Key, new: NewSecret, now: float) -> Sec
         updated_at=now,
         updated_by=new.updated_by,
     )
-    store.put(connection, row)
-    return row
 
 
 def sealed_again(row: SecretRow, key: Key, content: bytes) -> SecretRow:

@@ -6,13 +6,15 @@ is deleted, and the row is deleted.  From the first one on it counts as missing;
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from service.identities.principals import Access
-from service.store.rows import upsert
+from service.queue.intake import Kept
+from service.store import holdings
 from service.store.tables import ACTIVE_JOBS, bundle_holders, bundles, jobs, schedules
 
 _GOING = sa.select(bundles.c.digest).where(
@@ -37,21 +39,52 @@ def use(connection: sa.Connection, digest: str, now: float) -> bool:
     return connection.execute(_use(connection.dialect.name), row).first() is not None
 
 
-def hold(connection: sa.Connection, digest: str, holder: str) -> None:
-    """A principal has uploaded it, which proves that it has it; or a project uses it."""
-    upsert(connection, bundle_holders, [{"digest": digest, "holder": holder}], replace=False)
+def hold(connection: sa.Connection, digest: str, holder: str, most: int | None = None) -> None:
+    """A principal has uploaded it, which proves that it has it; or a project uses it.
+
+    Raises NoRoom when the holder would have more than `most` bytes of bundles; the transaction has to end then.
+    """
+    size = _locked_size(connection, digest)
+    row = {"digest": digest, "holder": holder}
+    if connection.execute(_hold(connection.dialect.name), row).first() is not None:
+        holdings.take(connection, holder, Kept.BUNDLE_BYTES, size, most)
 
 
-def project_holder(project: str) -> str:
-    """The name by which a project holds bundles."""
-    return f"project:{project}"
+def measure(connection: sa.Connection, digest: str, size: int) -> None:
+    """Its size in bytes is known; it counts for all who hold it."""
+    more = size - _locked_size(connection, digest)
+    if more:
+        connection.execute(sa.update(bundles).where(bundles.c.digest == digest).values(size_bytes=size))
+        _count(connection, _holders(connection, digest), more)
+
+
+def _locked_size(connection: sa.Connection, digest: str) -> int:
+    """Locked, so that nothing is added to its holders beside a change of its size."""
+    mine = sa.select(bundles.c.size_bytes).where(bundles.c.digest == digest).with_for_update()
+    return int(connection.execute(mine).scalar() or 0)
+
+
+def _holders(connection: sa.Connection, digest: str) -> list[str]:
+    mine = sa.select(bundle_holders.c.holder).where(bundle_holders.c.digest == digest)
+    return list(connection.execute(mine).scalars())
+
+
+def _count(connection: sa.Connection, holders: Iterable[str], more: int) -> None:
+    holdings.add(connection, {(one, Kept.BUNDLE_BYTES): more for one in holders})
+
+
+@lru_cache
+def _hold(dialect: str) -> sa.sql.dml.ReturningInsert[tuple[str]]:
+    statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(bundle_holders)
+    keys = ["digest", "holder"]
+    return statement.on_conflict_do_nothing(index_elements=keys).returning(bundle_holders.c.digest)
 
 
 def is_held(connection: sa.Connection, access: Access, digest: str) -> bool:
     """The bundle is there for this principal: it has uploaded it, or a project that it sees uses it."""
     if access.projects is None:
         return True
-    holders = [access.principal.id, *(project_holder(one) for one in sorted(access.projects))]
+    holders = [access.principal.id, *(holdings.project_holder(one) for one in sorted(access.projects))]
     mine = bundle_holders.c.digest == digest, bundle_holders.c.holder.in_(holders)
     return connection.execute(sa.select(bundle_holders.c.digest).where(*mine).limit(1)).first() is not None
 
@@ -99,5 +132,7 @@ def choose(connection: sa.Connection, before: float, now: float, most: int) -> l
 
 def forget(connection: sa.Connection, digest: str) -> None:
     """Its file is gone."""
+    size = _locked_size(connection, digest)
     if connection.execute(_FORGET, {"of": digest}).rowcount:
+        _count(connection, _holders(connection, digest), -size)
         connection.execute(sa.delete(bundle_holders).where(bundle_holders.c.digest == digest))

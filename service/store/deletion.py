@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue.rows import JobRow
+from service.store.outputs import forget_outputs
 from service.store.pruning import empty_job, is_needed, remove_job
 from service.store.rows import to_row
 from service.store.tables import (
@@ -20,7 +21,6 @@ from service.store.tables import (
     job_labels,
     jobs,
     models,
-    outputs,
 )
 
 #: A job that may be deleted now: nothing of it runs, and nothing that it left is being listed.
@@ -50,7 +50,9 @@ def forget(connection: sa.Connection, job_id: str, now: float, most: int) -> boo
     """Its files are gone: delete about `most` rows of it; False when there is more."""
     if not empty_job(connection, job_id, most)[1]:
         return False
-    for table in (checkpoints, outputs, job_labels):
+    project = connection.execute(sa.select(jobs.c.project).where(jobs.c.id == job_id)).scalar_one()
+    forget_outputs(connection, job_id, project)
+    for table in (checkpoints, job_labels):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     is_answered = sa.select(sa.exists().where(idempotency.c.job_id == job_id))
     if is_needed(connection, job_id) or connection.execute(is_answered).scalar():

@@ -10,14 +10,17 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cluster.policies.policies import Policies
 from remora.states import AttemptState, JobState
 from service.queue import driver_records, early_stop, lifecycle
 from service.queue.early_stop import Score
+from service.queue.intake import LINES_LEFT
 from service.queue.rows import AttemptRow, JobRow, NewEvent
 from service.store import arrays, checkpoints, jobs, outputs
 from service.store.leases import Lease
-from service.store.rows import insert_into, upsert
-from service.store.tables import log_lines, metrics
+from service.store.log_storage import Printed, store_lines
+from service.store.rows import upsert
+from service.store.tables import metrics
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
@@ -72,15 +75,20 @@ def ingest(
 
 
 def ingest_all(
-    connection: sa.Connection, by_attempt: Mapping[str, Sequence[Record]], now: float
+    connection: sa.Connection,
+    by_attempt: Mapping[str, Sequence[Record]],
+    now: float,
+    policies: Policies | None = None,
 ) -> jobs.Changed:
     """Store records of attempts, by their ids, and let them change those, in as few statements for many as for one.
 
     Records that are stored already are skipped, and so is everything of an attempt that has ended.  Records behind a
     gap inside the list are left out: they are polled again.  When the list begins behind a gap, the driver has lost
     what is missing; an event reports that.  An attempt whose records cannot be stored is left as it was, and the others
-    are stored.  The caller guards the lease.
+    are stored.  The caller guards the lease.  Of a project that has as many log lines as its limit in `policies`, the
+    oldest ones go.
     """
+    policies = policies or Policies()
     changed = jobs.Changed()
     batches: list[_Batch] = []
     for attempt_id, (job, attempt) in jobs.lock_attempts(connection, by_attempt).items():
@@ -91,7 +99,7 @@ def ingest_all(
             batches.append(_take_all(job, attempt, by_attempt[attempt_id], now))
         except Exception as error:  # its fault alone
             changed.failed[attempt_id] = error
-    for batch, job in zip(batches, _store(connection, batches), strict=True):
+    for batch, job in zip(batches, _store(connection, batches, policies), strict=True):
         changed.pairs[batch.attempt.id] = (job, batch.attempt)
     return changed
 
@@ -228,11 +236,9 @@ def _checkpoint(
     )
 
 
-def _store(connection: sa.Connection, batches: Sequence[_Batch]) -> list[JobRow]:
+def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Policies) -> list[JobRow]:
     """The jobs afterwards, in the order of the batches."""
-    lines = [row for batch in batches for row in _numbered_lines(batch)]
-    if lines:
-        connection.execute(insert_into(log_lines), lines)
+    _store_lines(connection, [batch for batch in batches if batch.lines], policies)
     points = [
         {"job_id": batch.job.id, "step": step, **point}
         for batch in batches
@@ -243,7 +249,12 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch]) -> list[JobRow]
         connection, [batch for batch in batches if batch.checkpoints or batch.listed is not None]
     )
     _compare(connection, [batch for batch in batches if batch.scores])
-    outputs.save_outputs(connection, [batch.outputs for batch in batches if batch.outputs is not None])
+    with_outputs = [batch for batch in batches if batch.outputs is not None]
+    outputs.save_outputs(
+        connection,
+        [batch.outputs for batch in with_outputs if batch.outputs is not None],
+        {batch.job.id: batch.job.project for batch in with_outputs},
+    )
     for batch in batches:
         if batch.job.state is JobState.SUCCEEDED:
             batch.events += outputs.register_models(
@@ -273,6 +284,22 @@ def _compare(connection: sa.Connection, batches: Sequence[_Batch]) -> None:
             values = known[score.array_id, score.step]
             batch.job, event = early_stop.stopped(batch.job, score, values, batch.now)
             batch.events += [] if event is None else [event]
+
+
+def _store_lines(connection: sa.Connection, batches: Sequence[_Batch], policies: Policies) -> None:
+    printed = [Printed(batch.job.id, batch.job.project, _numbered_lines(batch)) for batch in batches]
+    dropped = store_lines(connection, printed, policies)
+    for batch in batches:
+        count = dropped.get(batch.job.id, 0)
+        if count and not batch.attempt.dropped_lines:
+            most = policies.limits_of(batch.job.project).log_lines
+            message = (
+                f"the project {batch.job.project} has {most} log lines, as many as it may: from now on the oldest lines"
+                f" of this job are deleted for each new one, but for its newest {LINES_LEFT}"
+            )
+            data = {"limit": most, "project": batch.job.project}
+            batch.append_event(batch.now, "attempt.logs_over_limit", message, data)
+        batch.attempt = replace(batch.attempt, dropped_lines=batch.attempt.dropped_lines + count)
 
 
 def _numbered_lines(batch: _Batch) -> list[dict[str, Any]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from service.queue.intake import Kept
 from service.queue.models import NewModel, models_of
 from service.queue.rows import JobRow, NewEvent
-from service.store.rows import upsert
+from service.store import holdings
+from service.store.rows import in_parts, upsert
 from service.store.tables import models, outputs
 
 #: Versions of models that a page reads together.
@@ -28,6 +31,8 @@ class OutputsRow:
     location: str
     #: By name: `size_bytes`, `sha256`, `stored`.
     files: dict[str, dict[str, Any]]
+    #: Of all of them.
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +54,32 @@ class ModelRow:
     project: str
 
 
-def save_outputs(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:
-    """Replace what the outputs of these jobs are."""
-    upsert(connection, outputs, rows, replace=True)
+def save_outputs(connection: sa.Connection, rows: list[dict[str, Any]], projects: Mapping[str, str]) -> None:
+    """Replace what the outputs of these jobs are; `projects` has the job's by the id of each."""
+    before = sizes(connection, [row["job_id"] for row in rows])
+    sized = [row | {"size_bytes": sum(one["size_bytes"] for one in row["files"].values())} for row in rows]
+    upsert(connection, outputs, sized, replace=True)
+    more: Counter[tuple[str, Kept]] = Counter()
+    for row in sized:
+        holder = holdings.project_holder(projects[row["job_id"]])
+        more[holder, Kept.OUTPUT_BYTES] += row["size_bytes"] - before.get(row["job_id"], 0)
+    holdings.add(connection, more)
+
+
+def forget_outputs(connection: sa.Connection, job_id: str, project: str) -> None:
+    """The files of a job's outputs are gone."""
+    size = sizes(connection, [job_id]).get(job_id, 0)
+    connection.execute(sa.delete(outputs).where(outputs.c.job_id == job_id))
+    holdings.add(connection, {(holdings.project_holder(project), Kept.OUTPUT_BYTES): -size})
+
+
+def sizes(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str, int]:
+    """Bytes of the outputs of those of the jobs that have some."""
+    found: dict[str, int] = {}
+    for part in in_parts(job_ids):
+        statement = sa.select(outputs.c.job_id, outputs.c.size_bytes).where(outputs.c.job_id.in_(part))
+        found |= {row.job_id: row.size_bytes for row in connection.execute(statement)}
+    return found
 
 
 def get_outputs(connection: sa.Connection, job_id: str) -> OutputsRow | None:

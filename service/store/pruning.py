@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.queue.intake import Kept
+from service.store import holdings
 from service.store.arrays import forget_empty
 from service.store.rows import in_parts
 from service.store.tables import (
@@ -116,17 +118,25 @@ def _old_jobs(connection: sa.Connection, limits: Limits, now: float) -> list[str
 
 def empty_job(connection: sa.Connection, job_id: str, most: int) -> tuple[int, bool]:
     """Delete what is left of a job's telemetry but its newest event; how many rows, and whether that was all."""
-    newest = connection.execute(sa.select(jobs.c.event_seq).where(jobs.c.id == job_id)).scalar_one()
+    mine = sa.select(jobs.c.event_seq, jobs.c.project).where(jobs.c.id == job_id)
+    newest, project = connection.execute(mine).one()
     removed = 0
     for table, number, upto in (
         (log_lines, log_lines.c.seq, None),
         (metrics, metrics.c.step, None),
         (events, events.c.seq, newest - 1),
     ):
-        removed += _first(connection, table, number, job_id, upto, most - removed)
+        gone = _first(connection, table, number, job_id, upto, most - removed)
+        if table is log_lines:
+            _forget_lines(connection, project, gone)
+        removed += gone
         if removed >= most:
             return removed, False
     return removed, True
+
+
+def _forget_lines(connection: sa.Connection, project: str, count: int) -> None:
+    holdings.add(connection, {(holdings.project_holder(project), Kept.LOG_LINES): -count})
 
 
 def _first(
@@ -185,15 +195,19 @@ def _end(connection: sa.Connection, job_id: str, now: float) -> int:
 def _cut(connection: sa.Connection, limits: Limits, most: int) -> tuple[int, bool]:
     """Delete the oldest log lines and events of jobs that wait or run and have more than are kept."""
     long = sa.or_(jobs.c.log_seq > limits.rows, jobs.c.event_seq > limits.rows)
-    rows = connection.execute(sa.select(jobs.c.id, jobs.c.log_seq, jobs.c.event_seq).where(ACTIVE_JOBS, long))
+    columns = (jobs.c.id, jobs.c.log_seq, jobs.c.event_seq, jobs.c.project)
+    rows = connection.execute(sa.select(*columns).where(ACTIVE_JOBS, long))
     removed = 0
-    for job_id, log_seq, event_seq in rows.all():
+    for job_id, log_seq, event_seq, project in rows.all():
         for table, newest in ((log_lines, log_seq), (events, event_seq)):
             if removed >= most:
                 return removed, True
             if newest > limits.rows:
                 upto = newest - limits.rows
-                removed += _first(connection, table, table.c.seq, job_id, upto, most - removed)
+                gone = _first(connection, table, table.c.seq, job_id, upto, most - removed)
+                if table is log_lines:
+                    _forget_lines(connection, project, gone)
+                removed += gone
     return removed, removed >= most > 0
 
 

@@ -7,7 +7,9 @@ from dataclasses import asdict
 
 import sqlalchemy as sa
 
+from service.queue.intake import Kept
 from service.queue.schedules import Outcome, RunRow, ScheduleRow
+from service.store import holdings
 from service.store.project_lists import newest_of
 from service.store.rows import in_parts, insert_into
 from service.store.tables import ACTIVE_JOBS, jobs, schedule_runs, schedules
@@ -27,8 +29,9 @@ _SUBMITTED = (
 )
 
 
-def insert(connection: sa.Connection, schedule: ScheduleRow) -> None:
-    """Store a new schedule."""
+def insert(connection: sa.Connection, schedule: ScheduleRow, most: int | None = None) -> None:
+    """Store a new schedule.  Raises NoRoom when its project would have more than `most`."""
+    holdings.take(connection, holdings.project_holder(schedule.project), Kept.SCHEDULES, 1, most)
     connection.execute(insert_into(schedules), asdict(schedule))
 
 
@@ -47,11 +50,6 @@ def of_key(connection: sa.Connection, key: str) -> ScheduleRow | None:
     return _one(connection.execute(sa.select(schedules).where(schedules.c.key == key)).first())
 
 
-def count(connection: sa.Connection) -> int:
-    """How many there are."""
-    return int(connection.execute(sa.select(sa.func.count()).select_from(schedules)).scalar_one())
-
-
 def page(
     connection: sa.Connection, projects: Collection[str] | None, before: str | None, limit: int
 ) -> Iterator[ScheduleRow]:
@@ -61,10 +59,11 @@ def page(
         yield ScheduleRow(**row._mapping)
 
 
-def delete(connection: sa.Connection, schedule_id: str) -> None:
-    """Delete a schedule with its runs; what it has submitted stays."""
-    connection.execute(sa.delete(schedule_runs).where(schedule_runs.c.schedule_id == schedule_id))
-    connection.execute(sa.delete(schedules).where(schedules.c.id == schedule_id))
+def delete(connection: sa.Connection, schedule: ScheduleRow) -> None:
+    """Delete a schedule, which is locked, with its runs; what it has submitted stays."""
+    connection.execute(sa.delete(schedule_runs).where(schedule_runs.c.schedule_id == schedule.id))
+    connection.execute(sa.delete(schedules).where(schedules.c.id == schedule.id))
+    holdings.take(connection, holdings.project_holder(schedule.project), Kept.SCHEDULES, -1, None)
 
 
 def due(connection: sa.Connection, now: float, limit: int) -> list[str]:

@@ -9,8 +9,11 @@ import sqlalchemy as sa
 
 from remora.errors import SpecError, SpecProblem
 from remora.spec.spec import JobSpec
+from service.queue.intake import Kept
 from service.queue.secrets import SecretRow
-from service.store.tables import secrets
+from service.store import holdings
+from service.store.rows import upsert
+from service.store.tables import secret_versions, secrets
 
 
 def get(connection: sa.Connection, project: str, name: str) -> SecretRow | None:
@@ -33,28 +36,39 @@ def of_project(
     return [SecretRow(**row._mapping) for row in connection.execute(statement)]
 
 
-def put(connection: sa.Connection, row: SecretRow) -> None:
-    """Store a secret in place of the one of its name, if there is one.  Raises IntegrityError beside another one."""
+def put(connection: sa.Connection, row: SecretRow, most: int | None = None) -> None:
+    """Store a secret in place of the one of its name, if there is one; its version is the newest of that name.
+
+    Raises IntegrityError beside another one, and NoRoom when its project would have more than `most`.
+    """
     is_there = sa.and_(secrets.c.project == row.project, secrets.c.name == row.name)
     if connection.execute(sa.update(secrets).where(is_there).values(asdict(row))).rowcount == 0:
         connection.execute(sa.insert(secrets), asdict(row))
+        holdings.take(connection, holdings.project_holder(row.project), Kept.SECRETS, 1, most)
+    upsert(
+        connection,
+        secret_versions,
+        [{"project": row.project, "name": row.name, "version": row.version}],
+        replace=True,
+    )
+
+
+def newest_version(connection: sa.Connection, project: str, name: str) -> int:
+    """The last version that a secret of this name had, also if it was deleted; 0: there was none."""
+    mine = secret_versions.c.project == project, secret_versions.c.name == name
+    return int(connection.execute(sa.select(secret_versions.c.version).where(*mine)).scalar() or 0)
 
 
 def delete(connection: sa.Connection, project: str, name: str) -> None:
-    """Delete a secret; fine when there is none."""
+    """Delete a secret; fine when there is none.  Its version stays: the next one of its name has a higher one."""
     statement = sa.delete(secrets).where(secrets.c.project == project, secrets.c.name == name)
-    connection.execute(statement)
+    gone = connection.execute(statement).rowcount
+    holdings.add(connection, {(holdings.project_holder(project), Kept.SECRETS): -gone})
 
 
 def is_any(connection: sa.Connection) -> bool:
     """True when some project has a secret."""
     return connection.execute(sa.select(secrets.c.name).limit(1)).first() is not None
-
-
-def count(connection: sa.Connection, project: str) -> int:
-    """How many secrets a project has."""
-    statement = sa.select(sa.func.count()).where(secrets.c.project == project)
-    return int(connection.execute(statement).scalar_one())
 
 
 def of_other_keys(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
+from cluster.policies.policies import Policies
 from remora.errors import SpecError, SpecProblem
 from remora.spec.arrays import Element
 from remora.spec.spec import JobSpec
@@ -15,9 +16,9 @@ from service.queue import intake, lifecycle
 from service.queue.arrays import ArrayRow, waits_for_room
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.early_stop import first_comparison
-from service.queue.intake import JobLimits
+from service.queue.intake import JobLimits, Kept, NoRoom
 from service.queue.rows import JobRow
-from service.store import arrays, bundles, dependencies, secret_rows
+from service.store import arrays, bundles, dependencies, holdings, secret_rows
 from service.store import jobs as store
 from service.store.ids import new_id
 from service.store.scoped import visible_jobs
@@ -32,36 +33,51 @@ class BundleMissing(Exception):
     """The code of the job is not there, or is being deleted; the message is its digest."""
 
 
-class QueueFull(Exception):
-    """As many jobs wait or run as may."""
-
-    def __init__(self, refusal: intake.Refusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-
-
 def check_room(connection: sa.Connection, project: str, count: int, limits: JobLimits) -> None:
-    """Raise QueueFull when `count` more jobs of the project may not wait or run."""
+    """Raise NoRoom when `count` more jobs of the project may not wait or run."""
     refusal = intake.check(store.count_active(connection) + count - 1, limits.jobs)
-    most = limits.of_projects.get(project)
+    named = limits.policies.projects.get(project)
+    most = None if named is None else named.jobs
     if refusal is None and most is not None:
         active = store.count_active(connection, project)
         refusal = intake.check_project(project, active + count - 1, most)
     if refusal is not None:
-        raise QueueFull(refusal)
+        raise NoRoom(refusal)
 
 
-def use_bundle(connection: sa.Connection, spec: JobSpec, now: float, access: Access = EVERYTHING) -> None:
-    """Raise BundleMissing without the code of a job, or when it is not there for who submits.
+def check_outputs(connection: sa.Connection, spec: JobSpec, policies: Policies) -> None:
+    """Raise NoRoom for a job with outputs whose project has as many bytes of them as it may."""
+    most = policies.limits_of(spec.project).output_bytes
+    if most is None or not spec.outputs:
+        return
+    holder = holdings.project_holder(spec.project)
+    kept = holdings.amount(connection, holder, Kept.OUTPUT_BYTES)
+    # A job that may store nothing is not worth its nodes.
+    refusal = intake.check_kept(holdings.whose(holder), Kept.OUTPUT_BYTES, kept, 1, most)
+    if refusal is not None:
+        raise NoRoom(refusal)
 
-    Together with the job: the deletion of bundles sees both, or comes first, and the client uploads it again.
+
+def use_bundle(
+    connection: sa.Connection,
+    spec: JobSpec,
+    now: float,
+    access: Access = EVERYTHING,
+    policies: Policies | None = None,
+) -> None:
+    """Note that the code of a job is used by its project.
+
+    Raises BundleMissing without it, or when it is not there for who submits, and NoRoom when the project's limit in
+    `policies` would be exceeded.  Together with the job: the deletion of bundles sees both, or comes first, and the
+    client uploads it again.
     """
     if spec.bundle is None:
         return
     is_there = bundles.is_held(connection, access, spec.bundle) and bundles.use(connection, spec.bundle, now)
     if not is_there:
         raise BundleMissing(spec.bundle)
-    bundles.hold(connection, spec.bundle, bundles.project_holder(spec.project))
+    most = None if policies is None else policies.limits_of(spec.project).bundle_bytes
+    bundles.hold(connection, spec.bundle, holdings.project_holder(spec.project), most)
 
 
 def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -> None:
@@ -82,10 +98,15 @@ def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -
     problems += [
         SpecProblem(f"inputs.{name}.path", _KEPT_BY_JOBS)
         for name, one in spec.inputs.items()
-        if one.store is not None and (one.path or "").strip("/").partition("/")[0] in ("", "jobs", "bundles")
+        if one.store is not None and _first_part(one.path or "") in ("", "jobs", "bundles")
     ]
     if problems:
         raise SpecError(problems)
+
+
+def _first_part(path: str) -> str:
+    """The first folder that a path names, however it is written; "" for the top."""
+    return next((part for part in path.split("/") if part not in ("", ".")), "")
 
 
 def why_refused(
@@ -94,6 +115,7 @@ def why_refused(
     """Every reason for which `count` jobs of this specification would not be accepted now; nothing is written."""
     checks: list[Callable[[], object]] = [
         lambda: secret_rows.check_there(connection, spec),
+        lambda: check_outputs(connection, spec, limits.policies),
         lambda: check_references(connection, spec, access),
         lambda: _awaited(connection, row_of(spec, now), store.find_jobs),
     ]
@@ -105,7 +127,7 @@ def why_refused(
             check()
         except SpecError as error:
             problems += [one for one in error.problems if one not in problems]
-        except QueueFull as full:
+        except NoRoom as full:
             problems.append(SpecProblem("", full.refusal.message))
     return problems
 
@@ -118,15 +140,14 @@ def submit(
     *,
     access: Access = EVERYTHING,
     by: str | None = None,
+    policies: Policies | None = None,
 ) -> JobRow:
     """Store a new job, which begins to wait; `origin` says where it comes from, for people, `by` who submits it.
 
     Raises BundleMissing, and SpecError for secrets that its project does not have, and for jobs that it names and that
-    are not there or ended otherwise.
+    are not there or ended otherwise; NoRoom when its project has as much as `policies` allow.
     """
-    secret_rows.check_there(connection, spec)
-    use_bundle(connection, spec, now, access)
-    check_references(connection, spec, access)
+    _check(connection, spec, now, access, policies)
     row = replace(row_of(spec, now), submitted_by=by)
     awaited = _awaited(connection, row)
     row = store.insert_job(connection, lifecycle.submit(row, awaited, origin))
@@ -142,12 +163,11 @@ def submit_array(
     *,
     access: Access = EVERYTHING,
     by: str | None = None,
+    policies: Policies | None = None,
 ) -> ArrayRow:
     """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
     assert spec.array is not None
-    secret_rows.check_there(connection, spec)
-    use_bundle(connection, spec, now, access)
-    check_references(connection, spec, access)
+    _check(connection, spec, now, access, policies)
     most, early = spec.array.most_at_once, spec.array.stop_early
     rule = None if early is None else early.model_dump()
     array = ArrayRow(
@@ -182,6 +202,17 @@ def submit_array(
     store.insert_jobs(connection, decisions)
     dependencies.insert(connection, [one for one in awaited if not one.is_met])
     return array
+
+
+def _check(
+    connection: sa.Connection, spec: JobSpec, now: float, access: Access, policies: Policies | None
+) -> None:
+    """What has to hold of every submission."""
+    secret_rows.check_there(connection, spec)
+    if policies is not None:
+        check_outputs(connection, spec, policies)
+    use_bundle(connection, spec, now, access, policies)
+    check_references(connection, spec, access)
 
 
 def _awaited(

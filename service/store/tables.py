@@ -195,6 +195,9 @@ schedules = sa.Table(
     sa.Column("key", sa.String(128)),
     sa.Column("body_digest", sa.String(64)),
     sa.Column("submitted_by", sa.Text),
+    # By which token, or as a member of which groups, its submitter has the roles that its jobs need.
+    sa.Column("credential", sa.String(40)),
+    sa.Column("groups", sa.JSON, nullable=False, server_default="[]"),
     sa.UniqueConstraint("key", name="uq_schedules_key"),
     sa.Index("ix_schedules_project_id", "project", "id"),
     sa.Index("ix_schedules_next_at", "next_at"),
@@ -260,6 +263,7 @@ attempts = sa.Table(
     sa.Column("repeated_steps", sa.BigInteger, nullable=False),
     sa.Column("lost_s", sa.Double, nullable=False),
     sa.Column("log_match", sa.Text),
+    sa.Column("dropped_lines", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("last_record_seq", sa.BigInteger, nullable=False),
     sa.Column("stop_reason", Word(EndReason)),
     sa.Column("stop_requested_at", sa.Double),
@@ -333,6 +337,8 @@ outputs = sa.Table(
     sa.Column("location", sa.Text, nullable=False),
     # By name: size in bytes, digest, and where it lies below the location.
     sa.Column("files", sa.JSON, nullable=False),
+    # Of all of them.
+    sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
 )
 
 models = sa.Table(
@@ -363,6 +369,8 @@ bundles = sa.Table(
     sa.Column("used_at", sa.Double, nullable=False),
     # Since when its file is being deleted.
     sa.Column("gone_at", sa.Double),
+    # 0: not known, of those that were uploaded before sizes were noted.
+    sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("ix_bundles_used_at", "used_at"),
 )
 
@@ -557,6 +565,15 @@ secrets = sa.Table(
     sa.Column("updated_by", sa.Text, nullable=False, server_default=""),
 )
 
+# The newest version that a secret of each name has or had: one that is set again goes on from there.
+secret_versions = sa.Table(
+    "secret_versions",
+    metadata,
+    sa.Column("project", sa.String(63), primary_key=True),
+    sa.Column("name", sa.String(63), primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+)
+
 leases = sa.Table(
     "leases",
     metadata,
@@ -574,6 +591,16 @@ bundle_holders = sa.Table(
     sa.Column("digest", sa.String(71), primary_key=True),
     # The id of a principal, or `project:` with a name.
     sa.Column("holder", sa.String(300), primary_key=True),
+)
+
+# How much is kept of each project and of each principal: `service.store.holdings`.
+holdings = sa.Table(
+    "holdings",
+    metadata,
+    # As in `bundle_holders`.
+    sa.Column("holder", sa.String(300), primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("amount", sa.BigInteger, nullable=False),
 )
 
 # API tokens, of which only a digest is stored: `service.identities.tokens`.

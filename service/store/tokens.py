@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 import sqlalchemy as sa
 
+from cluster.policies.policies import Policies
 from remora.roles import EVERYWHERE
 from service.identities.tokens import TokenRow
+from service.queue.intake import Kept
+from service.store import holdings
 from service.store.rows import in_parts, insert_into
 from service.store.tables import token_grants, tokens
 
@@ -26,8 +30,14 @@ _USED = (
 )
 
 
-def insert(connection: sa.Connection, token: TokenRow) -> None:
-    """Store a new token with its grants."""
+def insert(connection: sa.Connection, token: TokenRow, policies: Policies | None = None) -> None:
+    """Store a new token with its grants; `policies` are None where the creator is an operator.
+
+    Raises NoRoom when there would be more than the limits of the creator, or of a project, allow.
+    """
+    for holder in _holders(token):
+        most = None if policies is None else _most(policies, holder)
+        holdings.take(connection, holder, Kept.TOKENS, 1, most)
     row = {column.name: getattr(token, column.name) for column in tokens.columns}
     connection.execute(insert_into(tokens), row)
     rows = [
@@ -48,10 +58,29 @@ def note_use(connection: sa.Connection, token_id: str, now: float, *, before: fl
     connection.execute(_USED, {"of": token_id, "now": now, "before": before})
 
 
+def _holders(token: TokenRow) -> list[str]:
+    """Of whose tokens it is one: those of its creator and those of its projects; in the order of their locks."""
+    projects = [holdings.project_holder(one) for one in token.grants if one != EVERYWHERE]
+    return sorted([token.created_by, *projects])
+
+
+def _most(policies: Policies, holder: str) -> int | None:
+    project = holdings.project_of(holder)
+    return policies.principals.tokens if project is None else policies.limits_of(project).tokens
+
+
 def revoke(connection: sa.Connection, token_id: str, now: float) -> None:
     """It is good for nothing from now on; one that was revoked before stays so."""
     mine = tokens.c.id == token_id, tokens.c.revoked_at.is_(None)
-    connection.execute(sa.update(tokens).where(*mine).values(revoked_at=now))
+    if connection.execute(sa.update(tokens).where(*mine).values(revoked_at=now)).rowcount:
+        token = get(connection, token_id)
+        assert token is not None
+        _count_out(connection, [token])
+
+
+def _count_out(connection: sa.Connection, gone: Iterable[TokenRow]) -> None:
+    less = Counter((holder, Kept.TOKENS) for token in gone for holder in _holders(token))
+    holdings.add(connection, {one: -count for one, count in less.items()})
 
 
 def forget(connection: sa.Connection, before: float, most: int) -> int:
@@ -62,8 +91,12 @@ def forget(connection: sa.Connection, before: float, most: int) -> int:
         token_grants.c.token_id == tokens.c.id, token_grants.c.project == EVERYWHERE
     )
     is_over = sa.and_(is_over, ~sa.and_(is_operators, tokens.c.expires_at.is_(None)))
-    ids = list(connection.execute(sa.select(tokens.c.id).where(is_over).limit(most)).scalars())
+    # Locked: one that is revoked meanwhile is not counted out twice.
+    over = sa.select(tokens.c.id).where(is_over).order_by(tokens.c.id).limit(most).with_for_update()
+    ids = list(connection.execute(over).scalars())
     for part in in_parts(ids):
+        found = _together(connection.execute(_JOINED.where(tokens.c.id.in_(part))).all())
+        _count_out(connection, [one for one in found if one.revoked_at is None])
         connection.execute(sa.delete(token_grants).where(token_grants.c.token_id.in_(part)))
         connection.execute(sa.delete(tokens).where(tokens.c.id.in_(part)))
     return len(ids)

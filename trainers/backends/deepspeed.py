@@ -18,6 +18,10 @@ from trainers.confined_folders import ConfinedFolder
 _SITE = Path(record.__file__).parent / "site"
 
 
+#: Bytes that are read of a configuration.
+_CONFIG_BYTES = 2**20
+
+
 class DeepSpeed(Backend):
     """Loads Remora's hook into the script's `deepspeed`, and puts its checkpoint where the script looks for it."""
 
@@ -29,7 +33,9 @@ class DeepSpeed(Backend):
             )
         try:
             batch = _global_batch(launch.environment)
-            check_config_files(launch.plan.command, batch, lambda name: _text_of(launch.code / name))
+            # A script of another worker may run in this folder already, and put links anywhere.
+            with ConfinedFolder(launch.code) as code:
+                check_config_files(launch.plan.command, batch, lambda name: _text_of(code, name))
             if launch.resume is not None and launch.manifest is not None:
                 _link_checkpoint(
                     record.read(launch.resume, str(launch.manifest.step)), launch.resume, launch.code
@@ -46,8 +52,13 @@ class DeepSpeed(Backend):
         return variables
 
 
-def _text_of(file: Path) -> str | None:
-    return file.read_text(errors="replace") if file.is_file() else None
+def _text_of(code: ConfinedFolder, name: str) -> str | None:
+    """A file of the code, which is read as the node's user and so never through a link; None where there is none."""
+    try:
+        with code.open_file(name) as file:
+            return file.read(_CONFIG_BYTES).decode(errors="replace")
+    except OSError:
+        return None
 
 
 def _global_batch(environment: Mapping[str, str]) -> int | None:

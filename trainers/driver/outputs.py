@@ -230,7 +230,7 @@ class Outputs:
         limit = self._plan.max_output_bytes
         text = (
             f"{who_has} {format_size(size_bytes)} ({size_bytes} bytes), and the outputs of a job may have"
-            f" {format_size(limit)} ({limit} bytes, REMORA_MAX_OUTPUT_BYTES): the job goes on and keeps the version"
+            f" {format_size(limit)} ({limit} bytes, {self._plan.output_limit}): the job goes on and keeps the version"
             " before, until files are removed from REMORA_OUTPUTS_DIR or operators allow more."
         )
         self._account.event("attempt.outputs_too_large", text, size_bytes=size_bytes, limit_bytes=limit)

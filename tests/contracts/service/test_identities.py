@@ -382,6 +382,17 @@ def _without_id(text: str) -> str:
     return text.partition('"request_id"')[0]
 
 
+MAKES = "clone_job create_token drill_node drill_pool prune put_bundle put_grant set_secret submit_array"
+UNMAKES = "delete_schedule delete_secret remove_grant revoke_token"
+#: Of which the audit says not both what was before and what is after.
+FACTS: dict[str, set[str]] = {
+    **{key: {"after"} for key in [*MAKES.split(), "submit_job", "submit_schedule"]},
+    **{key: {"before"} for key in UNMAKES.split()},
+    # Its row says that it has begun.
+    "rotate_secrets": set(),
+}
+
+
 class TestAudit:
     def test_every_operation_that_writes_leaves_one_row(
         self, database: Database, database_url: str, tmp_path: Path
@@ -405,6 +416,8 @@ class TestAudit:
                 entries = service.audit()[: len(service.audit()) - before]
                 wanted = [] if PERMISSIONS[operation].is_read else [operation]
                 assert [one["operation"] for one in entries] == wanted
+                facts = [{key for key in ("before", "after") if one[key] is not None} for one in entries]
+                assert facts == [FACTS.get(operation, {"before", "after"}) for _ in wanted], operation
             drilled = next(one for one in service.audit() if one["operation"] == "drill_pool")
             assert drilled["after"]["nodes"] == [service.node]
 

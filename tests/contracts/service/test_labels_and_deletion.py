@@ -243,7 +243,7 @@ class TestDeletion:
     def test_the_outputs_of_a_deleted_job_are_listed_no_more(self, owner: Owner, database: Database) -> None:
         job_id = ended(owner)
         row = {"job_id": job_id, "attempt": 1, "committed_at": 1.0, "location": "/o", "files": {}}
-        database.transact(lambda c: save_outputs(c, [row]))
+        database.transact(lambda c: save_outputs(c, [row], {row["job_id"]: "default"}))
         delete(owner, job_id)
         owner.world.tick(5)
         assert not is_there(owner, job_id)

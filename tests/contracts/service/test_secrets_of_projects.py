@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from remora.states import EndReason, JobState
 from service.loops.attempt_secrets import _PAUSE_S, AttemptSecrets
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
+from service.queue.intake import NoRoom
 from service.queue.secrets import MAX_SECRETS_OF_PROJECT, SecretRow, SecretSource
 from service.secrets import rotation, storing
 from service.secrets.encryption import CannotOpen, Sealed, seal, unseal
@@ -104,6 +105,22 @@ class TestTheStore:
         with pytest.raises(CannotOpen, match="its row was changed, or moved from another place"):
             resolve(database, key_file, row.project, [row.name])
 
+    def test_one_that_was_deleted_cannot_be_put_back_in_place_of_the_next_one(
+        self, database: Database, key_file: KeyFile
+    ) -> None:
+        old = put(database, key_file, value=f"{VALUE}-old")
+        database.transact(lambda connection: secret_rows.delete(connection, "vision", "TOKEN"))
+        new = put(database, key_file)
+        assert (old.version, new.version) == (1, 2)
+        # What an old copy of the database has of it: its content alone, and its whole row.
+        for stored in (replace(new, ciphertext=old.ciphertext), old):
+            values_of_it = {"version": stored.version, "ciphertext": stored.ciphertext}
+            database.transact(lambda c, values=values_of_it: c.execute(sa.update(table).values(values)))
+            with pytest.raises(CannotOpen, match="set it again"):
+                values(database, key_file)
+        assert put(database, key_file, value=f"{VALUE}-3").version == 3
+        assert values(database, key_file) == {"TOKEN": f"{VALUE}-3"}
+
     def test_a_project_has_its_own_secrets_and_not_more_than_a_hundred(
         self, database: Database, key_file: KeyFile, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -111,7 +128,7 @@ class TestTheStore:
         monkeypatch.setattr(storing, "MAX_SECRETS_OF_PROJECT", 2)
         put(database, key_file)
         put(database, key_file, name="OTHER")
-        with pytest.raises(storing.TooManySecrets, match="has 2 secrets, and no more are possible"):
+        with pytest.raises(NoRoom, match="the project vision has 2 secrets and its limit is 2"):
             put(database, key_file, name="THIRD")
         assert put(database, key_file, name="OTHER").version == 2
         assert put(database, key_file, name="THIRD", project="speech").version == 1
@@ -141,7 +158,7 @@ class TestTheKeyFile:
             raise Dies
 
         with monkeypatch.context() as patched:
-            patched.setattr(storing, "_put", dies)
+            patched.setattr(storing, "_next", dies)
             with pytest.raises(Dies):
                 put(database, key_file)
         (key,) = key_file.read()

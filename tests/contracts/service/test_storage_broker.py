@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -24,7 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from service.azure_storage import AzureAccount
 from service.storage_broker import StorageBroker
 from tests.azurite import CONTAINER, KEY, Azurite, azurite
-from trainers.granted_blobs import Grants
+from trainers.granted_blobs import GrantedBlobs, Grants
 from trainers.job_storage import granted_storage
 from trainers.storage import Storage, StorageError
 from trainers.storage_grants import (
@@ -322,3 +324,69 @@ def test_an_identity_lists_and_signs_with_a_key_that_the_account_gives_it(
         now = 3601.0
         granted(broker, url, "jobs/job_1/a", "read")
         assert len(keys) == 2
+
+
+def test_an_upload_goes_on_when_its_first_token_has_ended(
+    broker: StorageBroker, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Tokens of two seconds, and a file whose second part comes when the token of the first one has ended."""
+    monkeypatch.setattr("service.storage_broker.TOKEN_S", 2.0)
+    monkeypatch.setattr("trainers.granted_blobs.RENEWED_S", 1.0)
+    monkeypatch.setattr("trainers.granted_blobs._BLOCK_BYTES", 1000)
+    tokens: list[str] = []
+
+    def ask(request: StorageRequest) -> StorageAnswer:
+        answer = broker.answer({url: OWN}, request)
+        if answer.grant is not None:
+            tokens.append(str(answer.grant.token("jobs/job_1/large")))
+        return answer
+
+    content = bytes(range(250)) * 14
+
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() == 2000:
+                # Its end is a whole second, by the clock of the account.
+                ends = datetime.strptime(parse_qs(tokens[0])["se"][0], "%Y-%m-%dT%H:%M:%SZ").replace(
+                    tzinfo=UTC
+                )
+                until_moment(ends + timedelta(seconds=1.1))
+            return super().read(size)
+
+    blobs = GrantedBlobs(Grants(url, ask))
+    blobs._upload("/jobs/job_1/large", Slow(content), may_replace=True)
+    assert len(set(tokens)) >= 2
+    assert blobs.cat_file("/jobs/job_1/large") == content
+    with pytest.raises(FileExistsError):
+        blobs.pipe_file("/jobs/job_1/large", b"x" * 2500, mode="create")
+    blobs.pipe_file("/jobs/job_1/new", b"y" * 2500, mode="create")
+    assert blobs.cat_file("/jobs/job_1/new") == b"y" * 2500
+
+
+def until_moment(moment: datetime) -> None:
+    """Wait for a moment of the clock: a token ends by nothing else."""
+    threading.Event().wait(max(0.0, (moment - datetime.now(UTC)).total_seconds()))
+
+
+def test_an_account_that_does_not_answer_holds_up_no_other(
+    azurite_server: Azurite, url: str, tmp_path: Path
+) -> None:
+    file = azurite_server.credentials(tmp_path)
+    may_answer, is_asked = threading.Event(), threading.Event()
+
+    def connect(account: AzureAccount) -> BlobServiceClient:
+        if not is_asked.is_set():
+            is_asked.set()
+            assert may_answer.wait(30.0)
+        return BlobServiceClient.from_connection_string(account.connection_string)
+
+    broker = StorageBroker(file, connect=connect)
+    slow, other = f"{url}-slow", url
+    request = StorageRequest(url=slow, action="read", names=("bundles/code.zip",))
+    asking = threading.Thread(target=lambda: broker.answer({slow: OWN}, request), daemon=True)
+    asking.start()
+    assert is_asked.wait(30.0)
+    assert granted(broker, other, "bundles/code.zip", "read").tokens
+    may_answer.set()
+    asking.join(30.0)
+    assert not asking.is_alive()

@@ -135,6 +135,7 @@ RULES: dict[str, Rule] = {
     "list_jobs": Rule("any", "GET", "/v1/jobs", kind="list"),
     "list_arrays": Rule("any", "GET", "/v1/arrays", kind="list"),
     "list_schedules": Rule("any", "GET", "/v1/schedules", kind="list"),
+    "list_projects": Rule("any", "GET", "/v1/projects"),
     "list_models": Rule("any", "GET", "/v1/models", kind="list"),
     "show_cluster_ledger": Rule("any", "GET", "/v1/ledger"),
     "put_bundle": Rule("submitter somewhere", "PUT", f"/v1/bundles/{DIGEST}", content=CONTENT),

@@ -20,6 +20,8 @@ from cluster.policies.policies import (
     CapacityRule,
     Policies,
     PoolPolicy,
+    PrincipalLimits,
+    ProjectLimits,
     ProjectPolicy,
     Schedule,
     Window,
@@ -54,25 +56,44 @@ def test_the_example_can_be_applied() -> None:
     assert set(policies.model_fields_set) == set(Policies.model_fields)
 
 
-@pytest.mark.parametrize("section", [Policies, PoolPolicy, ProjectPolicy, BudgetPolicy, Schedule, Window])
+@pytest.mark.parametrize(
+    "section",
+    [Policies, PoolPolicy, ProjectPolicy, ProjectLimits, PrincipalLimits, BudgetPolicy, Schedule, Window],
+)
 def test_every_key_is_on_the_page(section: type[BaseModel]) -> None:
     code = " ".join(re.findall(r"`[^`\n]+`", PAGE))
     assert [key for key in section.model_fields if not re.search(rf"\b{key}\b", code)] == []
 
 
-def defaults_on_the_page() -> list[tuple[str, str]]:
-    """Key and default of each row of the page's tables."""
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", PAGE, re.MULTILINE)
-    return [
-        (key.strip("`"), default.strip("` "))
-        for keys, defaults in rows
-        for key, default in zip(keys.split(", "), defaults.split(", ") * len(keys.split(", ")), strict=False)
-    ]
+#: Whose the keys are of a table that begins with `key of ...`; the keys of the others are those of one section alone.
+TABLES: dict[str, type[BaseModel]] = {
+    "projects.NAME.limits": ProjectLimits,
+    "principals": PrincipalLimits,
+}
 
 
-@pytest.mark.parametrize(("key", "default"), defaults_on_the_page())
-def test_every_default_is_what_the_page_says(key: str, default: str) -> None:
-    section = next(one for one in (PoolPolicy, ProjectPolicy, BudgetPolicy) if key in one.model_fields)
+def defaults_on_the_page() -> list[tuple[type[BaseModel], str, str]]:
+    """Section, key and default of each row of the page's tables; `limits` has a table of its own."""
+    found: list[tuple[type[BaseModel], str, str]] = []
+    for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.MULTILINE):
+        of = re.match(r"\| key of `([\w.]+)` \|", table)
+        for keys, defaults in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", table, re.MULTILINE):
+            names = [key.strip("`") for key in keys.split(", ")]
+            values = [default.strip("` ") for default in defaults.split(", ") * len(names)]
+            found += [
+                (TABLES[of[1]] if of else section_of(key), key, default)
+                for key, default in zip(names, values, strict=False)
+                if key != "limits"
+            ]
+    return found
+
+
+def section_of(key: str) -> type[BaseModel]:
+    return next(one for one in (PoolPolicy, ProjectPolicy, BudgetPolicy) if key in one.model_fields)
+
+
+@pytest.mark.parametrize(("section", "key", "default"), defaults_on_the_page())
+def test_every_default_is_what_the_page_says(section: type[BaseModel], key: str, default: str) -> None:
     needed = {"sizes": ["x"]} if section is PoolPolicy else {}
     made = getattr(section.model_validate(needed), key)
     if default in ("none", "never", "no limit"):

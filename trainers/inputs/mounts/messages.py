@@ -15,6 +15,10 @@ from trainers.storage_grants import StorageAnswer, StorageGrant, StorageRequest
 _MOST_BYTES = 4 * 2**20
 
 
+#: What a supervisor that connects gets first.
+WELCOME = {"type": "welcome"}
+
+
 class Stream(Protocol):
     """A connection that is read by lines."""
 

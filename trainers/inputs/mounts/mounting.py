@@ -29,6 +29,8 @@ from trainers.node_folders import open_lock, work_root
 #: Seconds until the lock is tried again, and until a tree is there.
 _LOOK_S, _STARTED_S = 0.05, 60.0
 _LOCK, _TREE = "mounts.lock", "tree"
+#: What a mount's process sends to each new user, and seconds until it does.
+_WELCOME, _WELCOMED_S = json.dumps(messages.WELCOME).encode() + b"\n", 30.0
 
 
 class NotMounted(Exception):
@@ -129,7 +131,11 @@ def _locked(root: Path, check: Callable[[], None]) -> Iterator[None]:
 def _sweep(root: Path) -> list[str]:
     swept = []
     for folder in sorted(one for one in root.iterdir() if one.is_dir()):
-        connection = _connect(folder)
+        try:
+            connection = _connect(folder)
+        except TimeoutError:
+            # It lives, and is slow.
+            continue
         if connection is not None:
             connection.close()
             continue
@@ -141,22 +147,34 @@ def _sweep(root: Path) -> list[str]:
 
 def _find(root: Path, digest: str) -> tuple[Path, socket.socket] | None:
     for folder in sorted(root.glob(f"{digest}-*")):
-        connection = _connect(folder)
-        if connection is not None:
-            return folder, connection
+        with contextlib.suppress(TimeoutError):
+            connection = _connect(folder)
+            if connection is not None:
+                return folder, connection
     return None
 
 
 def _connect(folder: Path) -> socket.socket | None:
-    """A connection to the process of a mount; None when it is dead, or takes no more users."""
+    """A connection to the process of a mount, of which this is a user now; None when it is dead, or takes no more.
+
+    It may end without having accepted this one: only who is welcomed is one of its users.  Raises TimeoutError.
+    """
     connection = socket.socket(socket.AF_UNIX)
     try:
+        connection.settimeout(_WELCOMED_S)
         with socket_address(folder) as address:
             connection.connect(address)
-    except OSError:
+        welcome = connection.recv(len(_WELCOME), socket.MSG_WAITALL)
+        connection.settimeout(None)
+    except TimeoutError:
         connection.close()
-        return None
-    return connection
+        raise
+    except OSError:
+        welcome = b""
+    if welcome == _WELCOME:
+        return connection
+    connection.close()
+    return None
 
 
 def _start(root: Path, one: MountedInput) -> tuple[Path, socket.socket]:
@@ -182,7 +200,9 @@ def _start(root: Path, one: MountedInput) -> tuple[Path, socket.socket]:
         )
         output.seek(0)
         why = output.read(4000).decode(errors="replace").strip()
-    connection = _connect(folder) if done.returncode == 0 else None
+    connection = None
+    with contextlib.suppress(TimeoutError):
+        connection = _connect(folder) if done.returncode == 0 else None
     if connection is None:
         unmount(folder / _TREE)
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from trainers.inputs.mounts import messages
@@ -52,6 +53,8 @@ class Users:
         self._path = path
         self._users: list[_User] = []
         self._lock = threading.Lock()
+        #: A user has come.
+        self._came = threading.Condition(self._lock)
         self._listener = socket.socket(socket.AF_UNIX)
         with socket_address(path.parent) as address:
             self._listener.bind(address)
@@ -60,8 +63,11 @@ class Users:
         self._listener.settimeout(_LOOK_S)
 
     def ask(self, request: StorageRequest) -> StorageAnswer:
-        """The answer of any user.  Raises StorageError without one."""
-        for user in self._all():
+        """The answer of any user, also of one that comes as the last one leaves.  Raises StorageError without one."""
+        asked: set[_User] = set()
+        until = time.monotonic() + _NEXT_S
+        while (user := self._next(asked, until)) is not None:
+            asked.add(user)
             try:
                 with user.lock:
                     messages.send(user.stream, messages.request_message(request))
@@ -69,6 +75,15 @@ class Users:
             except ConnectionEnded:
                 self._drop(user)
         raise StorageError("no job that uses the mount is left to ask for a grant")
+
+    def _next(self, asked: Collection[_User], until: float) -> _User | None:
+        """A user that was not asked, which may come until a time; None when there is none."""
+
+        def fresh() -> _User | None:
+            return next((user for user in self._users if user not in asked), None)
+
+        with self._came:
+            return self._came.wait_for(fresh, max(0.0, until - time.monotonic()))
 
     def say(self, text: str) -> None:
         """A line for the logs of all jobs that use the mount."""
@@ -81,7 +96,14 @@ class Users:
 
     def serve(self) -> None:
         """Take users until there have been none for a while; no further one can connect afterwards."""
-        until = time.monotonic() + _FIRST_S
+        self._take(_FIRST_S)
+        self._path.unlink(missing_ok=True)
+        # Who connected while it was there is served as well.
+        self._take(_LOOK_S)
+        self._listener.close()
+
+    def _take(self, first_s: float) -> None:
+        until = time.monotonic() + first_s
         while self._users or time.monotonic() < until:
             try:
                 connection, _ = self._listener.accept()
@@ -90,16 +112,25 @@ class Users:
             except OSError:
                 break
             else:
-                connection.settimeout(2 * ANSWERED_S)
-                with self._lock:
-                    self._users.append(_User(connection))
+                self._welcome(connection)
             for user in self._all():
                 if user.is_gone():
                     self._drop(user)
             if self._users:
                 until = time.monotonic() + _NEXT_S
-        self._path.unlink(missing_ok=True)
-        self._listener.close()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        """It learns that it is a user: one that is not welcomed came too late."""
+        connection.settimeout(2 * ANSWERED_S)
+        user = _User(connection)
+        try:
+            messages.send(user.stream, messages.WELCOME)
+        except ConnectionEnded:
+            connection.close()
+            return
+        with self._came:
+            self._users.append(user)
+            self._came.notify_all()
 
     def _all(self) -> list[_User]:
         with self._lock:

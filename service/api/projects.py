@@ -1,0 +1,64 @@
+"""Projects: what is kept of each, beside its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from cluster.policies.policies import Policies
+from remora.views import Page, Project, ProjectUse
+from service.api.authorisation import access_of
+from service.api.context import context_of
+from service.api.pages import as_json, write_page
+from service.api.parameters import PageParameters, read_cursor
+from service.api.sse import OpenStreams
+from service.policies_in_force import policies_in_force
+from service.queue.intake import Kept
+from service.store import holdings
+from service.store.jobs import count_active
+
+router = APIRouter(prefix="/v1/projects")
+
+
+@router.get("", operation_id="list_projects", response_model=Page[Project])
+async def list_projects(request: Request, query: Annotated[PageParameters, Query()]) -> Response:
+    """Projects by name, with what is kept of each and its limits."""
+    after = "" if query.cursor is None else read_cursor(query.cursor)
+    context, visible = context_of(request), access_of(request).projects
+
+    def work(connection: sa.Connection) -> bytes:
+        policies = policies_in_force(connection, context.settings)
+        if visible is None:
+            # Those of which something was kept once, and those that operators named.
+            named = {one for one in policies.projects if one > after}
+            kept = holdings.projects(connection, after, query.limit)
+            names = sorted(named | set(kept))[: query.limit]
+        else:
+            names = sorted(one for one in visible if one > after)[: query.limit]
+        rows = _uses(connection, policies, context.streams, names)
+        return write_page(rows, lambda row: row, lambda row: row.name, query.limit)
+
+    return as_json(await context.database.read(work))
+
+
+def _uses(
+    connection: sa.Connection, policies: Policies, streams: OpenStreams, names: Sequence[str]
+) -> list[Project]:
+    kept = holdings.amounts(connection, [holdings.project_holder(one) for one in names])
+    found = []
+    for name in names:
+        limits, named = policies.limits_of(name), policies.projects.get(name)
+        jobs = ProjectUse(used=count_active(connection, name), limit=None if named is None else named.jobs)
+        uses = {
+            kind.value: ProjectUse(
+                used=kept.get((holdings.project_holder(name), kind), 0), limit=getattr(limits, kind.value)
+            )
+            for kind in Kept
+        }
+        open_streams = ProjectUse(used=streams.of_project(name), limit=limits.streams)
+        found.append(Project(name=name, uses={"jobs": jobs, **uses, "streams": open_streams}))
+    return found
