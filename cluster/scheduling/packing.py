@@ -463,6 +463,8 @@ def _short(quote: Quote, short: int) -> str:
 def _launch(job: JobDemand, pool: str, lot: Lot, fabric: str | None) -> Launch:
     note = f", {lot.note}" if lot.note else ""
     reason = f"job {job.id} has no room for all its workers{note}"
+    if job.is_program:
+        reason = f"Ray programs have no room for {job.id}{note}"
     return Launch(
         pool=pool,
         offering=lot.offering.id,
