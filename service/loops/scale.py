@@ -21,9 +21,11 @@ from cluster.policies.placement import FABRIC_LABEL, labels_of
 from cluster.policies.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Terminate, Wait
+from cluster.scheduling.fitting import as_shown
 from cluster.scheduling.money import money_of, step_reached
 from cluster.scheduling.planner import plan
 from cluster.scheduling.queue_order import WIDTHS
+from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
@@ -42,10 +44,11 @@ from service.loops.planner_view import (
 )
 from service.loops.ports import Drains, Supply
 from service.loops.quotas import note_quotas
+from service.loops.ray_programs import ProgramWatch, record_requests, waits_of
 from service.loops.site_rules import vetted_launches
 from service.loops.tick import Tick
 from service.loops.visibility import record_cluster_visible
-from service.loops.workload import Workload, load_workload, with_costs
+from service.loops.workload import Workload, load_workload, pool_sizes, with_costs
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
@@ -75,27 +78,41 @@ class _Requests:
     rows: Rows
 
 
-def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation) -> Mapping[str, str]:
-    """Carry out a plan; returns by job id why jobs do not have all the nodes that they could use.  Raises Fenced."""
+@dataclass(frozen=True)
+class Scaled:
+    """What the other loops learn of a plan."""
+
+    #: Why jobs do not have all the nodes that they could use, by job id.
+    why_short: Mapping[str, str]
+    #: What Ray programs ask for and hold.
+    programs: Programs = NO_PROGRAMS
+
+
+def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation, watch: ProgramWatch) -> Scaled:
+    """Carry out a plan.  Raises Fenced."""
     known = tick.load(cloud.get)
     if known.unseen_since is not None:
         record_cluster_visible(tick, known.unseen_since)
     with tick.deciding:
-        requests, waits = _decide(tick, access, observation)
+        requests, waits, programs = _decide(tick, access, observation, watch)
     # 5. Send the requests: rows record all of them, whether an answer comes late or never.
     _send_requests(tick, access, observation.members, requests)
-    return {wait.job_id: wait.reason for wait in waits if wait.job_id}
+    return Scaled({wait.job_id: wait.reason for wait in waits if wait.job_id}, programs)
 
 
 def _decide(
-    tick: Tick, access: ClusterAccess, observation: ClusterObservation
-) -> tuple[_Requests, list[Wait]]:
+    tick: Tick, access: ClusterAccess, observation: ClusterObservation, watch: ProgramWatch
+) -> tuple[_Requests, list[Wait], Programs]:
     """Plan, and write the plan to rows; returns the requests to send, and why more is not done."""
     machines, members = observation.machines, observation.members
     # 1. Load rows, after the observation: a machine that was observed has its row by now.
-    policies, rows, workload = tick.load(lambda connection: _load(connection, tick, access))
+    policies, rows, workload, programs = tick.load(
+        lambda connection: _load(connection, tick, access, observation, watch)
+    )
     # 2. Record what was observed.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in workload.running])
+    for node_id, held in programs.held.items():
+        jobs_on[node_id] = {**jobs_on.get(node_id, {}), held.id: 1}
     rows = [_record_observation(tick, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
     _record_late_refusals(tick, machines.values())
     # 3. Decide, and apply the operators' own rules.
@@ -108,7 +125,7 @@ def _decide(
     else:
         policies = kept_full(policies, tick.now)
         view = unpriced_view(access.supply, workload, nodes, tick.now)
-    actions, view, workload = _planned(tick, access, policies, view, workload, rows)
+    actions, view, workload = _planned(tick, access, policies, view, workload, rows, programs)
     _record_budget_step(tick, view, policies)
     if access.follows_policies:
         apply_budget_pause(
@@ -117,8 +134,10 @@ def _decide(
     requests, vetoed = _write_down(tick, policies, view, actions, rows, machines)
     # 4. Record why the rest is not done.
     waits = [*(action for action in actions if isinstance(action, Wait)), *vetoed]
-    explain(tick, waits, workload.running)
-    return requests, waits
+    explain(tick, [*waits, *waits_of(programs)], workload.running)
+    why = {wait.job_id: wait.reason for wait in waits if wait.job_id}
+    record_requests(tick, policies, programs, why, is_known=observation.ray_demand is not None)
+    return requests, waits, programs
 
 
 def _planned(
@@ -128,13 +147,22 @@ def _planned(
     view: ClusterView,
     workload: Workload,
     rows: Sequence[NodeRow],
+    programs: Programs,
 ) -> tuple[Plan, ClusterView, Workload]:
     """The plan for as many of the waiting jobs as it can serve, and what it was made from."""
     actions = plan(view, policies, tick.now)
     for width in WIDTHS[1:]:
         if not any(isinstance(action, ShowMore) for action in actions):
             break
-        wider = partial(_load_jobs, tick=tick, access=access, policies=policies, rows=rows, width=width)
+        wider = partial(
+            _load_jobs,
+            tick=tick,
+            access=access,
+            policies=policies,
+            rows=rows,
+            programs=programs,
+            width=width,
+        )
         workload = tick.load(wider)
         view = replace(view, jobs=workload.demands, cut_at=workload.cut_at)
         actions = plan(view, policies, tick.now)
@@ -142,12 +170,25 @@ def _planned(
 
 
 def _load(
-    connection: sa.Connection, tick: Tick, access: ClusterAccess
-) -> tuple[Policies, list[NodeRow], Workload]:
-    """Policies, nodes and jobs."""
+    connection: sa.Connection,
+    tick: Tick,
+    access: ClusterAccess,
+    observation: ClusterObservation,
+    watch: ProgramWatch,
+) -> tuple[Policies, list[NodeRow], Workload, Programs]:
+    """Policies, nodes and jobs, and what Ray programs ask for and hold."""
     policies = policies_in_force(connection, tick.settings)
     rows = remembered_nodes(connection, policies, tick.now)
-    return policies, rows, _load_jobs(connection, tick, access, policies, rows)
+    offerings = as_shown(access.supply.offerings(), rows)
+    programs = watch.look(
+        observation.ray_demand,
+        policies,
+        [observed_node(row, {}, observation.machines, observation.members) for row in rows],
+        pool_sizes(policies, offerings, tick.now),
+        offerings,
+        tick.now,
+    )
+    return policies, rows, _load_jobs(connection, tick, access, policies, rows, programs), programs
 
 
 def _load_jobs(
@@ -156,14 +197,15 @@ def _load_jobs(
     access: ClusterAccess,
     policies: Policies,
     rows: Sequence[NodeRow],
+    programs: Programs,
     width: int = 1,
 ) -> Workload:
     """The jobs, without those that wait where nodes cost nothing, because pools are kept full there."""
     running = job_store.live_attempts(connection)
-    workload = Workload(now=tick.now, running=running)
+    workload = Workload(now=tick.now, running=running, held=tuple(programs.held.values()))
     if access.follows_policies:
         offerings = access.supply.offerings()
-        workload = load_workload(connection, policies, offerings, rows, running, tick.now, width)
+        workload = load_workload(connection, policies, offerings, rows, running, tick.now, width, programs)
     return with_costs(connection, workload)
 
 
@@ -195,10 +237,11 @@ def _write_down(
                 draining.append(_begin_drain(tick, by_id[action.node_id], action))
             case Notice():
                 _notify_owner(tick, action)
+    payers = {job.id: job.project for job in view.jobs if job.is_program}
     launches = [action for action in actions if isinstance(action, Launch)]
     allowed, vetoed = vetted_launches(tick, policies, view, launches)
     for launch in allowed:
-        row = _insert(tick, launch, offerings[launch.offering])
+        row = _insert(tick, launch, offerings[launch.offering], payers.get(launch.job_id or ""))
         by_id[row.id] = row
         wanted.append(_request(row, offerings[launch.offering], launch.labels))
     return _Requests(draining, ended, wanted, by_id), vetoed
@@ -376,7 +419,7 @@ def _terminate(tick: Tick, row: NodeRow, action: Terminate, machines: Machines) 
         log.info("node %s is terminated: %s", row.id, row.message)
 
 
-def _insert(tick: Tick, action: Launch, offering: Offering) -> NodeRow:
+def _insert(tick: Tick, action: Launch, offering: Offering, project: str | None) -> NodeRow:
     row = NodeRow(
         id=new_id("node", tick.now),
         pool=action.pool,
@@ -387,6 +430,7 @@ def _insert(tick: Tick, action: Launch, offering: Offering) -> NodeRow:
         price_per_hour=offering.price_per_hour,
         fabric=action.fabric,
         bought_for=action.job_id,
+        project=project,
     )
 
     def work(connection: sa.Connection) -> NodeRow:
