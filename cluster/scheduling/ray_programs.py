@@ -8,6 +8,7 @@ like a job that waits, and what programs hold of a node is a job with one worker
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,12 @@ from remora.spec.worker_sizes import WorkerSizes
 #: Seconds for which a request is seen before it counts, with the fewest that were seen meanwhile: what Ray says of
 #: requests and of nodes comes from different machines, and just after a task began both may name it.
 SETTLED_S = 2.0
+
+
+#: Requests that are decided about at a time, the oldest first; others wait until these have what they ask for.
+MOST = 200
+#: Things that programs hold and wait for against which a minimum is counted.
+_MOST_COVERED = 2000
 
 
 class Kind(StrEnum):
@@ -151,6 +158,8 @@ class Programs:
     #: What programs hold of each node, by node id.
     held: Mapping[str, JobDemand] = field(default_factory=dict)
     requests: tuple[ProgramRequest, ...] = ()
+    #: Ids of all that is asked for now, whether or not it has lasted and counts.
+    asked_for: frozenset[str] = frozenset()
     #: Why some requests are never served, by their ids.
     refused: Mapping[str, str] = field(default_factory=dict)
 
@@ -220,11 +229,12 @@ def _first(bundle: Bundle) -> tuple[LabelTerm, ...]:
 def _beyond(seen: RayDemand) -> Iterator[tuple[Bundle, int]]:
     """What of the minimum neither what programs hold nor what they wait for covers: it counts whether used or not."""
     covered = [dict(held) for held in seen.held.values()]
-    covered += [dict(bundle.resources) for bundle, count in seen.tasks for _ in range(min(count, 1000))]
     covered += [dict(bundle.resources) for gang in seen.gangs for bundle in gang.bundles]
-    for bundle, count in seen.minimum:
+    tasks = (bundle for bundle, count in seen.tasks for _ in range(count))
+    covered += [dict(bundle.resources) for bundle in itertools.islice(tasks, _MOST_COVERED)]
+    for bundle, count in seen.minimum[:MOST]:
         left = count
-        for free in covered:
+        for free in covered[:_MOST_COVERED]:
             fitting = min(left, slots({"memory": 0.0, **free}, bundle.resources))
             take(free, bundle.resources, fitting)
             left -= fitting
@@ -257,13 +267,14 @@ def sighted(
 def settled(
     requests: Iterable[ProgramRequest], seen: Mapping[str, Sighting], now: float
 ) -> list[ProgramRequest]:
-    """The requests that have lasted, with the fewest of the last seconds."""
-    return [
+    """The requests that have lasted, with the fewest of the last seconds, the oldest first."""
+    lasting = [
         replace(one, since=sighting.since, count=one.count if is_gang else min(n for _, n in sighting.counts))
         for one in requests
         if (sighting := seen.get(one.id)) is not None and now - sighting.since >= SETTLED_S
         for is_gang in (one.kind is Kind.PLACEMENT_GROUP,)
     ]
+    return sorted(lasting, key=lambda one: (one.since, one.id))[:MOST]
 
 
 def programs_of(

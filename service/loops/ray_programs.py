@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sqlalchemy as sa
 
@@ -54,7 +55,8 @@ class ProgramWatch:
         requests = requests_of(asked)
         self._seen = sighted(self._seen, requests, now)
         lasting = settled(requests, self._seen, now)
-        return programs_of(policies, lasting, asked, nodes, pools, offerings)
+        found = programs_of(policies, lasting, asked, nodes, pools, offerings)
+        return replace(found, asked_for=frozenset(one.id for one in requests))
 
 
 def waits_of(programs: Programs) -> list[Wait]:
@@ -85,7 +87,7 @@ def record_requests(
             strategy=None if one.strategy is None else one.strategy.value,
             resources=dict(one.bundle.resources),
             count=one.count,
-            since=one.since,
+            since=min(one.since, before[one.id].since) if one.id in before else one.since,
             is_refused=one.id in programs.refused,
             reason=shortened(
                 programs.refused.get(one.id)
@@ -96,7 +98,8 @@ def record_requests(
         for one in programs.requests
     ]
     changed = [row for row in after if _is_news(before.get(row.id), row)]
-    gone = before.keys() - {row.id for row in after}
+    # What a new controller has not seen for long enough stays as the one before left it.
+    gone = before.keys() - programs.asked_for
     if not changed and not gone:
         return
     refused = [
