@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ray._private import state as ray_state
 from ray._raylet import GcsClient, JobID, PlacementGroupID  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2, common_pb2
 from ray.experimental import internal_kv
@@ -33,7 +34,7 @@ _OF_GROUP = re.compile(r"(?P<name>.+)_group_(?P<index>\d+_)?(?P<id>[0-9a-f]{36})
 _NAMES_A_NODE = frozenset({NODE_LABEL, "ray.io/node-id"})
 #: Resources that no provider sells by themselves, as every node has them.
 _OF_EVERY_NODE = frozenset({"object_store_memory"})
-#: How Ray says in words that a process of a task or an actor works on a node, whatever it holds.
+#: Ray's words for a node with a process that works for a task or an actor, or did just now, whatever it holds.
 _WORKS = "Busy workers on node."
 _EXACT = 1e-4
 
@@ -53,17 +54,17 @@ class RayPrograms:
                 gcs = internal_kv.internal_kv_get_gcs_client()
                 answer = gcs.get_cluster_resource_state(timeout_s=_TIMEOUT_S)
                 state = autoscaler_pb2.GetClusterResourceStateReply.FromString(answer).cluster_resource_state
-                groups = _groups_in(state)
-                self._learn_owners(gcs, groups)
+                groups, actors = _groups_in(state), _actors_on(_busy_without_use(state))
+                self._learn_owners(gcs, {*map(_owner, groups), *(job for _, job in actors)})
             except Exception as error:  # Ray raises what its RPC library raises
                 raise MembershipUnknown(
                     f"the Ray cluster did not say what its programs ask for: {error}"
                 ) from error
-        return demand_of(state, frozenset(one for one in groups if self._is_ours[_owner(one)]))
+        ours = frozenset(one for one in groups if self._is_ours[_owner(one)])
+        return demand_of(state, ours, frozenset(node for node, job in actors if not self._is_ours[job]))
 
-    def _learn_owners(self, gcs: GcsClient, groups: Iterable[str]) -> None:
-        """Look up the Ray jobs that made these placement groups; one question when there are new ones."""
-        owners = {_owner(one) for one in groups}
+    def _learn_owners(self, gcs: GcsClient, owners: set[str]) -> None:
+        """Look up these Ray jobs, by their ids; one question when there are new ones."""
         self._is_ours = {one: is_ours for one, is_ours in self._is_ours.items() if one in owners}
         unknown = owners - self._is_ours.keys()
         if not unknown:
@@ -93,8 +94,29 @@ def _groups_in(state: Any) -> set[str]:
     }
 
 
-def demand_of(state: Any, ours: frozenset[str]) -> RayDemand:
-    """What Ray's answer says without what is of our jobs; `ours` are ids of their placement groups (pure)."""
+def _busy_without_use(state: Any) -> set[str]:
+    """Nodes of ours, by Ray's ids, on which something works that holds nothing: our sweeps, and actors of others."""
+    return {
+        node.node_id.hex()
+        for node in state.node_states
+        if node.labels.get(NODE_LABEL) and _WORKS in node.node_activity and not _held(node, frozenset())
+    }
+
+
+def _actors_on(nodes: set[str]) -> set[tuple[str, str]]:
+    """Node and Ray job of each living actor on these nodes; asked only where there are any."""
+    if not nodes:
+        return set()
+    actors = ray_state.state.actor_table(None, None, "ALIVE").values()
+    return {(one["Address"]["NodeID"], one["JobID"]) for one in actors if one["Address"]["NodeID"] in nodes}
+
+
+def demand_of(state: Any, ours: frozenset[str], with_actors: frozenset[str] = frozenset()) -> RayDemand:
+    """What Ray's answer says without what is of our jobs (pure).
+
+    `ours` are ids of their placement groups; `with_actors` are nodes, by Ray's ids, with actors of programs that hold
+    nothing.
+    """
     gangs = [gang for one in state.pending_gang_resource_requests[:MOST] if (gang := _gang(one, ours))]
     constraints = [
         one for constraint in state.cluster_resource_constraints for one in constraint.resource_requests
@@ -108,7 +130,11 @@ def demand_of(state: Any, ours: frozenset[str]) -> RayDemand:
         tasks=_counted(state.pending_resource_requests),
         gangs=tuple(gangs),
         minimum=_counted(constraints),
-        held={node.labels[NODE_LABEL]: held for node in nodes if (held := _held(node, ours)) is not None},
+        held={
+            node.labels[NODE_LABEL]: held
+            for node in nodes
+            if (held := _held(node, ours)) or node.node_id.hex() in with_actors
+        },
         gangs_on={
             node.labels[NODE_LABEL]: groups
             for node in nodes
@@ -180,22 +206,17 @@ def _terms(selector: Any) -> tuple[LabelTerm, ...]:
     )
 
 
-def _held(node: Any, ours: frozenset[str]) -> Mapping[str, float] | None:
-    """What programs hold of a node, {} where they run without holding anything; None where none runs."""
-    total, free = node.total_resources, node.available_resources
+def _held(node: Any, ours: frozenset[str]) -> Mapping[str, float]:
+    """What programs hold of a node."""
     held = Counter[str]()
-    for name, amount in total.items():
+    for name, amount in node.total_resources.items():
         found = _OF_GROUP.fullmatch(name)
         if found is not None:
             if found["id"] in ours and found["index"] is None:
                 held[found["name"]] -= amount
         elif not name.startswith("node:") and name not in _OF_EVERY_NODE:
-            held[name] += amount - free.get(name, 0.0)
-    found_held = {name: amount for name, amount in held.items() if amount > _EXACT}
-    if found_held:
-        return found_held
-    works = _WORKS in node.node_activity and not _groups_on(node) & ours
-    return {} if works else None
+            held[name] += amount - node.available_resources.get(name, 0.0)
+    return {name: amount for name, amount in held.items() if amount > _EXACT}
 
 
 def _groups_on(node: Any) -> set[str]:

@@ -193,3 +193,25 @@ group = placement_group([{"CPU": 3}, {"CPU": 3}], strategy="STRICT_SPREAD")
     bundles = f"{{'CPU': {gang.bundles[0].resources['CPU']}}} * {len(gang.bundles)} ({gang.strategy})"
     assert f"{bundles}: 1+ pending placement groups" in told
     assert "1 cpu" in told, "a node is called by its pool"
+
+
+def test_an_actor_of_remora_without_resources_does_not_hold_its_node(address: str) -> None:
+
+    class Idle:
+        def is_there(self) -> bool:
+            return True
+
+    actor = ray.remote(num_cpus=0, label_selector={"remora-pool": "cpu"})(Idle).remote()
+    ray.get(actor.is_there.remote())
+    programs = RayPrograms(RayMembership())
+    node = RayMembership().observe()["node_a"].ray_node_id
+
+    def is_busy() -> bool:
+        gcs = ray.experimental.internal_kv.internal_kv_get_gcs_client()
+        answer = autoscaler_pb2.GetClusterResourceStateReply.FromString(gcs.get_cluster_resource_state())
+        states = {one.node_id.hex(): one for one in answer.cluster_resource_state.node_states}
+        return "Busy workers on node." in states[node].node_activity
+
+    until(is_busy, "Ray says that something works there", 60.0)
+    assert programs.observe().held == {}
+    ray.kill(actor)
