@@ -1,5 +1,7 @@
 """Spot machines of Azure come, one is taken away with a notice, on-demand stands in: all on this machine.
 
+Beside the job another Ray program asks for two nodes, gets them, ends, and they are given back.
+
 `make demo-azure` runs it.  The cloud is an emulator of Azure's own interfaces, whose machines are processes that join
 the Ray cluster; everything else is what runs on Azure.  The last line it prints is one JSON object; it exits with 0
 only when everything it promises held.
@@ -11,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +27,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from cluster.local.environment import process_environment
 from cluster.local.gcs import GcsUse
 from examples.demo import (
     START_S,
@@ -70,6 +74,45 @@ class Timeline(Seen):
         return [event.data["world_size"] for event in self.groups]
 
 
+class Gang:
+    """The Ray program beside the job: a process of its own that knows nothing of Remora."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._process: subprocess.Popen[str] | None = None
+
+    def begin(self) -> None:
+        """Start it, unless it was started."""
+        if self._process is None:
+            address = (self._home / "ray.address").read_text().strip()
+            with (self._home / "gang.log").open("w") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, str(HERE / "gang.py"), address],
+                    env=process_environment(self._home),
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+
+    def result(self) -> dict[str, Any]:
+        """What it printed, once it has ended."""
+        check(self._process is not None, "the Ray program was not started")
+        assert self._process is not None
+        try:
+            said, _ = self._process.communicate(timeout=START_S)
+        except subprocess.TimeoutExpired:
+            raise DemoFailed("the Ray program did not get its nodes") from None
+        check(self._process.returncode == 0, f"the Ray program failed: {self._home / 'gang.log'} says why")
+        found: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return found
+
+    def end(self) -> None:
+        """End it if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
 class Cloud:
     """The control API of the emulator."""
 
@@ -112,7 +155,11 @@ def main() -> int:
     console, home = Console(soft_wrap=True), parser.parse_args().home.resolve()
     try:
         with emulated_azure(home, console) as (client, cloud):
-            result = run(client, cloud, console, GcsUse(home))
+            gang = Gang(home)
+            try:
+                result = run(client, cloud, console, GcsUse(home), gang)
+            finally:
+                gang.end()
         left = processes_of(home)
         check(not left, f"processes were left behind: {left}")
     except (DemoFailed, RemoraError, httpx2.HTTPError, LookupError, psutil.Error) as error:
@@ -124,7 +171,8 @@ def main() -> int:
 
 @contextlib.contextmanager
 def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud]]:
-    """`remora up --cloud azure-emulated`, from its start to the end of its last process."""
+    """`remora up --cloud azure-emulated` with authentication, from its start to the end of its last process."""
+    os.environ["REMORA_AUTHENTICATION"] = "required"
     with remora_up(home, console, "--cloud", "azure-emulated") as up:
         with console.status("The service, the head of the Ray cluster and the emulated cloud start ..."):
             server = wait_for(lambda: read_address(home, up), START_S, "the service did not start")
@@ -140,7 +188,7 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
             yield client, cloud
 
 
-def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str, Any]:
+def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang) -> dict[str, Any]:
     """Submit the job, let the cloud have too little and take some back, and check what it cost."""
     cloud.has_room("1", WORKERS - 1)
     cloud.has_room("2", 0)
@@ -153,9 +201,10 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str
     timeline = Timeline()
     watcher = threading.Thread(target=watch_events, args=(client.server.url, job.id, timeline), daemon=True)
     watcher.start()
-    job = watch(client, cloud, job, timeline, console)
+    job = watch(client, cloud, job, timeline, console, gang)
     watcher.join(timeout=30)
     check(job.state is JobState.SUCCEEDED, f"the job ended {job.state}: {job.message}")
+    foreign = gang.result()
     with console.status("The machines are returned ..."):
         wait_for(lambda: cloud.resources() == 0, 90, "the machines were not given back")
     nodes = client.nodes()
@@ -166,6 +215,8 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str
         "preemptions": sum(1 for node in nodes if node.id == timeline.noticed_node),
         "spot_nodes": len(used(nodes, "spot")),
         "on_demand_nodes": len(used(nodes, "on-demand")),
+        "foreign_nodes": len([node for node in nodes if node.id in foreign["nodes"]]),
+        "foreign_wait_s": foreign["waited_s"],
         "azure_resources_left": cloud.resources(),
         "ledger": ledger(nodes),
         "world_sizes": timeline.sizes,
@@ -175,7 +226,7 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse) -> dict[str
     return result
 
 
-def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: Console) -> Job:
+def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: Console, gang: Gang) -> Job:
     """Look on until the job has ended; tell a spot machine that it goes once two of them train."""
     printed: set[str] = set()
     shown = 0
@@ -198,6 +249,8 @@ def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: C
         is_time = (
             timeline.noticed_at is None and job.world_size >= WORKERS - 1 and (job.step or 0) >= NOTICE_AT
         )
+        if job.world_size >= WORKERS - 1:
+            gang.begin()
         if is_time:
             timeline.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
             # What is taken back is sold to somebody else.
@@ -209,8 +262,9 @@ def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: C
 
 
 def used(nodes: list[Node], capacity: str) -> list[Node]:
-    """Nodes of a capacity type that became ready."""
-    return [node for node in nodes if node.offering.endswith(f"/{capacity}") and node.ready_at is not None]
+    """Nodes of the job of a capacity type that became ready."""
+    mine = [node for node in nodes if node.pool == "cpu" and node.ready_at is not None]
+    return [node for node in mine if node.offering.endswith(f"/{capacity}")]
 
 
 def ledger(nodes: list[Node]) -> dict[str, dict[str, float]]:
@@ -259,6 +313,7 @@ def verify(result: dict[str, Any], timeline: Timeline) -> None:
     check(WORKERS - 1 in sizes, f"it did not begin with what there was: {sizes}")
     check(bool(later) and later[0] < WORKERS, f"it did not go on without the machine: {sizes}")
     check(sizes[-1] == WORKERS, f"it did not grow to {WORKERS} workers: {sizes}")
+    check(result["foreign_nodes"] == 2, f"the Ray program had {result['foreign_nodes']} nodes")
     check(result["azure_resources_left"] == 0, "machines, interfaces or disks were left in Azure")
 
 

@@ -408,6 +408,27 @@ class Pool(View):
     reopened_at: float | None = None
 
 
+class RayRequest(View):
+    """Something that Ray programs which are no jobs ask for and do not have yet."""
+
+    id: str
+    #: The project that nodes for it are bought for.
+    project: str
+    #: `tasks` (and actors), `placement_group`, or `minimum`: what `request_resources` of Ray wants.
+    kind: str
+    #: Of a placement group: `PACK`, `SPREAD`, `STRICT_PACK` or `STRICT_SPREAD`.
+    strategy: str | None = None
+    #: Of one of them, e.g. `{"CPU": 1.0}`, and how many are asked for.
+    resources: dict[str, float] = Field(default_factory=dict)
+    count: int
+    #: Since when, seconds since 1970.
+    since: float
+    #: Nothing is ever bought for it.
+    is_refused: bool = False
+    #: Why it waits, in one sentence.
+    reason: str
+
+
 class PolicyVersion(View):
     """One version of the operators' policies."""
 

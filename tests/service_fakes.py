@@ -12,6 +12,7 @@ from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
 from cluster.policies.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
+from cluster.scheduling.ray_programs import RayDemand
 from remora.spec.spec import JobSpec
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
@@ -342,6 +343,16 @@ class FakeCluster:
         }
 
 
+class FakeRayPrograms:
+    """What Ray programs ask for and hold, as the test says."""
+
+    def __init__(self) -> None:
+        self.demand = RayDemand()
+
+    def observe(self) -> RayDemand:
+        return self.demand
+
+
 class FakeSupply:
     """What can be bought here, as the test says."""
 
@@ -369,6 +380,7 @@ class World:
         self.launcher = FakeLauncher()
         self.cluster = FakeCluster()
         self.supply = FakeSupply(local_offerings(settings))
+        self.ray_programs = FakeRayPrograms()
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
         #: Seconds between two observations of the cloud.
@@ -404,6 +416,7 @@ class World:
             rehearsal=self.cluster,
             drains=self.cluster,
             follows_policies=self.buys,
+            ray_programs=self.ray_programs,
             observation_interval_s=lambda: self.observation_interval_s,
         )
 

@@ -40,6 +40,19 @@ def conflicts(policies: Policies) -> Iterator[Conflict]:
     yield from _money(policies)
     yield from _steps(policies)
     yield from _twice(("rules",), policies.rules)
+    yield from _ray_programs(policies)
+
+
+def _ray_programs(policies: Policies) -> Iterator[Conflict]:
+    """Pools that are not there, or named twice."""
+    if policies.ray_programs is None:
+        return
+    path = ("ray_programs", "pools")
+    yield from _twice(path, policies.ray_programs.pools)
+    for at, pool in enumerate(policies.ray_programs.pools):
+        if pool not in policies.pools:
+            known = ", ".join(policies.pools) or "none"
+            yield Conflict(((*path, str(at)),), f"there is no pool {pool!r}; the pools are {known}")
 
 
 @dataclass(frozen=True)

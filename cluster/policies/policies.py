@@ -153,6 +153,17 @@ class ProjectPolicy(_Policy):
     limits: ProjectLimits = ProjectLimits()
 
 
+class RayProgramsPolicy(_Policy):
+    """What is bought for Ray programs that are no jobs; their limits are those of their project."""
+
+    #: The project that their nodes are bought for and that pays for them.
+    project: Name = "ray"
+    #: Pools that nodes are bought in for them, in order of preference; empty: all pools.
+    pools: tuple[Name, ...] = Field(default=(), max_length=MAX_NAMED["pools"])
+    #: Their place among jobs that wait, as a job's own priority.
+    priority: Annotated[int, Field(strict=True, ge=0, le=100)] = 50
+
+
 class BudgetStep(StrEnum):
     """What is done as money runs out, mildest first."""
 
@@ -184,6 +195,8 @@ class Policies(_Policy):
     #: Of each one.
     principals: PrincipalLimits = PrincipalLimits()
     budget: BudgetPolicy = BudgetPolicy()
+    #: None: nothing is bought for Ray programs that are no jobs.
+    ray_programs: RayProgramsPolicy | None = None
     #: Names of site rules, entry points of the group `remora.rules`, asked in this order.
     rules: tuple[Word, ...] = Field(default=(), max_length=64)
 

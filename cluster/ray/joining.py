@@ -18,6 +18,8 @@ FORKED_VARIABLE = "REMORA_FORKED_MODULES"
 #: Settings of Ray that nodes and heads share.
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Programs tell the head what they ask for as they tell it to Ray's newer autoscaler; none is started.
+    "RAY_enable_autoscaler_v2": "1",
     # Draining is our decision with our deadline; a SIGTERM means now.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,17 @@ def lead_workers_through(launcher: Path) -> None:
     RayParams.__init__ = make
 
 
+def name_type(arguments: Sequence[str]) -> None:
+    """Call the node in `ray status` by its pool, whose label is among the flags."""
+    labels = next((one for one in arguments if one.startswith("--labels=")), "--labels=")
+    pairs = dict(one.partition("=")[::2] for one in labels.removeprefix("--labels=").split(","))
+    if (pool := pairs.get("remora-pool")) is not None:
+        os.environ["RAY_NODE_TYPE_NAME"] = pool
+
+
 def main() -> None:
     """Be `ray`."""
+    name_type(sys.argv)
     if os.environ.get(FORKED_VARIABLE) and sys.platform == "linux":
         lead_workers_through(LAUNCHER)
     from ray.scripts.scripts import main as ray

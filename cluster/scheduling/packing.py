@@ -431,6 +431,8 @@ class Packing:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
         for pool, lot, fabric in lots:
             reason = f"job {job.id} has no room for all its workers"
+            if job.is_program:
+                reason = f"Ray programs have no room for {job.id}"
             launch = launch_of(pool, lot, reason, fabric, job.id)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)

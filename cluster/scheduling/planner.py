@@ -204,7 +204,9 @@ def _notices(context: PlanningContext) -> list[Notice]:
         else f"the cluster's budget ({context.money.ends}): {words}; {MEANING[step]}"
     )
     return [
-        Notice(job_id=job.id, message=message, step=step) for job in context.view.jobs if job.told != step
+        Notice(job_id=job.id, message=message, step=step)
+        for job in context.view.jobs
+        if job.told != step and not job.is_program
     ]
 
 

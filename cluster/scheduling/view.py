@@ -68,6 +68,8 @@ class JobDemand:
     repeats_s: float = 0.0
     #: The last step of the cluster's budget that was reported to its owner.
     told: BudgetStep | None = None
+    #: It is no job of the queue: Ray programs ask for it, or hold it (`cluster.scheduling.ray_programs`).
+    is_program: bool = False
 
     #: The ends of its `sizes`.
     min_workers: int = field(init=False, repr=False, compare=False)

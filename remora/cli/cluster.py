@@ -19,7 +19,7 @@ from remora.cli.session import connect
 from remora.installation import server_command
 
 if TYPE_CHECKING:
-    from remora.views import Pool, RefusedOffering
+    from remora.views import Pool, RayRequest, RefusedOffering
 
 
 HomeOption = Annotated[
@@ -184,11 +184,32 @@ def pools(context: typer.Context, as_json: JsonOption = False, server: ServerOpt
         return
     with connect(server) as client:
         found = client.pools()
+        asked = [] if as_json else client.ray_requests()
     if as_json:
         output.print_json(found)
         return
     rows = [row for pool in found for row in _rows(pool)]
     output.print_table(("pool", "nodes", "limits", "since", "what holds it up"), rows, "There are no pools.")
+    if asked:
+        output.print_line("")
+        output.print_table(
+            ("Ray programs ask for", "of each", "since", "why they wait"), [_asked(one) for one in asked], ""
+        )
+
+
+@pools_app.command("ray")
+def ray_requests(as_json: JsonOption = False, server: ServerOption = None) -> None:
+    """List what Ray programs that are no jobs ask for and do not have yet."""
+    with connect(server) as client:
+        found = client.ray_requests()
+    if as_json:
+        output.print_json(found)
+        return
+    output.print_table(
+        ("Ray programs ask for", "of each", "since", "why they wait"),
+        [_asked(one) for one in found],
+        "Ray programs wait for nothing.",
+    )
 
 
 @pools_app.command()
@@ -219,6 +240,14 @@ def _rows(pool: Pool) -> Iterator[tuple[str, ...]]:
     yield pool.name, nodes, limits, *first
     for wait in more:
         yield "", "", "", *wait
+
+
+def _asked(one: RayRequest) -> tuple[str, ...]:
+    """One row for what a program asks for."""
+    what = {"tasks": "tasks, actors", "minimum": "request_resources"}.get(one.kind, one.strategy or one.kind)
+    each = ", ".join(f"{amount:g} {name}" for name, amount in sorted(one.resources.items()))
+    said = f"refused: {one.reason}" if one.is_refused else one.reason
+    return f"{one.count} {what}", each, output.clock(one.since), said
 
 
 def _refused(one: RefusedOffering, pool: str) -> str:

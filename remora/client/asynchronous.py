@@ -67,6 +67,7 @@ from remora.views import (
     Pool,
     Project,
     Pruned,
+    RayRequest,
     RecordedTrace,
     Schedule,
     ScheduleRun,
@@ -342,6 +343,10 @@ class AsyncClient(Shell):
     async def nodes(self) -> list[Node]:
         """The cluster's nodes."""
         return await self._run(flows.all_pages(requests.list_nodes))
+
+    async def ray_requests(self) -> list[RayRequest]:
+        """What Ray programs that are no jobs ask for and do not have yet, the oldest first."""
+        return await self._run(flows.all_pages(requests.list_ray_requests))
 
     async def pools(self) -> list[Pool]:
         """The node pools as they are now: limits, nodes by state, and what holds them up."""

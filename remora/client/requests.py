@@ -43,6 +43,7 @@ from remora.views import (
     Problem,
     Project,
     Pruned,
+    RayRequest,
     RecordedTrace,
     Schedule,
     ScheduleRun,
@@ -467,6 +468,13 @@ def prune(older_than_s: float | None = None, keep_jobs: int | None = None) -> Re
     """Delete some of what is old."""
     params = _params(older_than_s=older_than_s, keep_jobs=keep_jobs)
     return Request(method="POST", path="/v1/prune", params=params, parse=_one(Pruned))
+
+
+def list_ray_requests(cursor: str | None = None) -> Request[Page[RayRequest]]:
+    """What Ray programs that are no jobs wait for."""
+    return Request(
+        method="GET", path="/v1/ray-requests", params=_params(cursor=cursor), parse=_one(Page[RayRequest])
+    )
 
 
 def list_pools(cursor: str | None = None) -> Request[Page[Pool]]:

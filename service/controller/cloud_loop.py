@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.provider import ProviderError
+from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from service.controller.connecting import ClusterConnection
 from service.loops.cluster_events import record_cluster_hidden
 from service.loops.deletion import Deletion
 from service.loops.drill import drill
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
+from service.loops.ray_programs import ProgramWatch
 from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.tick import Tick
@@ -57,6 +59,9 @@ class CloudLoop:
         self.deletion = Deletion(monotonic)
         #: Why jobs do not have all the nodes that they could use, by job id, as the newest plan said.
         self.why_short: Mapping[str, str] = {}
+        #: What Ray programs ask for and hold, as the newest observation said.
+        self.programs: Programs = NO_PROGRAMS
+        self._watch = ProgramWatch()
 
     def use(self, connection: ClusterConnection) -> None:
         """Use another connection from the next tick on, and observe the cluster at once in that tick."""
@@ -90,6 +95,7 @@ class CloudLoop:
             connection.supply,
             connection.drains,
             connection.follows_policies,
+            connection.ray_programs if self._watch.is_wanted else None,
         )
         try:
             observation = observe_cluster(access)
@@ -97,7 +103,8 @@ class CloudLoop:
             self._note_failure(connection, error, now)
             record_cluster_hidden(new_tick(), str(error))
             return
-        self.why_short = scale(new_tick(), access, observation)
+        scaled = scale(new_tick(), access, observation, self._watch)
+        self.why_short, self.programs = scaled.why_short, scaled.programs
         if connection is self._connection:
             self._state = ObservationState(connection)
 

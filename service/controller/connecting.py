@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cluster.provider import Provider
+from service.loops import ports
 from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
@@ -37,6 +38,8 @@ class ClusterConnection:
     rehearsal: Rehearsal | None = None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
+    #: What Ray programs that are no jobs ask for; None where that is not known.
+    ray_programs: ports.RayPrograms | None = None
     #: Seconds between two observations of the cloud at least, now: clouds count requests.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Answers what these attempts, by id, ask of storages, and no others; does not wait.
@@ -66,6 +69,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
 
     from cluster.ray.drain import RayDrains
     from cluster.ray.membership import RayMembership
+    from cluster.ray.programs import RayPrograms
     from service.clouds.clouds import cloud_of
     from service.controller.deadlines import TimedDrains, TimedMembership, TimedRehearsal
     from service.storage_broker import StorageBroker, granted_code
@@ -102,6 +106,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         rehearsal=None if cloud.rehearsal is None else TimedRehearsal(cloud.rehearsal, CLOCK),
         drains=TimedDrains(RayDrains(membership), CLOCK),
         follows_policies=cloud.follows_policies,
+        ray_programs=RayPrograms(membership),
         observation_interval_s=cloud.observation_interval_s,
         serve_storage=storage_server.serve,
         close=close,

@@ -125,7 +125,13 @@ class Controller:
             (
                 "dispatch",
                 lambda: dispatch(
-                    tick, live, self._launching, launcher, connection.supply, self._cloud.why_short
+                    tick,
+                    live,
+                    self._launching,
+                    launcher,
+                    connection.supply,
+                    self._cloud.why_short,
+                    self._cloud.programs,
                 ),
             ),
             # 5. Storages for those that run, and for those that were just started.

@@ -92,6 +92,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "show_node": ANY,
     "list_node_events": ANY,
     "list_pools": ANY,
+    "list_ray_requests": LIST,
     "reopen_pool": OPERATOR,
     "drill_node": OPERATOR,
     "drill_pool": OPERATOR,

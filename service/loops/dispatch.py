@@ -11,6 +11,7 @@ from cluster.policies.offerings import Offering
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
 from cluster.scheduling.preparing import nodes_to_prepare
 from cluster.scheduling.quotas import Counting, counts_money
+from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.starts import jobs_off_spot, starts
 from cluster.scheduling.view import JobDemand, NodeView
 from remora.states import JobState, NodeState
@@ -54,10 +55,14 @@ def dispatch(
     launcher: Launcher,
     supply: Supply,
     why_short: Mapping[str, str] | None = None,
+    programs: Programs = NO_PROGRAMS,
 ) -> None:
-    """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.  Raises Fenced."""
+    """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.
+
+    Nothing starts on what Ray programs hold of nodes.  Raises Fenced.
+    """
     with tick.deciding:
-        decided = _decide(tick, live, supply, why_short or {})
+        decided = _decide(tick, live, supply, why_short or {}, programs)
     # 4. Act: first on groups that could grow onto nodes on which the new ones start.
     send_kept_nodes(tick, live, launcher, decided.kept)
     # `track` learns whether the drivers have their plans.
@@ -75,11 +80,13 @@ class _Decided:
     preparations: Sequence[BuildAhead] = ()
 
 
-def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str]) -> _Decided:
+def _decide(
+    tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str], programs: Programs
+) -> _Decided:
     """Admit and record what fits."""
     # 1. Load.
     running, offerings = live.pairs(), supply.offerings()
-    snapshot = tick.load(lambda connection: _load(connection, tick, running, offerings))
+    snapshot = tick.load(lambda connection: _load(connection, tick, running, offerings, programs))
     for job in snapshot.spent:
         _end_spent(tick, job)
     workload = snapshot.workload
@@ -88,7 +95,7 @@ def _decide(tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[s
     # 2. Decide.
     decided = starts(
         workload.waiting,
-        workload.demands_of_running,
+        [*workload.demands_of_running, *workload.held],
         snapshot.ready,
         workload.pools,
         counting=snapshot.counting,
@@ -136,13 +143,17 @@ def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
 
 
 def _load(
-    connection: sa.Connection, tick: Tick, live: Sequence[JobAttempt], offerings: Sequence[Offering]
+    connection: sa.Connection,
+    tick: Tick,
+    live: Sequence[JobAttempt],
+    offerings: Sequence[Offering],
+    programs: Programs,
 ) -> _Snapshot:
     now, policies = tick.now, policies_in_force(connection, tick.settings)
     rows = remembered_nodes(connection, policies, now)
-    workload = load_workload(connection, policies, offerings, rows, live, now)
+    workload = load_workload(connection, policies, offerings, rows, live, now, programs=programs)
     busy = workers_by_node(rows, [attempt for _, attempt in live])
-    nodes = [node_view(row, busy.get(row.id, {})) for row in rows if row.ended_at is None]
+    nodes = programs.on(node_view(row, busy.get(row.id, {})) for row in rows if row.ended_at is None)
     is_any = bool(workload.waiting)
     paid = spending.spent(connection, now)[1] if is_any and counts_money(policies) else {}
     kept = load_kept_nodes(connection, nodes, workload, workload.counting(policies, paid) if is_any else None)

@@ -38,7 +38,7 @@ def load_kept_nodes(
     rows = store.queued_among(connection, others) if others else []
     refused = blocked_owners(workload.waiting, owners, workload.pools, counting)
     waiting = [demand_of(row, None, None, now) for row in rows if row.id not in refused]
-    jobs = {one.id: one for one in (*waiting, *running)}
+    jobs = {one.id: one for one in (*waiting, *running, *workload.programs)}
     return kept_nodes(nodes, jobs, now, workload.start_up_s)
 
 

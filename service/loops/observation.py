@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.provider import Provider, Unauthorized
+from cluster.scheduling.ray_programs import RayDemand
 from service.loops.planner_view import Machines, Members
-from service.loops.ports import Drains, Membership, Supply
+from service.loops.ports import Drains, Membership, RayPrograms, Supply
 
 
 class ObservationFailed(Exception):
@@ -24,6 +25,8 @@ class ClusterAccess:
     #: Nodes are bought and returned as the policies say.  False where they cost nothing: each pool is kept at its
     #: maximum, independent of the jobs.
     follows_policies: bool = True
+    #: What Ray programs ask for; None: they are not served.
+    ray_programs: RayPrograms | None = None
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class ClusterObservation:
 
     machines: Machines
     members: Members
+    #: What Ray programs ask for and hold; None: it was not asked.
+    ray_demand: RayDemand | None = None
 
 
 def observe_cluster(access: ClusterAccess) -> ClusterObservation:
@@ -41,7 +46,9 @@ def observe_cluster(access: ClusterAccess) -> ClusterObservation:
     """
     try:
         machines = {machine.node_id: machine for machine in access.provider.list()}
-        return ClusterObservation(machines, access.membership.observe())
+        members = access.membership.observe()
+        asked = None if access.ray_programs is None else access.ray_programs.observe()
+        return ClusterObservation(machines, members, asked)
     except Unauthorized as error:
         raise ObservationFailed(f"{error}; look at the controller's identity and its roles") from error
     except Exception as error:

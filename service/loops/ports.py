@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
+from cluster.scheduling.ray_programs import RayDemand
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
@@ -128,6 +129,14 @@ class Membership(Protocol):
 
     def observe(self) -> Mapping[str, Member]:
         """All of our nodes that Ray knows, by node id.  Raises when it is not sure."""
+        ...
+
+
+class RayPrograms(Protocol):
+    """Knows what Ray programs that are no jobs ask for, and what they hold."""
+
+    def observe(self) -> RayDemand:
+        """What they ask for and hold now, by our node ids.  Raises when it is not sure."""
         ...
 
 

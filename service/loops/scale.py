@@ -21,10 +21,12 @@ from cluster.policies.placement import FABRIC_LABEL, labels_of
 from cluster.policies.policies import Policies
 from cluster.provider import NodeRequest, ProvidedNode, Provider, ProviderError, Throttled, Unanswered
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Terminate, Wait
+from cluster.scheduling.fitting import as_shown
 from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.money import money_of, step_reached
 from cluster.scheduling.planner import plan
 from cluster.scheduling.queue_order import WIDTHS
+from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.states import NodeState
@@ -48,8 +50,9 @@ from service.loops.planner_view import (
     unpriced_view,
 )
 from service.loops.ports import Drains, Supply
+from service.loops.ray_programs import ProgramWatch, record_requests, waits_of
 from service.loops.tick import Tick
-from service.loops.workload import Workload, load_workload, with_costs
+from service.loops.workload import Workload, load_workload, pool_sizes, with_costs
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
@@ -79,27 +82,41 @@ class _Requests:
     rows: Rows
 
 
-def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation) -> Mapping[str, str]:
-    """Carry out a plan; returns by job id why jobs do not have all the nodes that they could use.  Raises Fenced."""
+@dataclass(frozen=True)
+class Scaled:
+    """What the other loops learn of a plan."""
+
+    #: Why jobs do not have all the nodes that they could use, by job id.
+    why_short: Mapping[str, str]
+    #: What Ray programs ask for and hold.
+    programs: Programs = NO_PROGRAMS
+
+
+def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation, watch: ProgramWatch) -> Scaled:
+    """Carry out a plan.  Raises Fenced."""
     known = tick.load(cloud.get)
     if known.unseen_since is not None:
         record_cluster_visible(tick, known.unseen_since)
     with tick.deciding:
-        requests, waits = _decide(tick, access, observation)
+        requests, waits, programs = _decide(tick, access, observation, watch)
     # 5. Send the requests: rows record all of them, whether an answer comes late or never.
     _send_requests(tick, access, observation.members, requests)
-    return {wait.job_id: wait.reason for wait in waits if wait.job_id}
+    return Scaled({wait.job_id: wait.reason for wait in waits if wait.job_id}, programs)
 
 
 def _decide(
-    tick: Tick, access: ClusterAccess, observation: ClusterObservation
-) -> tuple[_Requests, list[Wait]]:
+    tick: Tick, access: ClusterAccess, observation: ClusterObservation, watch: ProgramWatch
+) -> tuple[_Requests, list[Wait], Programs]:
     """Plan, and write the plan to rows; returns the requests to send, and why more is not done."""
     machines, members = observation.machines, observation.members
     # 1. Load rows, after the observation: a machine that was observed has its row by now.
-    policies, rows, workload = tick.load(lambda connection: _load(connection, tick, access))
+    policies, rows, workload, programs = tick.load(
+        lambda connection: _load(connection, tick, access, observation, watch)
+    )
     # 2. Record what was observed.
     jobs_on = workers_by_node(rows, [attempt for _, attempt in workload.running])
+    for node_id, held in programs.held.items():
+        jobs_on[node_id] = {**jobs_on.get(node_id, {}), held.id: 1}
     rows = [_record_observation(tick, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
     _record_late_refusals(tick, machines.values())
     # 3. Decide.
@@ -112,7 +129,7 @@ def _decide(
     else:
         policies = kept_full(policies, tick.now)
         view = unpriced_view(access.supply, workload, nodes, tick.now)
-    actions, view, workload = _planned(tick, access, policies, view, workload, rows)
+    actions, view, workload = _planned(tick, access, policies, view, workload, rows, programs)
     _record_budget_step(tick, view, policies)
     if access.follows_policies:
         apply_budget_pause(
@@ -122,8 +139,10 @@ def _decide(
     # 4. Record why the rest is not done.
     record_vetoes(tick, actions)
     waits = [action for action in actions if isinstance(action, Wait)]
-    explain(tick, waits, workload.running)
-    return requests, waits
+    explain(tick, [*waits, *waits_of(programs)], workload.running)
+    why = {wait.job_id: wait.reason for wait in waits if wait.job_id}
+    record_requests(tick, policies, programs, why, is_known=observation.ray_demand is not None)
+    return requests, waits, programs
 
 
 def _planned(
@@ -133,6 +152,7 @@ def _planned(
     view: ClusterView,
     workload: Workload,
     rows: Sequence[NodeRow],
+    programs: Programs,
 ) -> tuple[Plan, ClusterView, Workload]:
     """The plan for as many of the waiting jobs as it can serve, and what it was made from."""
     rules = load_rules(policies.rules, partial(record_rule_failure, tick))
@@ -140,7 +160,15 @@ def _planned(
     for width in WIDTHS[1:]:
         if not any(isinstance(action, ShowMore) for action in actions):
             break
-        wider = partial(_load_jobs, tick=tick, access=access, policies=policies, rows=rows, width=width)
+        wider = partial(
+            _load_jobs,
+            tick=tick,
+            access=access,
+            policies=policies,
+            rows=rows,
+            programs=programs,
+            width=width,
+        )
         workload = tick.load(wider)
         view = replace(view, jobs=workload.demands, cut_at=workload.cut_at)
         actions = plan(view, policies, tick.now, rules)
@@ -148,12 +176,25 @@ def _planned(
 
 
 def _load(
-    connection: sa.Connection, tick: Tick, access: ClusterAccess
-) -> tuple[Policies, list[NodeRow], Workload]:
-    """Policies, nodes and jobs."""
+    connection: sa.Connection,
+    tick: Tick,
+    access: ClusterAccess,
+    observation: ClusterObservation,
+    watch: ProgramWatch,
+) -> tuple[Policies, list[NodeRow], Workload, Programs]:
+    """Policies, nodes and jobs, and what Ray programs ask for and hold."""
     policies = policies_in_force(connection, tick.settings)
     rows = remembered_nodes(connection, policies, tick.now)
-    return policies, rows, _load_jobs(connection, tick, access, policies, rows)
+    offerings = as_shown(access.supply.offerings(), rows)
+    programs = watch.look(
+        observation.ray_demand,
+        policies,
+        [observed_node(row, {}, observation.machines, observation.members) for row in rows],
+        pool_sizes(policies, offerings, tick.now),
+        offerings,
+        tick.now,
+    )
+    return policies, rows, _load_jobs(connection, tick, access, policies, rows, programs), programs
 
 
 def _load_jobs(
@@ -162,14 +203,15 @@ def _load_jobs(
     access: ClusterAccess,
     policies: Policies,
     rows: Sequence[NodeRow],
+    programs: Programs,
     width: int = 1,
 ) -> Workload:
     """The jobs, without those that wait where nodes cost nothing, because pools are kept full there."""
     running = job_store.live_attempts(connection)
-    workload = Workload(now=tick.now, running=running)
+    workload = Workload(now=tick.now, running=running, held=tuple(programs.held.values()))
     if access.follows_policies:
         offerings = access.supply.offerings()
-        workload = load_workload(connection, policies, offerings, rows, running, tick.now, width)
+        workload = load_workload(connection, policies, offerings, rows, running, tick.now, width, programs)
     return with_costs(connection, workload)
 
 
@@ -179,6 +221,7 @@ def _write_down(
     """Record in rows all that will be requested; returns the requests."""
     by_id = {row.id: row for row in rows}
     offerings = {offering.id: offering for offering in view.offerings}
+    payers = {job.id: job.project for job in view.jobs if job.is_program}
     ended = _orphans(tick, machines, by_id)
     ending = {action.node_id for action in actions if isinstance(action, Terminate)}
     wanted = [
@@ -197,7 +240,8 @@ def _write_down(
             case Notice():
                 _notify_owner(tick, action)
             case Launch():
-                row = _insert(tick, action, offerings[action.offering])
+                payer = payers.get(action.job_id or "")
+                row = _insert(tick, action, offerings[action.offering], payer)
                 by_id[row.id] = row
                 wanted.append(_request(row, offerings[action.offering], action.labels))
     return _Requests(draining, ended, wanted, by_id)
@@ -375,7 +419,7 @@ def _terminate(tick: Tick, row: NodeRow, action: Terminate, machines: Machines) 
         log.info("node %s is terminated: %s", row.id, row.message)
 
 
-def _insert(tick: Tick, action: Launch, offering: Offering) -> NodeRow:
+def _insert(tick: Tick, action: Launch, offering: Offering, project: str | None) -> NodeRow:
     row = NodeRow(
         id=new_id("node", tick.now),
         pool=action.pool,
@@ -386,6 +430,7 @@ def _insert(tick: Tick, action: Launch, offering: Offering) -> NodeRow:
         price_per_hour=offering.price_per_hour,
         fabric=action.fabric,
         bought_for=action.job_id,
+        project=project,
     )
 
     def work(connection: sa.Connection) -> NodeRow:

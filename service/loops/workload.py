@@ -16,6 +16,7 @@ from cluster.scheduling.limits import limits_of
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
 from cluster.scheduling.queue_order import WINDOW, WINDOW_OF_EACH, in_order
 from cluster.scheduling.quotas import Counting, has_quotas
+from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.shares import has_shares, shares_of
 from cluster.scheduling.slack import urgent_among
 from cluster.scheduling.view import START_UP_S, JobDemand, Spending
@@ -45,6 +46,9 @@ class Workload:
     checkpoint_at: Mapping[str, float] = field(default_factory=dict)
     #: USD that jobs with a budget have spent, by job id.
     spent: Mapping[str, float] = field(default_factory=dict)
+    #: What Ray programs wait for, in its places among the jobs, and what they hold of nodes.
+    programs: Sequence[JobDemand] = ()
+    held: Sequence[JobDemand] = ()
 
     @lazy
     def demands_of_running(self) -> Sequence[JobDemand]:
@@ -57,7 +61,7 @@ class Workload:
     @property
     def demands(self) -> tuple[JobDemand, ...]:
         """All of them, those that wait in their places."""
-        return (*self.waiting, *self.demands_of_running)
+        return (*self.waiting, *self.programs, *self.demands_of_running, *self.held)
 
     def counting(self, policies: Policies, spent: Mapping[str, Spending]) -> Counting | None:
         """What the jobs that run use of quotas, by the workers that their drivers reported; None: there are no quotas.
@@ -67,7 +71,8 @@ class Workload:
         if not has_quotas(policies):
             return None
         held = {job.id: attempt.world_size for job, attempt in self.running}
-        return Counting(policies, self.demands_of_running, held, spent, self.now)
+        held |= {one.id: 1 for one in self.held}
+        return Counting(policies, [*self.demands_of_running, *self.held], held, spent, self.now)
 
 
 def load_workload(
@@ -78,14 +83,21 @@ def load_workload(
     running: Sequence[tuple[JobRow, AttemptRow]],
     now: float,
     width: int = 1,
+    programs: Programs = NO_PROGRAMS,
 ) -> Workload:
     """The first jobs that may start now, next one first, and those that run, beside the nodes that are remembered.
 
     Queue and planner load the same: with other pools, projects with shares would have another order.  `width` times as
-    many as usual are loaded of those that wait.
+    many as usual are loaded of those that wait.  What Ray programs wait for has its turn among them.
     """
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
-    workload = Workload(now=now, running=running, pools=pools, start_up_s=start_up_s(nodes))
+    workload = Workload(
+        now=now,
+        running=running,
+        pools=pools,
+        start_up_s=start_up_s(nodes),
+        held=tuple(programs.held.values()),
+    )
     is_counted = has_shares(policies) or has_quotas(policies)
     if is_counted:
         most = width * WINDOW_OF_EACH
@@ -96,16 +108,22 @@ def load_workload(
     else:
         rows = job_store.queued_jobs(connection, now, width * WINDOW)
         cut_at = {"": rows[-1].id} if len(rows) >= width * WINDOW else {}
-    demands = [demand_of(row, None, None, now) for row in rows]
+    demands = [*(demand_of(row, None, None, now) for row in rows), *programs.waiting]
     order = in_order(demands, urgent_among(demands, now, workload.start_up_s))
     if has_shares(policies):
         world_sizes = [attempt.world_size for _, attempt in running]
         held = list(zip(workload.demands_of_running, world_sizes, strict=True))
+        held += [(one, 1) for one in workload.held]
         if (shares := shares_of(policies, pools, held)) is not None:
             order = shares.order(order)
-    waiting = [replace(demand, place=place) for place, demand in enumerate(order)]
-    by_id = {row.id: row for row in rows}
-    return replace(workload, rows=by_id, waiting=waiting, cut_at=frozenset(cut_at.values()))
+    placed = [replace(demand, place=place) for place, demand in enumerate(order)]
+    return replace(
+        workload,
+        rows={row.id: row for row in rows},
+        waiting=[one for one in placed if not one.is_program],
+        programs=[one for one in placed if one.is_program],
+        cut_at=frozenset(cut_at.values()),
+    )
 
 
 def with_costs(connection: sa.Connection, workload: Workload) -> Workload:

@@ -2,7 +2,8 @@
 
 A node is paid for from when its machine was first there until it has ended.  What workers hold of it is their job's
 cost.  Until it is ready, the job that it was bought for pays, and afterwards that job's project pays for idle
-parts; what a pool has by itself, and a machine that never became a node, is the cluster's cost.
+parts; what a pool has by itself, and a machine that never became a node, is the cluster's cost.  The project of Ray
+programs pays for what was bought for them, but for parts that jobs hold.
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ def _of_node(
         charge(Payer.JOB, job_id, Purpose.WORK, node_s) for job_id, node_s in held.items() if node_s > 0
     ]
     owner = node.bought_for
+    if node.project is not None:
+        # What Ray programs hold of it is not recorded: all that no job holds is theirs.
+        for purpose, spent_s in ((Purpose.START_UP, start_up_s), (Purpose.WORK, left_s)):
+            if spent_s > 0:
+                found.append(charge(Payer.PROJECT, node.project, purpose, spent_s))
+        return found
     if start_up_s > 0:
         payer, name = (Payer.CLUSTER, "") if owner is None else (Payer.JOB, owner)
         found.append(charge(payer, name, Purpose.START_UP, start_up_s))

@@ -238,8 +238,10 @@ class NodeRow:
     price_per_hour: float = 0.0
     #: Fabric domain in which it was launched.
     fabric: str | None = None
-    #: The job that it was bought for.
+    #: The job that it was bought for, or what Ray programs asked for.
     bought_for: str | None = None
+    #: Of the latter: the project of Ray programs, which pays for it.
+    project: str | None = None
     #: Since when it has been ready and nothing has run on it.
     idle_since: float | None = None
     #: When its drain or termination began.
@@ -332,6 +334,27 @@ class WaitRow:
     #: Since when it has been so.
     since: float
     #: One sentence for people.
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayRequestRow:
+    """Something that Ray programs ask for and do not have yet."""
+
+    id: str
+    #: The project that nodes for it are bought for.
+    project: str
+    #: `tasks`, `placement_group` or `minimum` (`cluster.scheduling.ray_programs.Kind`).
+    kind: str
+    #: Of a placement group.
+    strategy: str | None = None
+    #: Of one of them, and how many are asked for.
+    resources: dict[str, float] = field(default_factory=dict)
+    count: int
+    since: float
+    #: Nothing is ever bought for it.
+    is_refused: bool = False
+    #: Why it waits, for people.
     reason: str
 
 

@@ -13,6 +13,9 @@ from cluster.scheduling.view import Refusal, Spending
 from service.store.rows import upsert
 from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
 
+#: The project of the job that a node was bought for, or that of Ray programs.
+_PAYER = sa.func.coalesce(jobs.c.project, nodes.c.project).label("project")
+
 
 def day_of(now: float) -> str:
     """The day in UTC, `2026-07-01`."""
@@ -29,13 +32,13 @@ def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Sp
     """USD of the running day and month (UTC), of the whole cluster and of each project.
 
     A node is paid for from when its machine was first there to its end (`service.queue.bill.paid_s`), at the price of
-    the wish for it.  Its project is that of the job that it was bought for; what pools keep by themselves is no
-    project's.
+    the wish for it.  Its project is that of the job that it was bought for, or that of Ray programs; what pools keep by
+    themselves is no project's.
     """
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     day, month = today.timestamp(), today.replace(day=1).timestamp()
     statement = (
-        sa.select(nodes.c.launched_at, nodes.c.ended_at, nodes.c.price_per_hour, jobs.c.project)
+        sa.select(nodes.c.launched_at, nodes.c.ended_at, nodes.c.price_per_hour, _PAYER)
         .select_from(nodes.outerjoin(jobs, jobs.c.id == nodes.c.bought_for))
         .where(nodes.c.price_per_hour > 0, nodes.c.launched_at.is_not(None))
         .where(sa.or_(nodes.c.ended_at.is_(None), nodes.c.ended_at > month))

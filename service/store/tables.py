@@ -390,6 +390,7 @@ nodes = sa.Table(
     sa.Column("price_per_hour", sa.Double, nullable=False, server_default="0"),
     sa.Column("fabric", sa.Text),
     sa.Column("bought_for", sa.String(40)),
+    sa.Column("project", sa.String(63)),
     sa.Column("idle_since", sa.Double),
     sa.Column("leaving_since", sa.Double),
     sa.Column("deadline_at", sa.Double),
@@ -551,6 +552,20 @@ idempotency = sa.Table(
 )
 
 # Secrets of projects, encrypted: `service.secrets.encryption`.
+ray_requests = sa.Table(
+    "ray_requests",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    sa.Column("project", sa.String(63), nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("strategy", sa.String(32)),
+    sa.Column("resources", sa.JSON, nullable=False),
+    sa.Column("count", sa.Integer, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("is_refused", sa.Boolean, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+
 secrets = sa.Table(
     "secrets",
     metadata,

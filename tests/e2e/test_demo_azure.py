@@ -17,6 +17,8 @@ def test_spot_is_taken_back_and_on_demand_stands_in(tmp_path: Path) -> None:
     assert (result["state"], result["repeated_steps"], result["preemptions"]) == ("succeeded", 0, 1)
     assert (result["spot_nodes"], result["azure_resources_left"]) == (2, 0)
     assert result["on_demand_nodes"] >= 1
+    assert result["foreign_nodes"] == 2
+    assert result["foreign_wait_s"] > 0
     # What Ray took where it looked without pause for room for a lost worker: more than half of a core.
     assert 0 < result["gcs_core_share"] < 0.3
     for line in result["ledger"].values():

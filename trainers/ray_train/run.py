@@ -19,6 +19,7 @@ from ray.train.v2._internal.util import ObjectRefWrapper
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import WorkerGroupError
 
+from remora.ray_labels import FOR_JOBS_LABEL
 from remora.spec.worker_sizes import WorkerSizes
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.liveness import find_dead, is_dead_worker
@@ -97,9 +98,10 @@ def run_to_end(
     return state.training_failed_error if isinstance(state, ErroredState) else None
 
 
-def _selector(labels: Mapping[str, Sequence[str]]) -> dict[str, str] | None:
-    """The labels as Ray writes them; None when every node will do."""
-    return {label: f"in({','.join(values)})" for label, values in labels.items()} or None
+def _selector(labels: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The labels as Ray writes them, and the mark of a request for a job, which every node satisfies."""
+    accepted = {label: f"in({','.join(values)})" for label, values in labels.items()}
+    return {**accepted, FOR_JOBS_LABEL: "!in(job)"}
 
 
 def free_resources(name: str) -> None:

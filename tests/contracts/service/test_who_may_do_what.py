@@ -143,6 +143,7 @@ RULES: dict[str, Rule] = {
     "show_node": Rule("any", "GET", "/v1/nodes/{node}"),
     "list_node_events": Rule("any", "GET", "/v1/nodes/{node}/events"),
     "list_pools": Rule("any", "GET", "/v1/pools"),
+    "list_ray_requests": Rule("any", "GET", "/v1/ray-requests"),
     "whoami": Rule("any", "GET", "/v1/whoami"),
     "list_tokens": Rule("any", "GET", "/v1/tokens"),
     "revoke_token": Rule("admin only", "DELETE", "", fresh=fresh_token),

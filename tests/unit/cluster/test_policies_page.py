@@ -23,6 +23,7 @@ from cluster.policies.policies import (
     PrincipalLimits,
     ProjectLimits,
     ProjectPolicy,
+    RayProgramsPolicy,
     Schedule,
     Window,
 )
@@ -56,9 +57,12 @@ def test_the_example_can_be_applied() -> None:
     assert set(policies.model_fields_set) == set(Policies.model_fields)
 
 
+#: Whose keys have a default on the page.
+WITH_DEFAULTS = (PoolPolicy, ProjectPolicy, BudgetPolicy, RayProgramsPolicy)
+
+
 @pytest.mark.parametrize(
-    "section",
-    [Policies, PoolPolicy, ProjectPolicy, ProjectLimits, PrincipalLimits, BudgetPolicy, Schedule, Window],
+    "section", [Policies, *WITH_DEFAULTS, ProjectLimits, PrincipalLimits, Schedule, Window]
 )
 def test_every_key_is_on_the_page(section: type[BaseModel]) -> None:
     code = " ".join(re.findall(r"`[^`\n]+`", PAGE))
@@ -89,7 +93,7 @@ def defaults_on_the_page() -> list[tuple[type[BaseModel], str, str]]:
 
 
 def section_of(key: str) -> type[BaseModel]:
-    return next(one for one in (PoolPolicy, ProjectPolicy, BudgetPolicy) if key in one.model_fields)
+    return next(one for one in WITH_DEFAULTS if key in one.model_fields)
 
 
 @pytest.mark.parametrize(("section", "key", "default"), defaults_on_the_page())

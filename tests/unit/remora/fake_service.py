@@ -37,6 +37,7 @@ from remora.views import (
     OutputFile,
     Page,
     Pool,
+    RayRequest,
     Schedule,
     ScheduleRun,
     View,
@@ -71,6 +72,7 @@ class FakeService:
     versions: int = 0
     nodes: list[Node] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    ray_requests: list[RayRequest] = field(default_factory=list)
     cluster_ledger: ClusterLedger = field(
         default_factory=lambda: ClusterLedger(since=0.0, until=1.0, lines=[], node_s=0.0, cost=0.0)
     )
@@ -273,6 +275,8 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return 200, {}, state.cluster_ledger.model_dump_json().encode()
     if seen.path == "/v1/pools":
         return _page(state, seen, state.pools)
+    if seen.path == "/v1/ray-requests":
+        return _page(state, seen, state.ray_requests)
     if match := re.fullmatch(r"/v1/pools/([^/]+)/reopen", seen.path):
         (pool,) = (one for one in state.pools if one.name == match[1])
         return 200, {}, pool.model_dump_json().encode()

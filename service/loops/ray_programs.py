@@ -1,0 +1,134 @@
+"""What Ray programs ask for, from look to look: what has lasted counts, and is recorded with why it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+
+from cluster.policies.offerings import Offering
+from cluster.policies.policies import Policies
+from cluster.scheduling.actions import Wait
+from cluster.scheduling.pool_sizes import PoolSize
+from cluster.scheduling.ray_programs import (
+    NO_PROGRAMS,
+    Programs,
+    RayDemand,
+    Sighting,
+    programs_of,
+    requests_of,
+    settled,
+    sighted,
+)
+from cluster.scheduling.starts import describe
+from cluster.scheduling.view import NodeView
+from service.loops.tick import Tick
+from service.queue.plan_reasons import is_news, shortened
+from service.queue.rows import NewEvent, RayRequestRow
+from service.store import ray_requests as store
+from service.store.policies import append_cluster_event
+
+
+class ProgramWatch:
+    """Remembers since when each request has been seen; for the thread that observes the cluster."""
+
+    def __init__(self) -> None:
+        self._seen: Mapping[str, Sighting] = {}
+        #: The policies of the last tick serve Ray programs, so that Ray is asked what they ask for.
+        self.is_wanted = False
+
+    def look(
+        self,
+        asked: RayDemand | None,
+        policies: Policies,
+        nodes: Sequence[NodeView],
+        pools: Sequence[PoolSize],
+        offerings: Sequence[Offering],
+        now: float,
+    ) -> Programs:
+        """The demands of the programs, from what Ray said just now; None: it was not asked."""
+        self.is_wanted = policies.ray_programs is not None
+        if asked is None or policies.ray_programs is None:
+            self._seen = {}
+            return NO_PROGRAMS
+        requests = requests_of(asked)
+        self._seen = sighted(self._seen, requests, now)
+        lasting = settled(requests, self._seen, now)
+        found = programs_of(policies, lasting, asked, nodes, pools, offerings)
+        return replace(found, asked_for=frozenset(one.id for one in requests))
+
+
+def waits_of(programs: Programs) -> list[Wait]:
+    """Why nodes that programs use are kept."""
+    return [
+        Wait(node_id=node_id, reason=f"Ray programs use it: {describe(held.worker_resources)}")
+        for node_id, held in programs.held.items()
+    ]
+
+
+def record_requests(
+    tick: Tick, policies: Policies, programs: Programs, waits: Mapping[str, str], *, is_known: bool
+) -> None:
+    """Record what programs wait for and why, by the plan's reasons; one event for each that is refused.
+
+    Not `is_known`: Ray was not asked, and what was recorded stays unless programs are not served any more.
+    Nothing is written while it stays the same.  Raises Fenced.
+    """
+    if not is_known and policies.ray_programs is not None:
+        return
+    before = {row.id: row for row in tick.load(store.all_requests)}
+    project = "" if policies.ray_programs is None else policies.ray_programs.project
+    after = [
+        RayRequestRow(
+            id=one.id,
+            project=project,
+            kind=one.kind.value,
+            strategy=None if one.strategy is None else one.strategy.value,
+            resources=dict(one.bundle.resources),
+            count=one.count,
+            since=min(one.since, before[one.id].since) if one.id in before else one.since,
+            is_refused=one.id in programs.refused,
+            reason=shortened(
+                programs.refused.get(one.id)
+                or waits.get(one.id)
+                or "it waits for room on nodes that are there"
+            ),
+        )
+        for one in programs.requests
+    ]
+    changed = [row for row in after if _is_news(before.get(row.id), row)]
+    # What a new controller has not seen for long enough stays as the one before left it.
+    gone = before.keys() - programs.asked_for
+    if not changed and not gone:
+        return
+    refused = [
+        NewEvent(
+            at=tick.now,
+            kind="ray_program.refused",
+            message=f"nothing is bought for {_in_words(row)} of a Ray program: {row.reason}",
+            data={"request": row.id, "project": row.project},
+        )
+        for row in changed
+        if row.is_refused and not (row.id in before and before[row.id].is_refused)
+    ]
+
+    def work(connection: sa.Connection) -> None:
+        store.replace_requests(connection, changed, gone)
+        for event in refused:
+            append_cluster_event(connection, event)
+
+    tick.apply(work)
+
+
+def _is_news(before: RayRequestRow | None, after: RayRequestRow) -> bool:
+    """More than amounts of money, and since when it is known to this controller, has changed."""
+    if before is None:
+        return True
+    same = (before.count, before.is_refused, before.project) == (after.count, after.is_refused, after.project)
+    return not same or is_news(before.reason, after.reason)
+
+
+def _in_words(row: RayRequestRow) -> str:
+    what = "a placement group" if row.strategy else "tasks and actors" if row.kind == "tasks" else row.kind
+    return f"{what} ({row.count} of {describe(row.resources)})"
