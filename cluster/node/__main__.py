@@ -28,8 +28,9 @@ from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
 from cluster.node.boot import NodeFileUnusable, NodeRuntime, parse, start_of
 from cluster.provider import InvalidRequest
-from remora import cgroups, network_filter
+from remora import cgroups
 from remora.machine_isolation import offered
+from remora.network_filter import HeldRules
 
 log = logging.getLogger("cluster.node")
 
@@ -72,7 +73,8 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
     log.info("the secret of the cluster %s has come", node.cluster)
     log.info("%s", cgroups.walls().sentence)
     log.info("%s", offered().sentence)
-    log.info("%s", network_filter.begin(offered()))
+    rules = HeldRules(offered())
+    log.info("%s", rules.begin())
     name = node.node or node_id(runtime.metadata_url, stopping)
     if not name:
         return 0
@@ -86,7 +88,7 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
             start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping
         )
     finally:
-        if why := network_filter.end():
+        if why := rules.end():
             log.warning("%s", why)
     if status is None:
         log.info("asked to end; Ray and the agent have ended")

@@ -50,7 +50,7 @@ def main(folder: Path, isolation: str) -> dict[str, Any]:
     variables = {
         "REMORA_ISOLATION": isolation,
         "REMORA_NETWORK_RULES": "true",
-        "REMORA_NODE_CPUS": "2",
+        "REMORA_NODE_CPUS": "3",
         "REMORA_MAX_SHM_BYTES": str(SHM_BYTES),
         "REMORA_WARM_MODULES": "json",
         "AZURE_CLIENT_SECRET": canary("service"),
@@ -83,6 +83,9 @@ def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
         variables = {"HOSTILE_HINTS": json.dumps(hint)}
         spec = {"command": ["python", "train.py"], "environment": {"variables": variables}}
         hostile = _submit(service, folder, "hostile", spec)
+        until(lambda: "SCANNING" in _log(service, hostile) or client.job(hostile).terminal, "it tries ports")
+        # Processes of the platform start meanwhile, and listen.
+        beside = _submit(service, folder, "victim", {"command": ["python", "-c", "pass"]})
         free = free_memory()
         until(lambda: "HOLDING" in _log(service, hostile) or client.job(hostile).terminal, "it has tried all")
         taken = free - free_memory()
@@ -97,7 +100,8 @@ def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
         findings += stolen(service.home / "storage", hostile, hint)
         findings += [] if client.job(victim).state is JobState.RUNNING else ["the other job was ended"]
         client.cancel(victim)
-        client.wait(victim, PATIENCE_S)
+        for other in (victim, beside):
+            client.wait(other, PATIENCE_S)
     return {"findings": findings, "log": _log(service, hostile).splitlines()[-20:]}
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
+from remora.private_files import open_lock
 from trainers.confined_folders import remove_tree
 from trainers.environments.commands import (
     EnvironmentFailed,
@@ -51,7 +52,7 @@ from trainers.environments.request import (
     inherits,
 )
 from trainers.environments.worker_python import write_pip
-from trainers.node_folders import make_once, open_lock, work_root
+from trainers.node_folders import make_once, work_root
 
 #: Seconds that a build may take.
 BUILD_LIMIT_S = 1800.0
