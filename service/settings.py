@@ -159,6 +159,9 @@ class Settings(BaseSettings):
     #: Bytes that a node keeps in memory of each mounted input.
     mount_cache_bytes: int = Field(default=256 * 2**20, ge=2**20)
 
+    #: Bytes that a node keeps of each project's caches, for later jobs of the project; 0: none.  Where jobs have users.
+    project_cache_bytes: int = Field(default=50 * 2**30, ge=0)
+
     #: Days that the audit is kept; 0: for ever.
     audit_days: float = Field(default=400.0, ge=0)
     #: Days that jobs, nodes and their records are kept after their end, and bundles after their last use; 0: for ever.

@@ -99,6 +99,9 @@ class AttemptPlan:
     max_processes: int = 16_384
     #: Whether its commands run as a user of their own: `auto` where their node can do that.
     isolation: Isolation = "auto"
+    #: The project whose jobs share what they keep on a node, and how many bytes that may be; "" or 0: nothing.
+    project: str = ""
+    project_cache_bytes: int = 0
     #: Bytes of the files that one worker's command makes in its machine's memory (/dev/shm); 0: half of that memory.
     max_shm_bytes: int = 0
     #: Bytes of the job's outputs in one version.

@@ -21,6 +21,7 @@ from trainers.environments.public_package import public_package
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
+from trainers.isolation.project_cache import ProjectCache, project_cache
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
 
@@ -46,6 +47,7 @@ class Confinement:
                 "source": str(one.source) if one.source is not None else "",
                 "target": str(one.target),
                 "is_read_only": one.is_read_only,
+                "owner": -1 if one.owner is None else one.owner,
             }
             for one in self.steps
         ]
@@ -62,6 +64,9 @@ class ConfinedJob:
     temporary: Path
     #: The home of the job's user.
     home: Path
+    #: Where its commands find what earlier jobs of its project have kept; without those, a folder of its own.
+    kept: Path
+    cache: ProjectCache | None = None
 
     def own(self, *paths: Path) -> None:
         """Give files and folders, with all that is in them, to the job's user.  Raises OSError.
@@ -76,9 +81,23 @@ class ConfinedJob:
         """Environment variables that are not those of the node's user."""
         return {"HOME": str(self.home), "USER": USER_NAME, "LOGNAME": USER_NAME, "TMPDIR": "/tmp"}  # noqa: S108
 
+    def cache_variables(self) -> dict[str, str]:
+        """Variables by which libraries find `kept`."""
+        return {
+            "XDG_CACHE_HOME": str(self.kept),
+            "HF_HOME": str(self.kept / "huggingface"),
+            # A token that one user enters is not kept for others.
+            "HF_TOKEN_PATH": str(self.home / ".huggingface-token"),
+            "TRITON_CACHE_DIR": str(self.kept / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.kept / "torchinductor"),
+        }
+
     def on_node(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that runs among the files of the node, of which it needs `shown`."""
         every = [*_of_interpreter(), *self._own_places(memory), *shown]
+        if self.cache is not None:
+            folder, owner = self.cache.folder, self.cache.owner
+            every.append(Shown(source=folder, target=self.kept, is_read_only=False, owner=owner))
         every.append(Shown(source=self.temporary / "passwd", target=Path("/etc/passwd")))
         resolved = [_resolved(one) for one in every]
         return Confinement(self.uid, self.groups, mount_steps(resolved, _hidden(), is_closed))
@@ -105,9 +124,11 @@ class ConfinedJob:
 
 @contextlib.contextmanager
 def confined_job(
-    asked: Isolation, attempt_id: str, folder: Path, temporary: Path
+    asked: Isolation, attempt_id: str, folder: Path, temporary: Path, project: str = "", cache_bytes: int = 0
 ) -> Iterator[ConfinedJob | None]:
     """The job of this attempt, whose folders on this node are `folder` and `temporary`; None: it is not confined.
+
+    It shares up to `cache_bytes` with other jobs of its `project`, if that has a name.
 
     While the context is open, what this process makes may be read by others, whatever umask the node has: the job's
     user reads it, and the folders above are closed.  Raises IsolationImpossible, OSError.
@@ -117,17 +138,23 @@ def confined_job(
         yield None
         return
     # Nodes that are simulated on one machine have work folders, and users, of their own.
-    with job_user(f"{attempt_id} {work_root()}", uids) as uid, guarded_network(uids), _usual_umask():
+    with (
+        # Left last: all of the job's processes have ended then.
+        project_cache(project, uids, cache_bytes) as cache,
+        job_user(f"{attempt_id} {work_root()}", uids) as uid,
+        guarded_network(uids),
+        _usual_umask(),
+    ):
         folder.chmod(0o755)
-        home = folder / "home"
+        home, kept = folder / "home", folder / "kept"
         temporary = temporary.resolve()
-        for path in (home, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
+        for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
             path.mkdir(exist_ok=True)
-            path.chmod(0o700 if path == home else 0o1777)
+            path.chmod(0o700 if path in (home, kept) else 0o1777)
             os.chown(path, uid, uid)
         _write_names(temporary / "passwd", uid)
         groups = (uid, *device_groups(Path("/")))
-        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home)
+        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home, kept=kept, cache=cache)
 
 
 @contextlib.contextmanager
@@ -181,6 +208,7 @@ def _resolved(one: Shown) -> Shown:
         source=one.source.resolve(),
         target=one.target.resolve() if one.source == one.target else one.target,
         is_read_only=one.is_read_only,
+        owner=one.owner,
     )
 
 

@@ -251,7 +251,14 @@ class Supervisor:
         with (
             temporary_folder(identity.attempt_id, self._say) as temporary,
             shared_folder(name) as folder,
-            confined_job(self._plan.isolation, identity.attempt_id, folder, temporary) as self._job,
+            confined_job(
+                self._plan.isolation,
+                identity.attempt_id,
+                folder,
+                temporary,
+                self._plan.project,
+                self._plan.project_cache_bytes,
+            ) as self._job,
             self._memory_for(own) as self._snapshots,
             contextlib.ExitStack() as in_use,
         ):
