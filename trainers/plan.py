@@ -173,6 +173,8 @@ class BuildAhead:
     nodes: tuple[str, ...]
     #: How code of the job that the build runs is kept apart from the node, as in the plan of an attempt.
     isolation: Isolation
+    #: Processes and threads that this code may have, as in that plan.
+    max_processes: int = 16_384
 
     @property
     def key(self) -> tuple[EnvironmentRequest, str | None, Isolation]:

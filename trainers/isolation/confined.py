@@ -17,6 +17,7 @@ from typing import Any
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
+from trainers.confined_folders import OutsideFolder
 from trainers.environments.public_package import public_package
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
@@ -27,6 +28,8 @@ from trainers.node_folders import work_root
 
 #: Devices that a command may use by their own rights or by their group.
 _DEVICES = ("dev/nvidia*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
+#: Folders in each other that are given to a user: each costs an open descriptor, and a call.
+MOST_DEEP = 256
 #: What a job's user is called where programs ask for a name.
 USER_NAME = "remora-job"
 
@@ -74,7 +77,8 @@ class ConfinedJob:
         A script may run in them already: no link is followed, and what vanishes meanwhile is passed over.
         """
         for path in paths:
-            with contextlib.suppress(FileNotFoundError):
+            # Folders that lie too deep were made by a script of the job, and are its own.
+            with contextlib.suppress(FileNotFoundError, OutsideFolder):
                 give(path, self.uid)
 
     def variables(self) -> dict[str, str]:
@@ -226,16 +230,20 @@ def _write_names(path: Path, uid: int) -> None:
 def give(path: Path, uid: int) -> None:
     """Make a file, or a folder with all in it, one of this user and of the group of the same number.
 
-    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing.
+    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing, and
+    OutsideFolder when all was given but what lies in more than `MOST_DEEP` folders.
     """
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _give_in(above, path.name, uid)
+        is_whole = _give_in(above, path.name, uid, MOST_DEEP)
     finally:
         os.close(above)
+    if not is_whole:
+        raise OutsideFolder(f"it has folders that lie in more than {MOST_DEEP} others")
 
 
-def _give_in(above: int, name: str, uid: int) -> None:
+def _give_in(above: int, name: str, uid: int, depth: int) -> bool:
+    """The same for a name in an open folder; False when something lies deeper than `depth`."""
     try:
         status = os.stat(name, dir_fd=above, follow_symlinks=False)
         # What a job makes has no second name outside of its folders; a file of the node's user may be one of a cache.
@@ -243,15 +251,18 @@ def _give_in(above: int, name: str, uid: int) -> None:
         if status.st_uid != uid and not is_shared:
             os.chown(name, uid, uid, dir_fd=above, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
-            return
+            return True
+        if depth == 0:
+            return False
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     except OSError:
         # It went, or became another thing, while a script runs there: what that makes is its own anyway.
-        return
+        return True
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries]
-        for one in names:
-            _give_in(folder, one, uid)
+        # Each of them, whatever became of the one before.
+        given = [_give_in(folder, one, uid, depth - 1) for one in names]
+        return all(given)
     finally:
         os.close(folder)
