@@ -153,6 +153,8 @@ class Settings(BaseSettings):
     isolation: Isolation = "auto"
     #: Bytes of the files that one worker's command makes in /dev/shm; 0: half of what fits there.
     max_shm_bytes: int = Field(default=0, ge=0)
+    #: Bytes that a job's files may take of one node's disk, but for its inputs; 0: any number.
+    max_disk_bytes: int = Field(default=0, ge=0)
     #: Bytes of a job's outputs in one version.
     max_output_bytes: int = Field(default=2**40, gt=0)
 

@@ -104,6 +104,8 @@ class AttemptPlan:
     project_cache_bytes: int = 0
     #: Bytes of the files that one worker's command makes in its machine's memory (/dev/shm); 0: half of that memory.
     max_shm_bytes: int = 0
+    #: Bytes that the job's files may take of one node's disk; 0: any number.
+    max_disk_bytes: int = 0
     #: Bytes of the job's outputs in one version.
     max_output_bytes: int = 2**40
     #: Newest step that an earlier attempt reported, to count what has to be done again; None before the first.

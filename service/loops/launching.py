@@ -76,6 +76,7 @@ def attempt_plan(job: JobRow, attempt: AttemptRow, settings: Settings) -> Attemp
         max_processes=settings.max_processes,
         max_shm_bytes=settings.max_shm_bytes,
         isolation=isolation_of(settings),
+        max_disk_bytes=settings.max_disk_bytes,
         project=job.project,
         project_cache_bytes=settings.project_cache_bytes,
         max_output_bytes=settings.max_output_bytes,

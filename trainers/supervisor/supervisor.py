@@ -51,6 +51,7 @@ from trainers.supervisor.checkpoint_intake import (
     TakeCounter,
     TakenFolder,
 )
+from trainers.supervisor.disk_watch import DiskWatch
 from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
@@ -218,6 +219,7 @@ class Supervisor:
         self._snapshots: SnapshotSpace | None = None
         #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
+        self._disk: DiskWatch | None = None
         #: Why the command was ended, when it exceeded a limit.
         self._excess: str | None = None
         #: The script's own reason why it cannot train at all.
@@ -294,7 +296,7 @@ class Supervisor:
                     job=self._job,
                     is_joining=self._is_joining,
                 )
-                child = self._start(launch, folder, collector)
+                child = self._start(launch, folder, collector, temporary)
             except (CommandUnusable, InputMissing) as error:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
@@ -311,8 +313,9 @@ class Supervisor:
                 self._close_parts()
 
     def _close_parts(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        for watch in (self._watch, self._disk):
+            if watch is not None:
+                watch.close()
         if self._sidecar is not None:
             self._sidecar.end()
         if self._intake is not None:
@@ -476,21 +479,39 @@ class Supervisor:
         if child is not None:
             child.stop(at_once=True)
 
-    def _end_for_excess(self, size: int, most: int) -> None:
+    def _end_for_disk(self, size: int) -> None:
+        """End a command that fills the disk of its node."""
+        most = self._plan.max_disk_bytes
+        has = (
+            f"have {format_size(size)} ({size} bytes)"
+            if size < 1 << 62
+            else "lie in too many folders to be counted"
+        )
+        self._end_for_excess(
+            f"the files of its job on the node's disk {has}, and may have {format_size(most)} ({most} bytes,"
+            " REMORA_MAX_DISK_BYTES); let it keep less there, or have operators allow more"
+        )
+
+    def _end_for_memory(self, size: int, most: int) -> None:
         """End a command that fills the memory of its machine."""
+        self._end_for_excess(
+            f"its files in /dev/shm have {format_size(size)} ({size} bytes), and those of one worker may have"
+            f" {format_size(most)} ({most} bytes, REMORA_MAX_SHM_BYTES); let it keep less there, or have operators"
+            " allow more"
+        )
+
+    def _end_for_excess(self, why: str) -> None:
         with self._lock:
             child = self._child
             if child is None or self._is_over or self._stop_requested:
                 return
-            self._excess = (
-                f"its files in /dev/shm have {format_size(size)} ({size} bytes), and those of one worker may have"
-                f" {format_size(most)} ({most} bytes, REMORA_MAX_SHM_BYTES); let it keep less there, or have operators"
-                " allow more"
-            )
+            self._excess = why
         self._outbox.put_lines("remora", f"the command is ended: {self._excess}")
         child.stop(at_once=True)
 
-    def _start(self, launch: LaunchContext, folder: Path, collector: OutputsCollector) -> Child:
+    def _start(
+        self, launch: LaunchContext, folder: Path, collector: OutputsCollector, temporary: Path
+    ) -> Child:
         plan, identity = self._plan, self._identity
         staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
@@ -504,8 +525,10 @@ class Supervisor:
         if (space := self._snapshots) is not None and space.confined is None:
             most = plan.max_shm_bytes or most_bytes(space.memory)
             self._watch = MemoryWatch(
-                space.memory, space.own, space.record, most, lambda size: self._end_for_excess(size, most)
+                space.memory, space.own, space.record, most, lambda size: self._end_for_memory(size, most)
             )
+        if plan.max_disk_bytes:
+            self._disk = self._disk_watch(launch, temporary)
         values = expression_values(identity, launch.inputs)
         command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
         self._start_sidecar(launch)
@@ -539,12 +562,28 @@ class Supervisor:
         collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
+        if self._disk is not None:
+            self._disk.start()
         for path in unlinked(launch.code, plan.output_paths):
             self._outbox.put_lines("remora", f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)
         return child
+
+    def _disk_watch(self, launch: LaunchContext, temporary: Path) -> DiskWatch:
+        """Of what the job writes: not of what the node fetched for it."""
+        folders = [launch.code, launch.scratch, launch.outputs, launch.exchange, temporary]
+        job = self._job
+        if job is not None:
+            folders += [job.home, job.kept]
+        return DiskWatch(
+            folders,
+            self._plan.max_disk_bytes,
+            self._end_for_disk,
+            uid=None if job is None else job.uid,
+            workers=self._identity.local_world_size,
+        )
 
     def _memory_for(self, name: str) -> contextlib.AbstractContextManager[SnapshotSpace | None]:
         workers = self._identity.local_world_size
