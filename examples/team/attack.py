@@ -27,7 +27,7 @@ SCAN_S = 10.0
 #: The parts of a home that a script must not read, and those that several jobs use.
 _SECRET, _SHARED = (
     ("remora.db", "up.log", "operator.token", "secrets.key"),
-    ("environments", "inputs", "torchinductor"),
+    ("environments", "inputs", "torchinductor", "caches"),
 )
 
 
