@@ -158,6 +158,8 @@ def _namespace_of(owner: int, uid: int, gid: int) -> int:
         os.write(make, b"y" if _LIBC.unshare(_CLONE_NEWUSER) == 0 else b"n")
         os.read(go, 1)
         os._exit(0)
+    # So that a child which is killed is noticed.
+    os.close(make)
     try:
         if os.read(ready, 1) != b"y":
             raise OSError(1, "the kernel makes no user namespace")
@@ -166,7 +168,7 @@ def _namespace_of(owner: int, uid: int, gid: int) -> int:
                 file.write(f"{owner} {number} 1\n")
         return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     finally:
-        for one in (ready, make, go, done):
+        for one in (ready, go, done):
             os.close(one)
         os.waitpid(pid, 0)
 
