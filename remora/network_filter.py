@@ -1,26 +1,33 @@
-"""Installs the rules for connections of jobs on this machine, keeps them true, and removes them.
+"""Installs the rules for connections of jobs on this machine, keeps them there, and removes them.
 
 Only where an operator says so (`REMORA_NETWORK_RULES`): it changes the ruleset of the machine, though nothing in it but
-one table.  Needs nft and CAP_NET_ADMIN.  Standard library only.
+a table for the users of its jobs.  Services of one machine that have the same users share their table: the last one
+removes it, and what killed ones left goes when the next one starts.  Needs nft and CAP_NET_ADMIN.  Standard library
+only.
+
+Source: flock(2): the kernel gives a lock back when its process ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from remora.isolation import Offer, UidRange
-from remora.network_rules import TABLE, listening_ports, ruleset
+from remora.network_rules import Ports, closed_elsewhere, ruleset, table_of, tables_of
+from remora.private_files import is_private, open_lock
 
 #: Environment variable of a node, a head or a service: whether it installs rules.
 VARIABLE = "REMORA_NETWORK_RULES"
+#: Where the locks of tables lie, in a folder of this user, and the network namespace that has the tables.
+_ROOT, _NAMESPACE = Path("/tmp"), Path("/proc/self/ns/net")  # noqa: S108 - private below it
 #: Seconds that nft may take.
 _NFT_S = 20.0
-#: Updates without a change after which it is looked up whether the table is still there.
-_LOOK_EVERY = 60
 
 
 class NoNetworkRules(Exception):
@@ -37,74 +44,117 @@ class NetworkFilter:
 
     def __init__(self, uids: UidRange) -> None:
         self._uids = uids
-        self._installed = ""
-        self._unchanged = 0
+        self._closed = ""
 
-    def update(self, others: Iterable[tuple[str, int]] = ()) -> bool:
-        """Install the rules, or make them true again; True when something had changed.
+    @property
+    def table(self) -> str:
+        """The name of their table."""
+        return table_of(self._uids, os.geteuid())
 
-        The ports of this machine are those at which processes of this user listen now, `others` are addresses and ports
-        of other machines.  Others may remove the table: it is looked up now and then.  Raises NoNetworkRules, and
-        ValueError for what is no address or port.
+    def install(self) -> None:
+        """Install them in place of what has this name.  Raises NoNetworkRules."""
+        self._closed = ""
+        _nft(ruleset(self._uids, os.geteuid()))
+
+    def update(self, others: Iterable[Ports] = ()) -> bool:
+        """Make the rules true again: others may have removed them, or `others` be new; True when something had changed.
+
+        Raises NoNetworkRules, and ValueError for what is no address or port.
         """
-        ports: set[int] = set()
-        for name in ("tcp", "tcp6"):
-            try:
-                ports |= listening_ports(Path(f"/proc/net/{name}").read_text(), os.geteuid())
-            except OSError:
-                # A machine without IPv6 has no such file.
-                continue
-        wanted = ruleset(self._uids, ports, others)
-        if wanted == self._installed:
-            self._unchanged += 1
-            if self._unchanged % _LOOK_EVERY or _is_there():
-                return False
-        self._installed = ""
-        _nft(wanted)
-        self._installed, self._unchanged = wanted, 0
+        closed = closed_elsewhere(self.table, tuple(others))
+        is_there = self.table in _tables()
+        if is_there and closed == self._closed:
+            return False
+        if not is_there:
+            self.install()
+        _nft(closed)
+        self._closed = closed
         return True
 
-
-def begin(offer: Offer) -> str:
-    """Install the rules when a node or a service starts, if they are asked for; returns what holds, for people."""
-    if offer.uids is None or not is_asked():
-        return f"connections of jobs are not limited on this machine ({VARIABLE} is not set, or jobs have no users)"
-    try:
-        NetworkFilter(offer.uids).update()
-    except NoNetworkRules as error:
-        return f"no command of a job will run here: {VARIABLE} is true, and {error}"
-    return f"connections of jobs are limited by the table {TABLE} of nftables"
+    def remove(self) -> None:
+        """Remove them; fine when there are none.  Raises NoNetworkRules."""
+        _remove(self.table)
 
 
-def end() -> str:
-    """Remove them when it ends; returns why they are still there, "" where they are not."""
-    if not is_asked():
+class HeldRules:
+    """The rules as long as a node or a service lives, if they are asked for."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._rules = None if offer.uids is None or not is_asked() else NetworkFilter(offer.uids)
+        self._lock: IO[str] | None = None
+
+    def begin(self) -> str:
+        """Install them, unless another service of this machine did so for the same users; returns what holds."""
+        if self._rules is None:
+            return f"connections of jobs are not limited on this machine ({VARIABLE} is not set, or jobs have no users)"
+        try:
+            _remove_left_over(self._rules.table)
+            self._lock = open_lock(_lock_of(self._rules.table))
+            if _is_alone(self._lock):
+                self._rules.install()
+            # Who comes meanwhile waits here until the rules are there.
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            if self._rules.table not in _tables():
+                self._rules.install()
+        except (NoNetworkRules, OSError) as error:
+            return f"no command of a job will run here: {VARIABLE} is true, and {error}"
+        return f"connections of jobs are limited by the table {self._rules.table} of nftables"
+
+    def end(self) -> str:
+        """Remove them, unless another service has the same users; returns why they are still there, or ""."""
+        if self._rules is None or self._lock is None:
+            return ""
+        with self._lock as lock:
+            try:
+                if _is_alone(lock):
+                    self._rules.remove()
+            except NoNetworkRules as error:
+                return f"the table {self._rules.table} of nftables is still there: {error}"
         return ""
+
+
+def _remove_left_over(table: str) -> None:
+    """Remove the tables of this user whose service was killed, but `table`.  Raises NoNetworkRules, OSError."""
+    for other in _tables():
+        if other != table and other.startswith(tables_of(os.geteuid())):
+            with open_lock(_lock_of(other)) as lock:
+                if _is_alone(lock):
+                    _remove(other)
+
+
+def _lock_of(table: str) -> Path:
+    """The file that every service holds which has this table, in this network namespace.  Raises OSError."""
+    root = _ROOT / f"remora-network-{os.geteuid()}"
+    root.mkdir(exist_ok=True, mode=0o700)
+    if not is_private(root):
+        raise PermissionError(f"{root} is no folder of this user alone; remove it")
+    return root / f"{_NAMESPACE.stat().st_ino}-{table}.lock"
+
+
+def _is_alone(lock: IO[str]) -> bool:
+    """Hold the lock alone; False, and it is held as before or not at all, when another one has it."""
     try:
-        remove()
-    except NoNetworkRules as error:
-        return f"the table {TABLE} of nftables is still there: {error}"
-    return ""
-
-
-def remove() -> None:
-    """Remove the rules; fine when there are none.  Raises NoNetworkRules."""
-    _nft(f"add table inet {TABLE}\ndelete table inet {TABLE}\n")
-
-
-def _is_there() -> bool:
-    try:
-        _run("list", "table", "inet", TABLE)
-    except NoNetworkRules:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
+
+
+def _tables() -> list[str]:
+    """Names of the tables of our family.  Raises NoNetworkRules."""
+    words = (line.split() for line in _run("list", "tables", "inet").splitlines())
+    return [one[2] for one in words if one[:2] == ["table", "inet"] and len(one) == 3]
+
+
+def _remove(table: str) -> None:
+    _nft(f"add table inet {table}\ndelete table inet {table}\n")
 
 
 def _nft(script: str) -> None:
     _run("-f", "-", script=script)
 
 
-def _run(*words: str, script: str = "") -> None:
+def _run(*words: str, script: str = "") -> str:
     program = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if program is None:
         raise NoNetworkRules("this machine has no nft; install nftables")
@@ -117,3 +167,4 @@ def _run(*words: str, script: str = "") -> None:
     if done.returncode != 0:
         why = next((line for line in done.stderr.splitlines() if line.strip()), "it says nothing")
         raise NoNetworkRules(f"nft refuses the rules: {why}")
+    return done.stdout

@@ -155,11 +155,16 @@ class Settings(BaseSettings):
     isolation: Isolation = "auto"
     #: Bytes of the files that one worker's command makes in /dev/shm; 0: half of what fits there.
     max_shm_bytes: int = Field(default=0, ge=0)
+    #: Bytes that a job's files may take of one node's disk, but for its inputs; 0: any number.
+    max_disk_bytes: int = Field(default=0, ge=0)
     #: Bytes of a job's outputs in one version.
     max_output_bytes: int = Field(default=2**40, gt=0)
 
     #: Bytes that a node keeps in memory of each mounted input.
     mount_cache_bytes: int = Field(default=256 * 2**20, ge=2**20)
+
+    #: Bytes that a node keeps of each project's caches, for later jobs of the project; 0: none.  Where jobs have users.
+    project_cache_bytes: int = Field(default=50 * 2**30, ge=0)
 
     #: Days that the audit is kept; 0: for ever.
     audit_days: float = Field(default=400.0, ge=0)

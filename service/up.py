@@ -19,10 +19,11 @@ from rich.console import Console
 
 from cluster.local import head, machine
 from cluster.provider import ProviderError
-from remora import cgroups, network_filter
+from remora import cgroups
 from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.isolation import IsolationImpossible, decide
 from remora.machine_isolation import offered
+from remora.network_filter import HeldRules, is_asked
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
@@ -173,7 +174,7 @@ def up(settings: Settings, console: Console) -> None:
         problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
-        service = Up(settings, lock, console)
+        service, rules = Up(settings, lock, console), HeldRules(offered())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Started by nohup, a closed terminal must not end it.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -182,7 +183,7 @@ def up(settings: Settings, console: Console) -> None:
         if cgroups.walls().folder is None:
             console.print(f"note: {cgroups.walls().sentence}")
         if settings.cloud == "local":
-            console.print(f"note: {_sentence_on_isolation(settings)}")
+            console.print(f"note: {_sentence_on_isolation(settings, rules)}")
         if settings.authentication == "required":
             console.print(
                 f"Requests need a token; the first operator's is in {settings.home / OPERATOR_TOKEN_FILE}."
@@ -192,12 +193,12 @@ def up(settings: Settings, console: Console) -> None:
             console.print("Stopping the API, the controller, the nodes and the head ...")
         finally:
             service.shut_down()
-            if settings.cloud == "local" and (why := network_filter.end()):
+            if why := rules.end():
                 console.print(f"note: {why}")
         console.print("Stopped; jobs and checkpoints are kept.")
 
 
-def _sentence_on_isolation(settings: Settings) -> str:
+def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
     """What keeps commands apart on the nodes of this machine.  Raises CannotStart when it is not what was asked for."""
     asked = isolation_of(settings)
     if asked == "none":
@@ -206,8 +207,8 @@ def _sentence_on_isolation(settings: Settings) -> str:
         decide(asked, offered())
     except IsolationImpossible as error:
         raise CannotStart(str(error)) from error
-    rules = network_filter.begin(offered())
-    return offered().sentence if not network_filter.is_asked() else f"{offered().sentence}; {rules}"
+    held = rules.begin()
+    return offered().sentence if not is_asked() else f"{offered().sentence}; {held}"
 
 
 def down(home: Path, console: Console) -> None:

@@ -122,7 +122,14 @@ def build_ahead(one: BuildAhead, grant: StorageGrant | None = None) -> str | Non
     try:
         with shared_folder(name) as folder:
             code: Path = unpack_once(code_storage(one, grant), one.bundle, folder)
-            with environment(one.request, code, _say, bundle=one.bundle, isolation=one.isolation):
+            with environment(
+                one.request,
+                code,
+                _say,
+                bundle=one.bundle,
+                isolation=one.isolation,
+                most_processes=one.max_processes,
+            ):
                 return None
     except (
         EnvironmentFailed,

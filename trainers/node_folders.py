@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import os
 import random
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from remora.code.bundle import unpack
+from remora.private_files import is_private, open_lock
 from trainers.confined_folders import remove_tree
 from trainers.storage import Storage
 
@@ -41,12 +41,6 @@ def work_root() -> Path:
     if not is_private(folder):
         raise PermissionError(f"{folder} is no folder of this user alone; remove it, or set REMORA_WORK_DIR")
     return folder
-
-
-def is_private(folder: Path) -> bool:
-    """True for a folder, not a link to one, into which only this user can write: others may have taken its name."""
-    status = folder.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 @contextlib.contextmanager
@@ -120,12 +114,6 @@ def _locked(path: Path) -> Iterator[IO[str]]:
             if _is_same(path, lock):
                 yield lock
                 return
-
-
-def open_lock(path: Path, *, make: bool = True) -> IO[str]:
-    """The lock file itself, to read and write: a script may have replaced it by a link to another file."""
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_CREAT if make else 0)
-    return os.fdopen(os.open(path, flags, 0o600), "r+")
 
 
 def is_in_use(path: Path) -> bool:

@@ -99,8 +99,13 @@ class AttemptPlan:
     max_processes: int = 16_384
     #: Whether its commands run as a user of their own: `auto` where their node can do that.
     isolation: Isolation = "auto"
+    #: The project whose jobs share what they keep on a node, and how many bytes that may be; "" or 0: nothing.
+    project: str = ""
+    project_cache_bytes: int = 0
     #: Bytes of the files that one worker's command makes in its machine's memory (/dev/shm); 0: half of that memory.
     max_shm_bytes: int = 0
+    #: Bytes that the job's files may take of one node's disk; 0: any number.
+    max_disk_bytes: int = 0
     #: Bytes of the job's outputs in one version.
     max_output_bytes: int = 2**40
     #: Whose limit that is, for people.
@@ -172,6 +177,8 @@ class BuildAhead:
     nodes: tuple[str, ...]
     #: How code of the job that the build runs is kept apart from the node, as in the plan of an attempt.
     isolation: Isolation
+    #: Processes and threads that this code may have, as in that plan.
+    max_processes: int = 16_384
 
     @property
     def key(self) -> tuple[EnvironmentRequest, str | None, Isolation]:

@@ -31,8 +31,9 @@ from cluster.node.agent.naming import node_id
 from cluster.node.boot import NodeFileUnusable, NodeRuntime, given_address, parse, start_of
 from cluster.provider import InvalidRequest
 from cluster.ray.certificates import AUTHORITY_FILE, OWN_FILE, CertificateUnusable, issue, parse_authority
-from remora import cgroups, network_filter
+from remora import cgroups
 from remora.machine_isolation import offered
+from remora.network_filter import HeldRules
 
 log = logging.getLogger("cluster.node")
 
@@ -83,7 +84,8 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
             return RAY_ENDED
     log.info("%s", cgroups.walls().sentence)
     log.info("%s", offered().sentence)
-    log.info("%s", network_filter.begin(offered()))
+    rules = HeldRules(offered())
+    log.info("%s", rules.begin())
     name = node.node or node_id(runtime.metadata_url, stopping)
     if not name:
         return 0
@@ -97,7 +99,7 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
             start.ray, start.agent, start.environment, Path(runtime.ray_pid), stopping
         )
     finally:
-        if why := network_filter.end():
+        if why := rules.end():
             log.warning("%s", why)
     if status is None:
         log.info("asked to end; Ray and the agent have ended")

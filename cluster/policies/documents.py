@@ -20,7 +20,9 @@ from remora.spec.problems import LONGEST_KEY, parse_yaml
 #: Characters of a document.
 MAX_DOCUMENT = 512 * 1024
 _EMPTY = "the document is empty; write `pools: {}` if the cluster shall have no node at all"
-_TOP = "a policy document is a mapping with the keys pools, projects, principals, budget, ray_programs and rules"
+_TOP = (
+    "a policy document is a mapping with the keys pools, projects, principals, budget, ray_programs and rules"
+)
 
 
 def read_document(text: str, known: ClusterFacts) -> Policies:

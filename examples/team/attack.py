@@ -22,10 +22,12 @@ from cluster.local.folders import ClusterFolders
 CLOUD = {"the metadata service": "169.254.169.254", "metadata of the wire server": "168.63.129.16"}
 #: What the hostile job holds in memory, and for how long.
 HELD_BYTES, HOLD_S = 128 << 20, 3.0
+#: Seconds in which it tries every port that opens.
+SCAN_S = 10.0
 #: The parts of a home that a script must not read, and those that several jobs use.
 _SECRET, _SHARED = (
     ("remora.db", "up.log", "operator.token", "secrets.key"),
-    ("environments", "inputs", "torchinductor"),
+    ("environments", "inputs", "torchinductor", "caches"),
 )
 
 
@@ -93,6 +95,7 @@ def hints(home: Path, url: str, job_id: str, daemon: str) -> dict[str, Any]:
         "daemon": daemon,
         "shm_bytes": HELD_BYTES,
         "hold_s": HOLD_S,
+        "scan_s": SCAN_S,
     }
 
 

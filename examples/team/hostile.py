@@ -159,6 +159,23 @@ def connections() -> None:
             if what.startswith("metadata"):
                 made.sendall(b"GET /metadata/identity HTTP/1.0\r\nMetadata: true\r\n\r\n")
                 look(made.recv(4096), what)
+    print("SCANNING", flush=True)
+    until = time.monotonic() + HINTS["scan_s"]
+    # Again and again, while processes of the platform start: what is open for a moment only is found, too.
+    while time.monotonic() < until:
+        listeners()
+        time.sleep(0.005)
+    for line in _lines("/proc/net/unix"):
+        path = line.split()[7:]
+        if path and ("ray" in path[0] or "remora" in path[0] or "fork-server" in path[0]):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
+                made.settimeout(2.0)
+                made.connect(path[0])
+                finding("a socket of the platform can be reached")
+
+
+def listeners() -> None:
+    """Every port of the machine at which another user listens now."""
     for line in (*_lines("/proc/net/tcp"), *_lines("/proc/net/tcp6")):
         words = line.split()
         if words[3] == "0A" and int(words[7]) != os.getuid():
@@ -168,13 +185,6 @@ def connections() -> None:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), 2.0).close()
                 finding(f"{host}:{port}, at which user {words[7]} listens, can be reached")
-    for line in _lines("/proc/net/unix"):
-        path = line.split()[7:]
-        if path and ("ray" in path[0] or "remora" in path[0] or "fork-server" in path[0]):
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
-                made.settimeout(2.0)
-                made.connect(path[0])
-                finding("a socket of the platform can be reached")
 
 
 def _lines(path: str) -> list[str]:

@@ -130,8 +130,9 @@ def _preparations(
 
 
 def _build_ahead(tick: Tick, job: JobRow, request: EnvironmentRequest, nodes: tuple[str, ...]) -> BuildAhead:
-    settings = tick.settings
-    return BuildAhead(job.id, request, job.spec.get("code"), settings.storage, nodes, isolation_of(settings))
+    settings, code = tick.settings, job.spec.get("code")
+    isolation = isolation_of(settings)
+    return BuildAhead(job.id, request, code, settings.storage, nodes, isolation, settings.max_processes)
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:

@@ -66,7 +66,8 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.COMPLETED: "every rank returned 0",
     EndReason.EXIT_CODE: "some rank returned another exit code",
     EndReason.SIGNAL: "some rank was ended by a signal; for a script that uses `remora.torch` a single SIGKILL is no"
-    " end, as long as others hold the state; or its files in `/dev/shm` had more than `REMORA_MAX_SHM_BYTES`",
+    " end, as long as others hold the state; or its files had more than `REMORA_MAX_SHM_BYTES` in `/dev/shm`,"
+    " or more than `REMORA_MAX_DISK_BYTES` on a node",
     EndReason.ENVIRONMENT_FAILED: "the Python environment of the job could not be built on a node, or its image could"
     " not be run there; the message has the last lines of uv or podman; or a secret of the job is not there any more",
     EndReason.START_FAILED: "the command could not be started, the code bundle is unusable, or a rank ended with exit"

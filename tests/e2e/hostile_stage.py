@@ -1,14 +1,17 @@
 """Runs the hostile job of `examples/team` on a real service beside another job, and prints what it found, as JSON.
 
-    python -m tests.e2e.hostile_stage FOLDER ISOLATION
+    python -m tests.e2e.hostile_stage FOLDER ISOLATION [meet]
 
 To be run in a network namespace of its own (`unshare -n`): the service installs its rules for connections there, and
 the metadata service is an emulated one, at its real address on the loopback interface.  FOLDER is an empty one.
+
+With `meet` two workers of an ordinary job, on two nodes with users of their own, have to meet behind the same rules.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -44,24 +47,60 @@ signal.pause()
 SHM_BYTES = 2 * HELD_BYTES
 
 
+#: Ranks of two nodes find each other, reduce, and keep a file for the attempt after this one.
+MEETS = """
+import os, pathlib, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+found = torch.ones(1)
+dist.all_reduce(found)
+kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "kept")
+print("MET", int(found), "found" if kept.exists() else "made", flush=True)
+kept.touch()
+dist.destroy_process_group()
+"""
+
+
+def meet(folder: Path, isolation: str) -> dict[str, Any]:
+    """What two ranks on two nodes print, in each of two jobs of one project."""
+    service = Embedded(folder / "home", nodes=2, variables=_variables(isolation, cpus=1))
+    (folder / "meets").mkdir()
+    (folder / "meets" / "train.py").write_text(MEETS)
+    spec = {"command": ["python", "train.py"], "backend": "ddp", "workers": 2}
+    try:
+        service.start()
+        with service.client() as client:
+            jobs = []
+            for _ in range(2):
+                jobs.append(_submit(service, folder, "meets", spec))
+                done = client.wait(jobs[-1], PATIENCE_S)
+                assert done.state is JobState.SUCCEEDED, done.message
+            return {"said": [re.findall(r"MET (\d) (\w+)", _log(service, job)) for job in jobs]}
+    finally:
+        service.end()
+
+
 def main(folder: Path, isolation: str) -> dict[str, Any]:
     """The report of the hostile job, with what can be seen of it from outside."""
     emulate_metadata()
-    variables = {
-        "REMORA_ISOLATION": isolation,
-        "REMORA_NETWORK_RULES": "true",
-        "REMORA_NODE_CPUS": "2",
-        "REMORA_MAX_SHM_BYTES": str(SHM_BYTES),
-        "REMORA_WARM_MODULES": "json",
-        "AZURE_CLIENT_SECRET": canary("service"),
-        "SITE_CREDENTIALS": canary("site"),
-    }
-    service = Embedded(folder / "home", nodes=1, variables=variables)
+    service = Embedded(folder / "home", nodes=1, variables=_variables(isolation, cpus=3))
     try:
         service.start()
         return _attack(service, folder)
     finally:
         service.end()
+
+
+def _variables(isolation: str, cpus: int) -> dict[str, str]:
+    return {
+        "REMORA_ISOLATION": isolation,
+        "REMORA_NETWORK_RULES": "true",
+        "REMORA_NODE_CPUS": str(cpus),
+        "REMORA_MAX_SHM_BYTES": str(SHM_BYTES),
+        "REMORA_WARM_MODULES": "json",
+        "AZURE_CLIENT_SECRET": canary("service"),
+        "SITE_CREDENTIALS": canary("site"),
+    }
 
 
 def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
@@ -83,6 +122,9 @@ def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
         variables = {"HOSTILE_HINTS": json.dumps(hint)}
         spec = {"command": ["python", "train.py"], "environment": {"variables": variables}}
         hostile = _submit(service, folder, "hostile", spec)
+        until(lambda: "SCANNING" in _log(service, hostile) or client.job(hostile).terminal, "it tries ports")
+        # Processes of the platform start meanwhile, and listen.
+        beside = _submit(service, folder, "victim", {"command": ["python", "-c", "pass"]})
         free = free_memory()
         until(lambda: "HOLDING" in _log(service, hostile) or client.job(hostile).terminal, "it has tried all")
         taken = free - free_memory()
@@ -97,7 +139,8 @@ def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
         findings += stolen(service.home / "storage", hostile, hint)
         findings += [] if client.job(victim).state is JobState.RUNNING else ["the other job was ended"]
         client.cancel(victim)
-        client.wait(victim, PATIENCE_S)
+        for other in (victim, beside):
+            client.wait(other, PATIENCE_S)
     return {"findings": findings, "log": _log(service, hostile).splitlines()[-20:]}
 
 
@@ -119,4 +162,5 @@ def _report(log: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("REPORT " + json.dumps(main(Path(sys.argv[1]), sys.argv[2])), flush=True)
+    play = meet if sys.argv[3:] == ["meet"] else main
+    print("REPORT " + json.dumps(play(Path(sys.argv[1]), sys.argv[2])), flush=True)

@@ -27,10 +27,10 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 
 
-def attack(folder: Path, isolation: str) -> dict[str, Any]:
+def attack(folder: Path, isolation: str, *what: str) -> dict[str, Any]:
     """In a network namespace of its own, where the service may install its rules."""
     inside = 'ip link set lo up && exec "$0" -m tests.e2e.hostile_stage "$@"'
-    command = ["unshare", "-n", "sh", "-c", inside, sys.executable, str(folder), isolation]
+    command = ["unshare", "-n", "sh", "-c", inside, sys.executable, str(folder), isolation, *what]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=800)
     reports = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert reports, done.stderr[-4000:]
@@ -40,6 +40,13 @@ def attack(folder: Path, isolation: str) -> dict[str, Any]:
 
 def test_a_hostile_job_finds_nothing(tmp_path: Path) -> None:
     assert attack(tmp_path, "users")["findings"] == []
+
+
+def test_workers_of_two_nodes_meet_behind_the_same_rules_and_find_what_their_project_kept(
+    tmp_path: Path,
+) -> None:
+    said = attack(tmp_path, "users", "meet")["said"]
+    assert said == [[["2", "made"]] * 2, [["2", "found"]] * 2]
 
 
 #: Of each kind of attempt one finding, so that an attempt which stopped working is noticed.

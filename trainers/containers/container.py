@@ -19,10 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora.private_files import is_private
 from trainers.containers.arguments import LABEL, ContainerLimits, Mount, create_arguments
 from trainers.containers.podman import run_podman
 from trainers.environments.commands import EnvironmentFailed, TimeLimit
-from trainers.node_folders import is_private, shared_folder, sweep_folders
+from trainers.node_folders import shared_folder, sweep_folders
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora.private_files import open_lock
 from remora.spec.quantities import format_size
 from trainers.containers.podman import run_podman
 from trainers.environments.commands import EnvironmentFailed, TimeLimit
-from trainers.node_folders import make_once, open_lock, work_root
+from trainers.node_folders import make_once, work_root
 
 #: Seconds that a pull may take.
 PULL_LIMIT_S = 3600.0

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
+from remora.private_files import open_lock
 from trainers.confined_folders import remove_tree
 from trainers.environments.commands import (
     EnvironmentFailed,
@@ -51,7 +52,7 @@ from trainers.environments.request import (
     inherits,
 )
 from trainers.environments.worker_python import write_pip
-from trainers.node_folders import make_once, open_lock, work_root
+from trainers.node_folders import make_once, work_root
 
 #: Seconds that a build may take.
 BUILD_LIMIT_S = 1800.0
@@ -76,6 +77,8 @@ class BuildWork:
     #: Called with the state of the build, in a few words, when it changes.
     show: Callable[[str], None]
     limit: TimeLimit
+    #: Processes and threads that code of the job may have at once.
+    most_processes: int
     #: Every line goes to the job's log, not only the summaries of uv.
     says_all: bool = False
     #: Packages that uv has found; 0: it has not yet.
@@ -142,15 +145,16 @@ def environment(
     show: Callable[[str], None] = lambda _: None,
     stop: threading.Event | None = None,
     isolation: Isolation = "auto",
+    most_processes: int = 16_384,
 ) -> Iterator[BuiltEnvironment]:
     """The environment, built where it is not there yet; it stays as long as the context is open.
 
     `code` is the folder of the job's code and `bundle` its digest, `say` is called with lines for the job's log, and
     `show` with the state of a build whenever that changes.  A build ends when `stop` is set; what is code of the job in
-    it runs as `isolation` says.
+    it runs as `isolation` says, and has `most_processes` at once where it has a user of its own.
     Raises EnvironmentFailed, EnvironmentImpossible, IsolationImpossible, OSError.
     """
-    work = BuildWork(say, show, TimeLimit(stop or threading.Event()))
+    work = BuildWork(say, show, TimeLimit(stop or threading.Event()), most_processes)
     root = root or work_root() / "environments"
     root.mkdir(exist_ok=True, mode=0o700)
     node = node_packages()
@@ -349,7 +353,8 @@ def _install(
             return _uv([*options, "--no-build", *words], code, work)
         except EnvironmentFailed:
             work.limit.check()
-    with confined_build(isolation, folder, code, [Path(uv_program()).parent, base]) as build:
+    reads = [Path(uv_program()).parent, base]
+    with confined_build(isolation, folder, code, reads, work.most_processes) as build:
         assert build is not None
         if relative is not None:
             options[options.index("--requirements") + 1] = str(build.code / relative)
@@ -368,7 +373,8 @@ def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Is
         "VIRTUAL_ENV": str(folder),
     }
     command, failure = ["bash", "-euo", "pipefail", "-c", setup], "environment.setup failed"
-    with confined_build(isolation, folder, code, [Path(uv_program()).parent, base]) as build:
+    reads = [Path(uv_program()).parent, base]
+    with confined_build(isolation, folder, code, reads, work.most_processes) as build:
         if build is None:
             _run(failure, command, code, {**program_variables(os.environ), **own}, work)
         else:

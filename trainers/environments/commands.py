@@ -138,14 +138,20 @@ def _started(
 
 
 def _lines_of(process: subprocess.Popen[bytes], limit: TimeLimit) -> Iterator[str]:
-    """What it prints, as long as its time is not over and nothing stops it.  Raises EnvironmentFailed."""
+    """What it prints, as long as its time is not over and nothing stops it.  Raises EnvironmentFailed.
+
+    It ends with the program: what that leaves running may hold its output open, and print more.
+    """
     assert process.stdout is not None
-    rest = b""
+    rest, last_at = b"", float("inf")
     while True:
+        if process.poll() is not None:
+            last_at = min(last_at, time.monotonic() + _LOOK_S)
         readable, _, _ = select.select([process.stdout], [], [], min(limit.left_s(), _LOOK_S))
-        if not readable:
+        is_over = last_at < float("inf") and (not readable or time.monotonic() > last_at)
+        if not readable and not is_over:
             continue
-        read = os.read(process.stdout.fileno(), 1 << 16)
+        read = b"" if is_over else os.read(process.stdout.fileno(), 1 << 16)
         *whole, rest = (rest + read).split(b"\n")
         rest = rest[:LONGEST_LINE]
         for line in whole if read else [rest] * bool(rest):

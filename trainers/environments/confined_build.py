@@ -22,7 +22,8 @@ from pathlib import Path
 from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.isolation import Isolation
-from trainers.environments.commands import ProcessBounds, program_variables
+from trainers.confined_folders import OutsideFolder
+from trainers.environments.commands import EnvironmentFailed, ProcessBounds, program_variables
 from trainers.isolation import confinement
 from trainers.isolation.confined import ConfinedJob, confined_job, give
 from trainers.isolation.mounts import Shown
@@ -30,9 +31,6 @@ from trainers.isolation.variables import machine_variables
 from trainers.node_folders import shared_folder
 
 log = logging.getLogger(__name__)
-
-#: Processes and threads that a build may have at once.
-MOST_PROCESSES = 4096
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,14 @@ class ConfinedBuild:
 
 @contextlib.contextmanager
 def confined_build(
-    asked: Isolation, folder: Path, code: Path, reads: list[Path]
+    asked: Isolation, folder: Path, code: Path, reads: list[Path], most_processes: int
 ) -> Iterator[ConfinedBuild | None]:
     """While the context is open the environment in `folder` belongs to its user, then to this one again.
 
     `code` is the folder of the job's code, `reads` what else its commands read, the folder of the
-    Python below it for one: `folder` may hold what the job has put there.  None: commands are not confined here.
-    Raises IsolationImpossible, OSError.
+    Python below it for one: `folder` may hold what the job has put there.  Its user has `most_processes` at once.
+    None: commands are not confined here.
+    Raises IsolationImpossible, OSError, and EnvironmentFailed for folders in too many others.
     """
     with shared_folder(name := f"build-{folder.name[:16]}-{os.getpid()}") as own:
         try:
@@ -82,23 +81,26 @@ def confined_build(
                     for path in (folder, copy, cache, job.home)
                 ]
                 walls = json.dumps(job.on_node(shown, None).fields())
-                with _bounds(name) as bounds:
+                with _bounds(name, most_processes) as bounds:
                     yield ConfinedBuild(copy, bounds, job, cache, (walls, str(copy)))
         finally:
             # No process of the build lives any more.
-            give(folder, os.geteuid())
+            try:
+                give(folder, os.geteuid())
+            except OutsideFolder as error:
+                raise EnvironmentFailed(f"the environment cannot be kept: {error}") from None
             _open_to_all(folder)
 
 
 @contextlib.contextmanager
-def _bounds(name: str) -> Iterator[ProcessBounds]:
+def _bounds(name: str, most: int) -> Iterator[ProcessBounds]:
     """What holds a build's processes: a cgroup that ends with the context, where there are none a limit of its user.
 
     The user's limit counts what its number's last user has left to be reaped too, so that it comes second.
     Raises OSError when processes outlive the context.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    most = MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(MOST_PROCESSES, hard)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     cgroup = _made(name)
     if cgroup is None:
         yield ProcessBounds(processes=most)

@@ -17,15 +17,19 @@ from typing import Any
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
+from trainers.confined_folders import OutsideFolder
 from trainers.environments.public_package import public_package
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
+from trainers.isolation.project_cache import ProjectCache, project_cache
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
 
 #: Devices that a command may use by their own rights or by their group.
 _DEVICES = ("dev/nvidia*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
+#: Folders in each other that are given to a user: each costs an open descriptor, and a call.
+MOST_DEEP = 256
 #: What a job's user is called where programs ask for a name.
 USER_NAME = "remora-job"
 
@@ -46,6 +50,7 @@ class Confinement:
                 "source": str(one.source) if one.source is not None else "",
                 "target": str(one.target),
                 "is_read_only": one.is_read_only,
+                "owner": -1 if one.owner is None else one.owner,
             }
             for one in self.steps
         ]
@@ -62,6 +67,9 @@ class ConfinedJob:
     temporary: Path
     #: The home of the job's user.
     home: Path
+    #: Where its commands find what earlier jobs of its project have kept; without those, a folder of its own.
+    kept: Path
+    cache: ProjectCache | None = None
 
     def own(self, *paths: Path) -> None:
         """Give files and folders, with all that is in them, to the job's user.  Raises OSError.
@@ -69,16 +77,31 @@ class ConfinedJob:
         A script may run in them already: no link is followed, and what vanishes meanwhile is passed over.
         """
         for path in paths:
-            with contextlib.suppress(FileNotFoundError):
+            # Folders that lie too deep were made by a script of the job, and are its own.
+            with contextlib.suppress(FileNotFoundError, OutsideFolder):
                 give(path, self.uid)
 
     def variables(self) -> dict[str, str]:
         """Environment variables that are not those of the node's user."""
         return {"HOME": str(self.home), "USER": USER_NAME, "LOGNAME": USER_NAME, "TMPDIR": "/tmp"}  # noqa: S108
 
+    def cache_variables(self) -> dict[str, str]:
+        """Variables by which libraries find `kept`."""
+        return {
+            "XDG_CACHE_HOME": str(self.kept),
+            "HF_HOME": str(self.kept / "huggingface"),
+            # A token that one user enters is not kept for others.
+            "HF_TOKEN_PATH": str(self.home / ".huggingface-token"),
+            "TRITON_CACHE_DIR": str(self.kept / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.kept / "torchinductor"),
+        }
+
     def on_node(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that runs among the files of the node, of which it needs `shown`."""
         every = [*_of_interpreter(), *self._own_places(memory), *shown]
+        if self.cache is not None:
+            folder, owner = self.cache.folder, self.cache.owner
+            every.append(Shown(source=folder, target=self.kept, is_read_only=False, owner=owner))
         every.append(Shown(source=self.temporary / "passwd", target=Path("/etc/passwd")))
         resolved = [_resolved(one) for one in every]
         return Confinement(self.uid, self.groups, mount_steps(resolved, _hidden(), is_closed))
@@ -105,9 +128,11 @@ class ConfinedJob:
 
 @contextlib.contextmanager
 def confined_job(
-    asked: Isolation, attempt_id: str, folder: Path, temporary: Path
+    asked: Isolation, attempt_id: str, folder: Path, temporary: Path, project: str = "", cache_bytes: int = 0
 ) -> Iterator[ConfinedJob | None]:
     """The job of this attempt, whose folders on this node are `folder` and `temporary`; None: it is not confined.
+
+    It shares up to `cache_bytes` with other jobs of its `project`, if that has a name.
 
     While the context is open, what this process makes may be read by others, whatever umask the node has: the job's
     user reads it, and the folders above are closed.  Raises IsolationImpossible, OSError.
@@ -117,17 +142,23 @@ def confined_job(
         yield None
         return
     # Nodes that are simulated on one machine have work folders, and users, of their own.
-    with job_user(f"{attempt_id} {work_root()}", uids) as uid, guarded_network(uids), _usual_umask():
+    with (
+        # Left last: all of the job's processes have ended then.
+        project_cache(project, uids, cache_bytes) as cache,
+        job_user(f"{attempt_id} {work_root()}", uids) as uid,
+        guarded_network(uids),
+        _usual_umask(),
+    ):
         folder.chmod(0o755)
-        home = folder / "home"
+        home, kept = folder / "home", folder / "kept"
         temporary = temporary.resolve()
-        for path in (home, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
+        for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
             path.mkdir(exist_ok=True)
-            path.chmod(0o700 if path == home else 0o1777)
+            path.chmod(0o700 if path in (home, kept) else 0o1777)
             os.chown(path, uid, uid)
         _write_names(temporary / "passwd", uid)
         groups = (uid, *device_groups(Path("/")))
-        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home)
+        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home, kept=kept, cache=cache)
 
 
 @contextlib.contextmanager
@@ -181,6 +212,7 @@ def _resolved(one: Shown) -> Shown:
         source=one.source.resolve(),
         target=one.target.resolve() if one.source == one.target else one.target,
         is_read_only=one.is_read_only,
+        owner=one.owner,
     )
 
 
@@ -198,16 +230,20 @@ def _write_names(path: Path, uid: int) -> None:
 def give(path: Path, uid: int) -> None:
     """Make a file, or a folder with all in it, one of this user and of the group of the same number.
 
-    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing.
+    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing, and
+    OutsideFolder when all was given but what lies in more than `MOST_DEEP` folders.
     """
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _give_in(above, path.name, uid)
+        is_whole = _give_in(above, path.name, uid, MOST_DEEP)
     finally:
         os.close(above)
+    if not is_whole:
+        raise OutsideFolder(f"it has folders that lie in more than {MOST_DEEP} others")
 
 
-def _give_in(above: int, name: str, uid: int) -> None:
+def _give_in(above: int, name: str, uid: int, depth: int) -> bool:
+    """The same for a name in an open folder; False when something lies deeper than `depth`."""
     try:
         status = os.stat(name, dir_fd=above, follow_symlinks=False)
         # What a job makes has no second name outside of its folders; a file of the node's user may be one of a cache.
@@ -215,15 +251,18 @@ def _give_in(above: int, name: str, uid: int) -> None:
         if status.st_uid != uid and not is_shared:
             os.chown(name, uid, uid, dir_fd=above, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode):
-            return
+            return True
+        if depth == 0:
+            return False
         folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     except OSError:
         # It went, or became another thing, while a script runs there: what that makes is its own anyway.
-        return
+        return True
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries]
-        for one in names:
-            _give_in(folder, one, uid)
+        # Each of them, whatever became of the one before.
+        given = [_give_in(folder, one, uid, depth - 1) for one in names]
+        return all(given)
     finally:
         os.close(folder)

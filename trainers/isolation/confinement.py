@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 #: Under this name file systems in memory for jobs are mounted.
 MEMORY = "remora-memory"
-_CLONE_NEWNS, _MNT_DETACH = 0x20000, 2
+_CLONE_NEWNS, _CLONE_NEWUSER, _MNT_DETACH = 0x20000, 0x10000000, 2
+#: Numbers of system calls that the C library of older systems has no names for; the same on all processors.
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_AT_EMPTY_PATH, _TREE_FLAGS = 0x1000, 0x1000 | 1 | os.O_CLOEXEC
+_MOVE_FROM_EMPTY, _MOVE_TO_EMPTY = 0x4, 0x40
+_ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 2, 4, 0x100000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = (
     *(1, 2, 4, 8, 32, 4096, 16384),
     1 << 19,
@@ -65,7 +70,10 @@ def confine(walls: dict[str, Any], folder: str) -> None:
     sources = [_opened(step["source"]) if step["source"] else -1 for step in walls["steps"]]
     _leave_others(walls["steps"])
     for step, source in zip(walls["steps"], sources, strict=True):
-        _take_step(step, source)
+        if step.get("owner", -1) >= 0:
+            _show_as_own(step, source, walls["uid"], walls["groups"][0])
+        else:
+            _take_step(step, source)
     for source in sources:
         if source >= 0:
             os.close(source)
@@ -107,6 +115,62 @@ def _take_step(step: dict[str, Any], source: int) -> None:
         _mount(None, name, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
         if shown is not None:
             os.close(shown)
+
+
+def _show_as_own(step: dict[str, Any], source: int, uid: int, gid: int) -> None:
+    """Show an open folder, whose files belong to `owner` on disk, at `target` as the job's user's.
+
+    Where the kernel or the file system cannot do that, what is at `target` stays: the job's own empty folder.
+    """
+    try:
+        tree = _checked(_LIBC.syscall(_OPEN_TREE, source, b"", ctypes.c_uint(_TREE_FLAGS)), "open_tree")
+    except OSError:
+        return
+    namespace = -1
+    try:
+        namespace = _namespace_of(step["owner"], uid, gid)
+        attributes = struct.pack("QQQQ", _ATTR_IDMAP | _ATTR_NOSUID | _ATTR_NODEV, 0, 0, namespace)
+        size = ctypes.c_size_t(len(attributes))
+        _checked(
+            _LIBC.syscall(_MOUNT_SETATTR, tree, b"", ctypes.c_uint(_AT_EMPTY_PATH), attributes, size),
+            "owners",
+        )
+    except OSError:
+        os.close(tree)
+        return
+    finally:
+        if namespace >= 0:
+            os.close(namespace)
+    place = _place(step["target"], is_folder=True)
+    flags = ctypes.c_uint(_MOVE_FROM_EMPTY | _MOVE_TO_EMPTY)
+    _checked(_LIBC.syscall(_MOVE_MOUNT, tree, b"", place, b"", flags), f"mounting {step['target']}")
+    os.close(place)
+    os.close(tree)
+
+
+def _namespace_of(owner: int, uid: int, gid: int) -> int:
+    """A user namespace in which the user and group `owner` are `uid` and `gid`, open.  Raises OSError."""
+    ready, make = os.pipe()
+    go, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(done)
+        os.write(make, b"y" if _LIBC.unshare(_CLONE_NEWUSER) == 0 else b"n")
+        os.read(go, 1)
+        os._exit(0)
+    # So that a child which is killed is noticed.
+    os.close(make)
+    try:
+        if os.read(ready, 1) != b"y":
+            raise OSError(1, "the kernel makes no user namespace")
+        for name, number in (("uid_map", uid), ("gid_map", gid)):
+            with open(f"/proc/{pid}/{name}", "w") as file:
+                file.write(f"{owner} {number} 1\n")
+        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        for one in (ready, go, done):
+            os.close(one)
+        os.waitpid(pid, 0)
 
 
 def _opened(path: str) -> int:
@@ -178,6 +242,12 @@ def _mount(source: str | None, target: str, kind: str | None, flags: int, option
     text = None if options is None else options.encode()
     first, second, third = words
     _check(_LIBC.mount(first, second, third, ctypes.c_ulong(flags), text), f"mounting {target}")
+
+
+def _checked(answer: int, what: str) -> int:
+    if answer < 0:
+        _check(answer, what)
+    return answer
 
 
 def _check(answer: int, what: str) -> None:

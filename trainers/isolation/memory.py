@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora.private_files import open_lock
 from trainers.isolation.confinement import MEMORY
-from trainers.node_folders import Clear, open_lock, shared_folder
+from trainers.node_folders import Clear, shared_folder
 
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2
 #: Files and folders that one job may have in its memory.

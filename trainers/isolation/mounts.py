@@ -20,6 +20,8 @@ class Shown:
     #: Its path for the command.
     target: Path
     is_read_only: bool = True
+    #: The user that its files belong to on disk, where the command is to see them as its own; None: as they are.
+    owner: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class MountStep:
     source: Path | None
     target: Path
     is_read_only: bool = False
+    #: See `Shown`.
+    owner: int | None = None
 
 
 def mount_steps(
@@ -56,7 +60,7 @@ def mount_steps(
     }
     steps = [MountStep(source=None, target=one) for one in covers]
     steps += [
-        MountStep(source=one.source, target=one.target, is_read_only=one.is_read_only)
+        MountStep(source=one.source, target=one.target, is_read_only=one.is_read_only, owner=one.owner)
         for one in by_target.values()
         if not _is_seen_anyway(one, by_target, covers)
     ]

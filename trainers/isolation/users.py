@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from remora.isolation import IsolationImpossible, UidRange
+from remora.private_files import is_private, open_lock
 from trainers.isolation.kernel_objects import remove_objects
-from trainers.node_folders import is_private, open_lock
 
 log = logging.getLogger(__name__)
 

@@ -126,10 +126,12 @@ def prepare_launch(
     environment["REMORA_OUTPUTS_DIR"] = str(outputs)
     if "TMPDIR" not in asked and job is None:
         environment["TMPDIR"] = str(temporary)
-    if container is None:
-        # Later workers of the node reuse what torch has compiled; it is code, so those of other users do not.
-        compiled = work_root() / "torchinductor" if job is None else job.home / ".cache" / "torchinductor"
-        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    if container is None and job is None:
+        # Later workers of the node reuse what torch has compiled.
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", str(work_root() / "torchinductor"))
+    elif container is None and job is not None:
+        # What is kept there is code, too: it is that of the job's project.
+        environment.update({name: one for name, one in job.cache_variables().items() if name not in asked})
     environment |= tracker_variables(environment, identity, outputs, is_joining=is_joining)
     if snapshots is not None:
         environment.update(snapshots.variables())

@@ -10,8 +10,8 @@ import fcntl
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from remora.private_files import open_lock
 from trainers.confined_folders import ConfinedFolder
-from trainers.node_folders import open_lock
 from trainers.worker_identity import WorkerIdentity
 
 

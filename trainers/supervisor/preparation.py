@@ -84,6 +84,7 @@ def prepare_node(
             show=showing("environment"),
             stop=stop,
             isolation=plan.isolation,
+            most_processes=plan.max_processes,
         )
         built = in_use.enter_context(asked)
         facts = {"digest": built.digest, "build_s": round(built.build_s, 3), "packages": built.packages}

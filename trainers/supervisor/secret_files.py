@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from remora.private_files import is_private
 from trainers.environments.commands import EnvironmentFailed
-from trainers.node_folders import is_private, shared_folder, sweep_folders
+from trainers.node_folders import shared_folder, sweep_folders
 
 #: Where Linux keeps files in memory.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - private below it

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora.private_files import is_private
 from trainers.confined_folders import remove_tree
 from trainers.isolation.confined import ConfinedJob
 from trainers.isolation.memory import SEEN, JobMemory, job_memory, unmount
-from trainers.node_folders import is_in_use, is_private, shared_folder, sweep_folders
+from trainers.node_folders import is_in_use, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
 #: Where Linux keeps files in memory.

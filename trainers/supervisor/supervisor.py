@@ -34,6 +34,7 @@ from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
 from trainers.supervisor.checkpoint_intake import CheckpointOffer
 from trainers.supervisor.checkpoint_uploads import CheckpointUploads
 from trainers.supervisor.command_confinement import CommandConfinement, memory_for, memory_watch
+from trainers.supervisor.disk_watch import DiskWatch
 from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
@@ -128,6 +129,7 @@ class Supervisor:
         self._snapshots: SnapshotSpace | None = None
         #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
+        self._disk: DiskWatch | None = None
         #: Why the command was ended, when it exceeded a limit.
         self._excess: str | None = None
         #: The script's own reason why it cannot train at all.
@@ -161,7 +163,14 @@ class Supervisor:
         with (
             temporary_folder(identity.attempt_id, self._say) as temporary,
             shared_folder(name) as folder,
-            confined_job(self._plan.isolation, identity.attempt_id, folder, temporary) as self._job,
+            confined_job(
+                self._plan.isolation,
+                identity.attempt_id,
+                folder,
+                temporary,
+                self._plan.project,
+                self._plan.project_cache_bytes,
+            ) as self._job,
             memory_for(own, self._plan, identity.local_world_size, self._job) as self._snapshots,
             contextlib.ExitStack() as in_use,
         ):
@@ -192,7 +201,7 @@ class Supervisor:
                     job=self._job,
                     is_joining=self._is_joining,
                 )
-                child = self._start(launch, folder, collector)
+                child = self._start(launch, folder, collector, temporary)
             except (BundleError, BackendUnusable, CommandUnusable, InputMissing) as error:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
@@ -215,8 +224,9 @@ class Supervisor:
             self._fork_server = job_fork_server(self._plan.warm_modules, built)
 
     def _close_parts(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        for watch in (self._watch, self._disk):
+            if watch is not None:
+                watch.close()
         if self._sidecar is not None:
             self._sidecar.end()
         self._checkpoints.close()
@@ -363,21 +373,39 @@ class Supervisor:
         if child is not None:
             child.stop(at_once=True)
 
-    def _end_for_excess(self, size: int, most: int) -> None:
+    def _end_for_disk(self, size: int) -> None:
+        """End a command that fills the disk of its node."""
+        most = self._plan.max_disk_bytes
+        has = (
+            f"have {format_size(size)} ({size} bytes)"
+            if size < 1 << 62
+            else "lie in too many folders to be counted"
+        )
+        self._end_for_excess(
+            f"the files of its job on the node's disk {has}, and may have {format_size(most)} ({most} bytes,"
+            " REMORA_MAX_DISK_BYTES); let it keep less there, or have operators allow more"
+        )
+
+    def _end_for_memory(self, size: int, most: int) -> None:
         """End a command that fills the memory of its machine."""
+        self._end_for_excess(
+            f"its files in /dev/shm have {format_size(size)} ({size} bytes), and those of one worker may have"
+            f" {format_size(most)} ({most} bytes, REMORA_MAX_SHM_BYTES); let it keep less there, or have operators"
+            " allow more"
+        )
+
+    def _end_for_excess(self, why: str) -> None:
         with self._lock:
             child = self._child
             if child is None or self._is_over or self._stop_requested:
                 return
-            self._excess = (
-                f"its files in /dev/shm have {format_size(size)} ({size} bytes), and those of one worker may have"
-                f" {format_size(most)} ({most} bytes, REMORA_MAX_SHM_BYTES); let it keep less there, or have operators"
-                " allow more"
-            )
+            self._excess = why
         self._say(f"the command is ended: {self._excess}")
         child.stop(at_once=True)
 
-    def _start(self, launch: LaunchContext, folder: Path, collector: OutputsCollector) -> Child:
+    def _start(
+        self, launch: LaunchContext, folder: Path, collector: OutputsCollector, temporary: Path
+    ) -> Child:
         plan, identity = self._plan, self._identity
         staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
@@ -397,7 +425,9 @@ class Supervisor:
             python=self._python,
         )
         launch = confinement.apply(launch, self._say)
-        self._watch = memory_watch(plan, self._snapshots, self._end_for_excess)
+        self._watch = memory_watch(plan, self._snapshots, self._end_for_memory)
+        if plan.max_disk_bytes:
+            self._disk = self._disk_watch(launch, temporary)
         values = expression_values(identity, launch.inputs)
         command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
         self._start_sidecar(launch)
@@ -431,12 +461,28 @@ class Supervisor:
         collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
+        if self._disk is not None:
+            self._disk.start()
         for path in unlinked(launch.code, plan.output_paths):
             self._say(f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
         if stop_requested:
             child.stop(at_once=True)
         return child
+
+    def _disk_watch(self, launch: LaunchContext, temporary: Path) -> DiskWatch:
+        """Of what the job writes: not of what the node fetched for it."""
+        folders = [launch.code, launch.scratch, launch.outputs, launch.exchange, temporary]
+        job = self._job
+        if job is not None:
+            folders += [job.home, job.kept]
+        return DiskWatch(
+            folders,
+            self._plan.max_disk_bytes,
+            self._end_for_disk,
+            uid=None if job is None else job.uid,
+            workers=self._identity.local_world_size,
+        )
 
     def _say(self, text: str) -> None:
         self._outbox.put_lines("remora", text)

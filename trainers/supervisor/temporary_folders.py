@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainers.node_folders import is_private, shared_folder, sweep_folders, work_root
+from remora.private_files import is_private
+from trainers.node_folders import shared_folder, sweep_folders, work_root
 
 #: Bytes that the path of such a folder may have: Ray needs 68 below the one that it takes for itself.
 _PATH_BYTES = 39

@@ -10,7 +10,7 @@ import pytest
 from remora import cgroups
 from remora.machine_isolation import offered
 from tests.wheels import wheel
-from trainers.environments import confined_build
+from trainers.confined_folders import remove_tree
 from trainers.environments.build import EnvironmentFailed, environment
 from trainers.environments.request import EnvironmentRequest
 
@@ -113,9 +113,9 @@ def test_a_build_has_a_limit_of_processes_and_leaves_none(
         pytest.skip(cgroups.walls().sentence)
     if not has_cgroups:
         monkeypatch.setattr(cgroups, "walls", lambda: cgroups.Walls(folder=None, why_not="of the test"))
-    monkeypatch.setattr(confined_build, "MOST_PROCESSES", 60)
     said: list[str] = []
-    with environment(EnvironmentRequest(setup=FORKS), code, said.append, tmp_path / "envs") as built:
+    asked = EnvironmentRequest(setup=FORKS)
+    with environment(asked, code, said.append, tmp_path / "envs", most_processes=60) as built:
         (refused,) = [line for line in said if line.startswith("refused after")]
         assert 20 < int(refused.split()[-1]) < 60
         (cgroup,) = [line for line in said if line.startswith("cgroup")]
@@ -169,3 +169,24 @@ def test_a_package_of_the_code_is_built_by_such_a_user_too(
     with pytest.raises(EnvironmentFailed, match="built by True"), building:
         pytest.fail("it was built")
     assert not canary.exists()
+
+
+DEEP = """
+python - <<'END'
+import os
+os.chdir(os.environ["VIRTUAL_ENV"])
+for _ in range(2000):
+    os.mkdir("d")
+    os.chdir("d")
+END
+"""
+
+
+def test_a_setup_that_makes_folders_without_end_fails_with_a_sentence(code: Path, tmp_path: Path) -> None:
+    asked = EnvironmentRequest(setup=DEEP)
+    with (
+        pytest.raises(EnvironmentFailed, match="it has folders that lie in more than 256 others"),
+        environment(asked, code, lambda _: None, tmp_path / "envs"),
+    ):
+        pass
+    remove_tree(tmp_path / "envs")

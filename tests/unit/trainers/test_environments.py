@@ -483,7 +483,7 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 def test_the_state_of_a_build_is_shown_as_it_changes() -> None:
     shown: list[str] = []
-    work = build.BuildWork(Log(), shown.append, threading.Event())
+    work = build.BuildWork(Log(), shown.append, threading.Event(), 64)
     for line in (
         "Resolved 31 packages in 753ms",
         "Downloading numpy (16.1MiB)",

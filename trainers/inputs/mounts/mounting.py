@@ -18,13 +18,14 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import trainers
+from remora.private_files import open_lock
 from trainers.granted_blobs import Ask
 from trainers.inputs.mounts import messages
 from trainers.inputs.mounts.addresses import socket_address
 from trainers.inputs.mounts.messages import ConnectionEnded
 from trainers.inputs.mounts.mountable import unmount, why_no_mounts
 from trainers.inputs.source import InputFile
-from trainers.node_folders import open_lock, work_root
+from trainers.node_folders import work_root
 
 #: Seconds until the lock is tried again, and until a tree is there.
 _LOOK_S, _STARTED_S = 0.05, 60.0
