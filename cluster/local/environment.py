@@ -31,19 +31,11 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def ray_environment(home: Path) -> dict[str, str]:
-    """Variables that a process needs to work with the cluster of this home; makes the token when there is none.
-
-    The health check settings let Ray call a node dead about 3 s after its processes have gone, not 13, and 8 to 9 s
-    after its machine came to a standstill.
-    """
+    """Variables that a process needs to work with the cluster of this home; makes the token when there is none."""
     return {
         "PYTHONPATH": _python_path(),
         **token_environment(str(_token(ClusterFolders(home.resolve())))),
         **RAY_SETTINGS,
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "2000",
-        "RAY_health_check_failure_threshold": "3",
     }
 
 
