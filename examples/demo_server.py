@@ -1,4 +1,4 @@
-"""The service on a machine of its own: installed from a wheel, upgraded while a job trains, its head killed and restored.
+"""The service on a machine of its own: installed from a wheel, upgraded under a job, its head killed, restored.
 
 `make demo-server` runs it, with supervisord in place of systemd: head, drivers' node, two processes of the API and two
 controllers are services of their own.  The last line it prints is one JSON object; it exits with 0 only when
@@ -35,7 +35,17 @@ from remora.views import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What a wheel is built of.
-SOURCES = ("remora", "service", "cluster", "trainers", "examples", "deploy", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "remora",
+    "service",
+    "cluster",
+    "trainers",
+    "examples",
+    "deploy",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 NODES = 2
 #: Address of this machine at which the head listens; Ray takes 127.0.0.1 for the address of the machine's network.
 HEAD = "127.0.0.83"
@@ -46,10 +56,15 @@ PROCESSES_OF_THE_API = 2
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", type=Path, default=ROOT / ".demo-server", help="made new; stays for you to look at")
+    parser.add_argument(
+        "--home", type=Path, default=ROOT / ".demo-server", help="made new; stays for you to look at"
+    )
     console, home = Console(), parser.parse_args().home.resolve()
     try:
-        check(not home.exists() or is_of_this_demo(home), f"{home} is not a demo's; choose another folder with --home")
+        check(
+            not home.exists() or is_of_this_demo(home),
+            f"{home} is not a demo's; choose another folder with --home",
+        )
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir()
         result = run(home, console)
@@ -76,7 +91,9 @@ def run(home: Path, console: Console) -> dict[str, Any]:
         wait_for(lambda: client.job(jobs[0].id).step > 50, PATIENCE_S, "the job did not train")
         with Watch(urls) as watch:
             machine.command("upgrade", "--wheel", str(second), *machine.packages)
-        console.print(f"Upgraded to {second.name}; no process of the API answered for {watch.longest_s:.2f} s at most.")
+        console.print(
+            f"Upgraded to {second.name}; no process of the API answered for {watch.longest_s:.2f} s at most."
+        )
         jobs.append(client.submit(training("after-the-upgrade", 1, 200, 0.0)))
         backup = home / "backup.tar"
         machine.command("backup", str(backup))
@@ -88,7 +105,7 @@ def run(home: Path, console: Console) -> dict[str, Any]:
         machine.command("restore", str(home / "later.tar"))
         console.print("A backup was made and put in place; the first job still trains.")
         ended = [*finish(client, jobs[:1], console), *ended]
-        return facts(client, ended, watch, restart_s)
+        return facts(ended, watch, restart_s)
 
 
 def is_of_this_demo(home: Path) -> bool:
@@ -96,7 +113,7 @@ def is_of_this_demo(home: Path) -> bool:
     return home.is_dir() and ((home / "remora" / "installation.json").is_file() or not any(home.iterdir()))
 
 
-def facts(client: Client, jobs: list[Job], watch: Watch, restart_s: float) -> dict[str, Any]:
+def facts(jobs: list[Job], watch: Watch, restart_s: float) -> dict[str, Any]:
     """What became of the jobs."""
     lost = [job.name for job in jobs if job.state is not JobState.SUCCEEDED]
     attempts = {job.name: job.attempt for job in jobs}
@@ -130,7 +147,8 @@ def finish(client: Client, jobs: list[Job], console: Console) -> list[Job]:
     """Wait for the end of jobs."""
     with console.status(f"{', '.join(job.name for job in jobs)} ..."):
         return [
-            wait_for(lambda one=job: ended(client, one), PATIENCE_S, f"{job.name} did not end") for job in jobs
+            wait_for(lambda one=job: ended(client, one), PATIENCE_S, f"{job.name} did not end")
+            for job in jobs
         ]
 
 

@@ -65,6 +65,12 @@ def forget(attempt_id: str) -> None:
     internal_kv._internal_kv_del(_key(attempt_id), namespace=KV_NAMESPACE)
 
 
+def attempts() -> list[str]:
+    """Ids of the attempts that have a driver, which may be dead."""
+    keys = internal_kv._internal_kv_list(_OF_ATTEMPT, namespace=KV_NAMESPACE)
+    return [key.removeprefix(_OF_ATTEMPT).decode() for key in keys]
+
+
 def names_of_attempts() -> set[str]:
     """Names of the drivers that attempts have."""
     keys = internal_kv._internal_kv_list(_OF_ATTEMPT, namespace=KV_NAMESPACE)

@@ -166,7 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     install.add_argument("--apis", type=int, default=2, help="processes of the API; 2")
     install.add_argument("--port", type=int, default=7265, help="port of the first of them; 7265")
     install.add_argument("--controllers", type=int, default=2, help="controllers, of which one leads; 2")
-    install.add_argument("--head", default="127.0.0.2:6379", help="address and port of the Ray head, which nodes reach")
+    install.add_argument(
+        "--head", default="127.0.0.2:6379", help="address and port of the Ray head, which nodes reach"
+    )
     install.add_argument("--without-head", action="store_true", help="the head is on another machine")
     install.add_argument("--user", default="", help="user that the processes run as")
     of_wheel(add("upgrade", "put another release in force, process by process, while jobs go on"))

@@ -15,13 +15,17 @@ import sqlite3
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from service.installation.layout import InstallationProblem, Layout, read_settings_file
+from service.store import leases
+from service.store.database import Database
+
+T = TypeVar("T")
 
 #: Version of the form of backups.
 FORM = 1
@@ -87,6 +91,7 @@ def restore(layout: Layout, source: Path) -> dict[str, Any]:
     manifest = read_manifest(source)
     settings = read_settings_file(layout.settings)
     layout.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tokens = _tokens_before(layout, settings)
     with tempfile.TemporaryDirectory(dir=layout.home, prefix=".restore-") as folder:
         _unpack(source, Path(folder), manifest)
         for name in manifest["files"]:
@@ -98,7 +103,34 @@ def restore(layout: Layout, source: Path) -> dict[str, Any]:
             elif not (name == "ray.token" and (layout.home / name).exists()):
                 # A cluster that runs goes on with the secret that it was started with.
                 unpacked.replace(layout.home / name)
+    _with_database(layout, settings, lambda connection: leases.raise_tokens(connection, tokens))
     return manifest
+
+
+def _tokens_before(layout: Layout, settings: Mapping[str, str]) -> dict[str, int]:
+    """The tokens of the database that is replaced, also when an earlier restoration was killed; none where it is new.
+
+    They are written down first: killed before they are raised again, they would be those of the backup.
+    """
+    path = layout.home / "leases.json"
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        found = _with_database(layout, settings, leases.tokens)
+    except sa.exc.SQLAlchemyError:
+        found = {}
+    tokens = {name: max(kept.get(name, 0), found.get(name, 0)) for name in {*kept, *found}}
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(tokens), encoding="utf-8")
+    draft.replace(path)
+    return tokens
+
+
+def _with_database(layout: Layout, settings: Mapping[str, str], work: Callable[[sa.Connection], T]) -> T:
+    database = Database(settings.get("REMORA_DATABASE_URL") or f"sqlite:///{_sqlite_path(layout, settings)}")
+    try:
+        return database.transact(work)
+    finally:
+        database.close()
 
 
 def _files(layout: Layout) -> dict[str, Path]:

@@ -142,6 +142,12 @@ class Changed:
     failed: dict[str, Exception] = field(default_factory=dict)
 
 
+def unknown_attempts(connection: sa.Connection, attempt_ids: Sequence[str]) -> list[str]:
+    """Those of these ids that no attempt has."""
+    known = set(connection.execute(sa.select(attempts.c.id).where(attempts.c.id.in_(attempt_ids))).scalars())
+    return [attempt_id for attempt_id in attempt_ids if attempt_id not in known]
+
+
 def lock_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, JobRow]:
     """Those of the jobs that exist, by id, kept from changing by others until the transaction ends.
 
