@@ -84,6 +84,7 @@ def run(home: Path, console: Console) -> dict[str, Any]:
         first, second = build(home / "first"), build(home / "second", "0.1.1")
     machine = Machine(home / "remora", console)
     machine.install(first)
+    release = machine.release()
     with machine.running() as urls, Client(urls[0]) as client:
         wait_for(lambda: len(ready(client)) == NODES, START_S, f"{NODES} nodes did not become ready")
         console.print(f"Installed from {first.name}: API at {' and '.join(urls)}, {NODES} nodes.")
@@ -105,6 +106,11 @@ def run(home: Path, console: Console) -> dict[str, Any]:
         machine.command("restore", str(home / "later.tar"))
         console.print("A backup was made and put in place; the first job still trains.")
         ended = [*finish(client, jobs[:1], console), *ended]
+        wait_for(
+            lambda: not machine.has_drivers_of(release),
+            START_S,
+            "the drivers' node of the first release did not end with its last driver",
+        )
         return facts(ended, watch, restart_s)
 
 
@@ -203,6 +209,17 @@ class Machine:
         settings = self._prefix / "etc" / "remora.env"
         settings.write_text(f"REMORA_NODES={NODES}\nREMORA_NODE_CPUS=2\n")
 
+    def release(self) -> str:
+        """The one in force."""
+        return (self._prefix / "current").readlink().name
+
+    def has_drivers_of(self, release: str) -> bool:
+        """The drivers' node of a release runs."""
+        wanted = f"remora-part=drivers-{release}"
+        return any(
+            wanted in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+        )
+
     def command(self, *words: str) -> None:
         """By the command of the release in force."""
         self._call([str(self._prefix / "current" / "bin" / "remora-server")], *words)
@@ -245,10 +262,12 @@ class Machine:
 
     def lose_head(self) -> float:
         """Kill all processes of the head; seconds until it listens again."""
+        port = f"--port={self._head.rpartition(':')[2]}"
         head = next(
-            process for process in psutil.process_iter()
-            if "--head" in (words := process.cmdline()) and f"--port={self._head.rpartition(':')[2]}" in words
-        )  # fmt: skip
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if {"--head", port} <= set(process.info["cmdline"] or ())
+        )
         began = time.monotonic()
         os.killpg(head.pid, signal.SIGKILL)
         wait_for(lambda: not self._listens(), START_S, "the head did not end")

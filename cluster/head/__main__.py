@@ -38,9 +38,12 @@ def main(words: Sequence[str]) -> int:
     except OSError as error:
         print(f"the folders of the cluster cannot be made: {error}", file=sys.stderr)
         return 2
-    temporary = folders.temporary_of(given.name or str(part))
+    name = given.name or str(part)
+    temporary = folders.temporary_of(name)
     address = given.address or given.head.rpartition(":")[0]
-    command = ray_start(sys.executable, flags(part, address=address, head=given.head, temporary=temporary))
+    command = ray_start(
+        sys.executable, flags(part, name=name, address=address, head=given.head, temporary=temporary)
+    )
     if part is Part.HEAD:
         # By it Ray takes the nodes that wait for this head for one that runs at its address already.
         (temporary / "ray_current_cluster").unlink(missing_ok=True)

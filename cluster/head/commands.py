@@ -11,6 +11,8 @@ from remora.ray_resources import DRIVERS, DRIVERS_AMOUNT
 
 #: Bytes of shared memory of each one's object store; Ray refuses less than 75 MB.
 OBJECT_STORE_BYTES = 200_000_000
+#: The label with the name of a part.
+NAME_LABEL = "remora-part"
 #: Seconds for which nodes and drivers wait for a head that is being started again.
 RECONNECT_S = 300
 
@@ -24,14 +26,17 @@ class Part(StrEnum):
     DRIVERS = "drivers"
 
 
-def flags(part: Part, *, address: str, head: str, temporary: Path) -> list[str]:
-    """Flags of `ray start` for one part at `address`; `head` is the `host:port` of the head."""
+def flags(part: Part, *, name: str, address: str, head: str, temporary: Path) -> list[str]:
+    """Flags of `ray start` for one part at `address`; `head` is the `host:port` of the head.
+
+    `name` is a label of the node, by which it is found to be retired.
+    """
     own = [
         f"--node-ip-address={address}",
         f"--temp-dir={temporary}",
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         "--include-log-monitor=false",
-        *("--num-cpus=0", "--num-gpus=0", f"--labels=remora-role={part}"),
+        *("--num-cpus=0", "--num-gpus=0", f"--labels=remora-role={part},{NAME_LABEL}={name}"),
     ]
     if part is Part.HEAD:
         port = head.rpartition(":")[2]

@@ -46,12 +46,17 @@ def environment_of(
 def become(unit: Unit, installation: Installation, layout: Layout, root: Path) -> None:
     """Replace this process; `root` is the folder with the service's packages of this release.
 
-    Which release it is, is written down first.  Returns only by raising InstallationProblem or OSError.
+    Which release it is, is written down first.  Returns only where it is a drivers' node of a release that is not in
+    force any more, which ended.  Raises InstallationProblem and OSError.
     """
+    release = Path(sys.prefix).name
+    if unit.kind is Kind.DRIVERS and release != layout.release():
+        # Its last driver has ended.
+        (layout.run / unit.name).unlink(missing_ok=True)
+        return
     settings = read_settings_file(layout.settings)
     environment = environment_of(unit, installation, layout, settings, process_environment(layout.home))
     environment["PYTHONPATH"] = str(root)
-    release = Path(sys.prefix).name
     layout.run.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = layout.run / f".{unit.name}"
     draft.write_text(f"{release}\n", encoding="utf-8")

@@ -76,7 +76,7 @@ def systemd_unit(unit: Unit, installation: Installation, layout: Layout) -> str:
         *closed,
         f"KillMode={kill}",
         f"TimeoutStopSec={unit.stop_s}",
-        "Restart=always",
+        f"Restart={'on-failure' if unit.kind is Kind.DRIVERS else 'always'}",
         "RestartSec=1",
         "LimitNOFILE=65536",
         "LimitCORE=0",
@@ -108,13 +108,15 @@ def supervisord_configuration(units: Sequence[Unit], layout: Layout, socket: str
 
 
 def _program(unit: Unit, layout: Layout) -> list[str]:
+    # A drivers' node that is retired ends for good.
+    again = "unexpected" if unit.kind is Kind.DRIVERS else "true"
     # Ray's processes of the head are a group; those of local nodes have sessions of their own.
     is_group = "true" if unit.kind in (Kind.HEAD, Kind.DRIVERS) else "false"
     return [
         f"[program:{unit.name}]",
         f"command={' '.join(command_of(unit, layout)).replace('%', '%%')}",
         "directory=/",
-        "autorestart=true",
+        f"autorestart={again}",
         "startretries=1000000",
         "startsecs=0",
         f"stopasgroup={is_group}",

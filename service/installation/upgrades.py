@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cluster.local.environment import process_environment
 from service.installation.layout import Installation, InstallationProblem, Layout, read_installation
 from service.installation.releases import put_in_force, remove_others
 from service.installation.supervisors import Supervisor, supervisor_of
@@ -59,14 +62,18 @@ class Upgrade:
                 raise
             self._say(f"{problem}; going back to {before}")
             put_in_force(self._layout, before)
-            self._replace(before)
+            self._replace(before, retires=False)
             raise InstallationProblem(f"{problem}; {before} is in force again") from None
 
-    def _replace(self, release: str) -> None:
+    def _replace(self, release: str, *, retires: bool = True) -> None:
         units = units_of(self._installation, self._drivers(release))
         self._supervisor.write(units)
         self._supervisor.apply()
         while (unit := next_unit(units, self._started_from(units), release)) is not None:
+            if retires and unit.kind is Kind.CONTROLLER:
+                # Before the first new controller makes drivers ready for the next jobs.
+                self._retire(release)
+                retires = False
             self._supervisor.restart(unit.name)
             self._wait(unit, release)
             self._say(f"{unit.name} runs {release}")
@@ -77,6 +84,27 @@ class Upgrade:
             return []
         names = {path.name: "" for path in self._layout.run.glob("drivers-*")}
         return sorted({release, *releases_of_drivers(names)})
+
+    def _retire(self, release: str) -> None:
+        """Let drivers' nodes of other releases take no more drivers."""
+        for name in self._drivers(release):
+            if name == release:
+                continue
+            given = ["--home", str(self._layout.home), "--head", self._installation.head]
+            command = [sys.executable, "-P", "-m", "cluster.head.retire", *given, "--name", f"drivers-{name}"]
+            done = subprocess.run(
+                command,
+                env=process_environment(self._layout.home),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                raise InstallationProblem(
+                    f"{done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else 'Ray did not answer'};"
+                    " run the same command again"
+                )
+            self._say(f"drivers-{name} ends with its last driver")
 
     def _started_from(self, units: Sequence[Unit]) -> dict[str, str]:
         return {unit.name: self._layout.started_from(unit.name) for unit in units}
