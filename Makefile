@@ -21,7 +21,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis checkov template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis checkov template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -63,6 +63,10 @@ demo-huggingface: setup
 # Two teams on one service: what a hostile job finds, where a secret is seen, and what one team reads of the other.
 demo-team: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_team.py
+
+# The service from a wheel, upgraded while a job trains; its head is killed, and a backup is put in place.
+demo-server: setup
+	PYTHONPATH=. $(BIN)/python examples/demo_server.py
 
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py

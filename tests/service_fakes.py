@@ -143,6 +143,9 @@ class FakeLauncher:
     def prepare(self, token: int) -> None:
         pass
 
+    def attempts(self) -> list[str]:
+        return list(self.drivers)
+
     def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         self.preparations = tuple(wanted)
 

@@ -8,17 +8,16 @@ from typing import Any
 import ray
 from ray.experimental import internal_kv
 
+from remora.ray_resources import DRIVER_SHARE, DRIVERS
 from trainers.driver.driver import Driver
 
 #: Ray namespace of all drivers.
 NAMESPACE = "remora"
 #: Of Ray's internal store.
 KV_NAMESPACE = b"remora"
-#: Label of the Ray node on which drivers run: the head is never preempted.
-_HEAD = {"remora-role": "head"}
-#: An actor that needs no resource is first asked of a random node, and dies with it when that one is just being lost;
-#: one that needs any is asked of the node of its owner, which is the head.
-_ON_HEAD = {"node:__internal_head__": 0.001}
+#: Only the node for drivers has it, which is never preempted.  An actor that needs no resource is first asked of a
+#: random node, and dies with it when that one is just being lost.
+_SHARE = {DRIVERS: DRIVER_SHARE}
 _OF_ATTEMPT = b"driver:"
 
 
@@ -30,8 +29,7 @@ def make(name: str) -> Any:
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources=_ON_HEAD,
-        label_selector=_HEAD,
+        resources=_SHARE,
         max_concurrency=1000,
     )
     return actor.remote()
@@ -65,6 +63,12 @@ def give(attempt_id: str, name: str) -> str:
 def forget(attempt_id: str) -> None:
     """Let the attempt have no driver; fine when it has none."""
     internal_kv._internal_kv_del(_key(attempt_id), namespace=KV_NAMESPACE)
+
+
+def attempts() -> list[str]:
+    """Ids of the attempts that have a driver, which may be dead."""
+    keys = internal_kv._internal_kv_list(_OF_ATTEMPT, namespace=KV_NAMESPACE)
+    return [key.removeprefix(_OF_ATTEMPT).decode() for key in keys]
 
 
 def names_of_attempts() -> set[str]:

@@ -39,6 +39,8 @@ READY_DRIVERS = 3
 _QUIET_AFTER_S = 10.0
 #: The same, and seconds between two looks, where they are forked and cost next to nothing.
 _FORKS_LOOK_S = 0.5
+#: Seconds between two lists of all attempts that have drivers.
+_LISTED_S = 30.0
 #: Seconds between two looks for nodes that became free.
 _LOOK_S = 2.0
 #: Orders what this process sends of kept nodes, whichever launcher sends it.
@@ -107,6 +109,7 @@ class RayLauncher:
         self._ready_drivers = ReadyDrivers(ready_drivers)
         self._builds_ahead = BuildsAhead(granted)
         self._looked_at = 0.0
+        self._listed_at = 0.0
 
     def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         """Start the attempt's driver, and return whether it has the plan; to be called until it has.
@@ -274,6 +277,14 @@ class RayLauncher:
             return False
         driver_actors.forget(attempt_id)
         return True
+
+    def attempts(self) -> list[str]:
+        """Ids of all attempts that have a driver, every half a minute; none at other times."""
+        now = time.monotonic()
+        if now - self._listed_at < _LISTED_S:
+            return []
+        self._listed_at = now
+        return driver_actors.attempts()
 
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
         """Let the attempt have no driver any more, unless it has one; to be called until it is True.

@@ -43,9 +43,6 @@ def ray_environment(home: Path) -> dict[str, str]:
     """Variables that a process needs to work with the cluster of this home; makes the token when there is none.
 
     Where the cluster uses TLS they name the service's own certificate.  Raises ProviderError when it cannot be made.
-
-    The health check settings let Ray call a node dead about 3 s after its processes have gone, not 13, and 8 to 9 s
-    after its machine came to a standstill.
     """
     folders = ClusterFolders(home.resolve())
     return {
@@ -53,10 +50,6 @@ def ray_environment(home: Path) -> dict[str, str]:
         **token_environment(str(_token(folders))),
         **own_environment(folders),
         **RAY_SETTINGS,
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "2000",
-        "RAY_health_check_failure_threshold": "3",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from cluster.local.folders import ClusterFolders
 from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
 from remora.ports import free_port
+from remora.ray_resources import DRIVERS, DRIVERS_AMOUNT
 
 
 class HeadFailed(Exception):
@@ -68,6 +70,7 @@ def start_head(home: Path, *, encrypted: bool = False, **variables: str) -> Mach
             # Work runs on nodes; the head keeps the cluster's state and the drivers, which ask for no CPU.
             [
                 *("--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=head"),
+                f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}",
                 *("--no-monitor", "--include-dashboard=false"),
             ],
             variables=variables,

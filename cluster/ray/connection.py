@@ -15,7 +15,7 @@ from cluster.ray.certificates import TLS_VARIABLES
 NAMESPACE = "remora"
 
 
-def connect(home: Path, ray_address: str) -> None:
+def connect(home: Path, ray_address: str, node_address: str | None = None) -> None:
     """`ray.init` for the cluster of this home, from any process and however often.
 
     Ray reads its environment when it is imported and keeps the secret for ever, so a process that imported it before
@@ -26,4 +26,10 @@ def connect(home: Path, ray_address: str) -> None:
     os.environ.update(ray_environment(home))
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
-    ray.init(address=ray_address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    ray.init(
+        address=ray_address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        configure_logging=False,
+        _node_ip_address=node_address,
+    )

@@ -15,11 +15,16 @@ NODE_VARIABLE = "REMORA_NODE_ID"
 #: Modules that one process per node imports, to fork Ray's worker processes from it; empty: they are started by Ray.
 FORKED_VARIABLE = "REMORA_FORKED_MODULES"
 
-#: Settings of Ray that nodes and heads share.
+#: Settings of Ray that nodes and heads share, wherever they are.  By those of the health checks Ray calls a node dead
+#: about 3 s after its processes have gone, not 13, and 8 to 9 s after its machine came to a standstill.
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Programs tell the head what they ask for as they tell it to Ray's newer autoscaler; none is started.
     "RAY_enable_autoscaler_v2": "1",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
     # Draining is our decision with our deadline; a SIGTERM means now.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }

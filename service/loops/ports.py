@@ -75,6 +75,10 @@ class Launcher(Protocol):
         """Make sure that nothing of the attempt runs.  Idempotent; called until it returns True."""
         ...
 
+    def attempts(self) -> Sequence[str]:
+        """Ids of all attempts that have a driver, now and then; none at other times.  Called at every tick."""
+        ...
+
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
         """Make sure that no driver begins the attempt any more; called until it returns True."""
         ...

@@ -42,6 +42,7 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
     over = [attempt.id for attempt in ended.unreleased if _is_over(tick, launcher, attempt)]
     live.change(dict.fromkeys(over, _releasing(tick.now)))
+    _end_strays(tick, launcher)
     # 3. Attempts of which nothing runs: checkpoints that they committed or deleted without a record.
     settle(tick, listing, ended.unlisted)
     # 4. Waits that lasted too long.
@@ -56,6 +57,24 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     # 8. Old answers.
     if has_old_answers:
         tick.apply(lambda connection: idempotency_keys.forget_answers(connection, oldest))
+
+
+def _end_strays(tick: Tick, launcher: Launcher) -> None:
+    """End drivers of attempts that the database does not know: it was put back to a time before they began.
+
+    The row of an attempt is there before its driver is started.
+    """
+    found = launcher.attempts()
+    if not found:
+        return
+    for attempt_id in tick.load(lambda connection: jobs.unknown_attempts(connection, found)):
+        log.warning("the driver of the unknown attempt %s is ended", attempt_id)
+        try:
+            launcher.kill(attempt_id)
+        except Exception as error:
+            log.warning(
+                "it is not sure that attempt %s runs no more, it is tried again: %s", attempt_id, error
+            )
 
 
 def _is_over(tick: Tick, launcher: Launcher, attempt: AttemptRow) -> bool:

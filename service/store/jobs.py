@@ -144,6 +144,15 @@ def find_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, Jo
     return found
 
 
+def unknown_attempts(connection: sa.Connection, attempt_ids: Iterable[str]) -> list[str]:
+    """Those of these ids that no attempt has."""
+    asked = sorted(set(attempt_ids))
+    known: set[str] = set()
+    for ids in in_parts(asked):
+        known.update(connection.execute(sa.select(attempts.c.id).where(attempts.c.id.in_(ids))).scalars())
+    return [attempt_id for attempt_id in asked if attempt_id not in known]
+
+
 def lock_jobs(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, JobRow]:
     """Those of the jobs that exist, by id, kept from changing by others until the transaction ends.
 

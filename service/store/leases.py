@@ -7,6 +7,7 @@ wrong, or jumps, neither keeps a lease for longer nor loses it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -118,3 +119,20 @@ def give_up(connection: sa.Connection, lease: Lease) -> None:
     connection.execute(
         sa.update(leases).where(leases.c.name == lease.name, leases.c.token == lease.token).values(owner="")
     )
+
+
+def tokens(connection: sa.Connection) -> dict[str, int]:
+    """The token of each lease by its name."""
+    return {row.name: row.token for row in connection.execute(sa.select(leases.c.name, leases.c.token))}
+
+
+def raise_tokens(connection: sa.Connection, least: Mapping[str, int]) -> None:
+    """Let the next owner of each lease have a later token than these.
+
+    In a database that was put back to an earlier time tokens would go back, too, and drivers would take a controller of
+    now for an earlier one.
+    """
+    for name, token in least.items():
+        connection.execute(
+            sa.update(leases).where(leases.c.name == name, leases.c.token < token).values(token=token)
+        )

@@ -1,0 +1,52 @@
+"""By which flags and variables a machine is the Ray head of a server, or the node for drivers beside it (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from remora.ray_resources import DRIVERS, DRIVERS_AMOUNT
+
+#: Bytes of shared memory of each one's object store; Ray refuses less than 75 MB.
+OBJECT_STORE_BYTES = 200_000_000
+#: The label with the name of a part.
+NAME_LABEL = "remora-part"
+#: Seconds for which nodes and drivers wait for a head that is being started again.
+RECONNECT_S = 300
+
+
+class Part(StrEnum):
+    """What a process is."""
+
+    #: It keeps the state of the cluster, on disk, so that it can be started again while nodes and drivers go on.
+    HEAD = "head"
+    #: A Ray node that carries drivers alone, and lives on while the head is started again.
+    DRIVERS = "drivers"
+
+
+def flags(part: Part, *, name: str, address: str, head: str, temporary: Path) -> list[str]:
+    """Flags of `ray start` for one part at `address`; `head` is the `host:port` of the head.
+
+    `name` is a label of the node, by which it is found to be retired.
+    """
+    own = [
+        f"--node-ip-address={address}",
+        f"--temp-dir={temporary}",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        "--include-log-monitor=false",
+        *("--num-cpus=0", "--num-gpus=0", f"--labels=remora-role={part},{NAME_LABEL}={name}"),
+    ]
+    if part is Part.HEAD:
+        port = head.rpartition(":")[2]
+        return ["--head", f"--port={port}", "--no-monitor", "--include-dashboard=false", *own]
+    return [f"--address={head}", f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}", *own]
+
+
+def variables(part: Part, state: Path) -> Mapping[str, str]:
+    """Variables of a part, beside those of every process of the cluster; the head's state is in the folder `state`."""
+    waits = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(RECONNECT_S)}
+    if part is Part.HEAD:
+        return {**waits, "RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(state)}
+    return waits

@@ -1,0 +1,69 @@
+"""`remora-server run NAME`: become one process of an installation."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster.local.environment import process_environment
+from cluster.ray.joining import FORKED_VARIABLE
+from service.installation.layout import Installation, InstallationProblem, Layout, read_settings_file
+from service.installation.units import Kind, Unit
+from trainers.preloaded import FORKED, PRELOAD_VARIABLE, PRELOADED
+
+
+def arguments_of(unit: Unit, installation: Installation, layout: Layout) -> list[str]:
+    """Module and arguments of a process (pure)."""
+    home = ["--home", str(layout.home)]
+    match unit.kind:
+        case Kind.HEAD | Kind.DRIVERS:
+            return ["cluster.head", str(unit.kind), *home, "--head", installation.head, "--name", unit.name]
+        case Kind.API:
+            return ["service.main", *home, "--port", str(unit.port), "--log-format", "json"]
+        case Kind.CONTROLLER:
+            return ["service.controller", *home, "--log-format", "json"]
+
+
+def environment_of(
+    unit: Unit,
+    installation: Installation,
+    layout: Layout,
+    settings: Mapping[str, str],
+    before: Mapping[str, str],
+) -> dict[str, str]:
+    """Variables of a process (pure): what it was started with, then the settings, then what the installation fixes."""
+    fixed = {"REMORA_HOME": str(layout.home), "PYTHONUNBUFFERED": "1"}
+    if unit.kind in (Kind.API, Kind.CONTROLLER):
+        fixed["REMORA_RAY_ADDRESS"] = installation.head
+    if settings.get("REMORA_CLOUD", "local") != "azure":
+        # Nodes that a controller starts on this machine have them from there.
+        fixed |= {PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: FORKED}
+    return {**before, **settings, **fixed}
+
+
+def become(unit: Unit, installation: Installation, layout: Layout, root: Path) -> None:
+    """Replace this process; `root` is the folder with the service's packages of this release.
+
+    Which release it is, is written down first.  Returns only where it is a drivers' node of a release that is not in
+    force any more, which ended.  Raises InstallationProblem and OSError.
+    """
+    release = Path(sys.prefix).name
+    if unit.kind is Kind.DRIVERS and release != layout.release():
+        # Its last driver has ended.
+        (layout.run / unit.name).unlink(missing_ok=True)
+        return
+    settings = read_settings_file(layout.settings)
+    environment = environment_of(unit, installation, layout, settings, process_environment(layout.home))
+    environment["PYTHONPATH"] = str(root)
+    layout.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = layout.run / f".{unit.name}"
+    draft.write_text(f"{release}\n", encoding="utf-8")
+    draft.replace(layout.run / unit.name)
+    # The link to the release in force may change while this process imports.
+    python = str(Path(sys.prefix).resolve() / "bin" / "python")
+    if not Path(python).exists():
+        raise InstallationProblem(f"{python} is gone; install the release again with `remora-server upgrade`")
+    command = [python, "-P", "-m", *arguments_of(unit, installation, layout)]
+    os.execve(python, command, environment)  # noqa: S606  # a list, no shell

@@ -1,0 +1,127 @@
+"""The head of a server is killed while a job trains, and started again: its driver and workers go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.local.environment import process_environment
+from cluster.local.folders import ClusterFolders
+from cluster.ray import connection
+from remora.ports import free_port
+from tests.integration.trainers.lab import Lab, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: Loopback addresses of the head and of the node for drivers.
+HEAD, DRIVERS = "127.0.83.1", "127.0.83.2"
+TRAIN = """
+import pathlib, sys, time
+from remora import training
+step = 0
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+    step += 1
+    training.report(step, {"loss": 1.0 / step})
+"""
+
+
+class Server:
+    """The head and the node for drivers, each a process group of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.address = f"{HEAD}:{free_port(HEAD)}"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, part: str) -> None:
+        address = {"head": HEAD, "drivers": DRIVERS}[part]
+        words = [part, "--home", str(self.home), "--head", self.address, "--address", address]
+        self._processes[part] = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cluster.head", *words],
+            env=process_environment(self.home, PYTHONUNBUFFERED="1"),
+            stdout=(self.home.parent / f"{part}.log").open("ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def kill(self, part: str) -> None:
+        process = self._processes.pop(part)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for part in list(self._processes):
+            self.kill(part)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "home")
+    server.start("head")
+    try:
+        yield server
+    finally:
+        ray.shutdown()
+        server.close()
+        ClusterFolders(server.home).remove_temporary()
+
+
+def test_a_head_that_is_killed_costs_no_step(server: Server, tmp_path: Path) -> None:
+    server.start("drivers")
+    until(lambda: _connect(server), "the node for drivers can be reached")
+    lab = Lab(server.home, server.address, tmp_path)
+    try:
+        lab.nodes(2)
+        finish = tmp_path / "finish"
+        running = lab.run({"train.py": TRAIN}, "python", "train.py", str(finish), backend="command")
+        running.until(lambda: running.step > 20, "it trains")
+        nodes = _nodes()
+        server.kill("head")
+        before = running.step
+        running.until(lambda: running.step > before + 20, "it trains without a head")
+        server.start("head")
+        until(lambda: _heads() - {nodes[HEAD]}, "the cluster has another head")
+        after = running.step
+        running.until(lambda: running.step > after + 20, "it trains with the new head")
+        # The others are the ones that were there before, and new ones can join.
+        assert {**_nodes(), HEAD: ""} == {**nodes, HEAD: ""}
+        lab.add_node()
+        finish.touch()
+        assert running.end()["end_reason"] == "completed"
+        steps = [body["step"] for body in running.bodies("metric")]
+        assert steps == sorted(set(steps))
+    finally:
+        lab.close()
+
+
+def _connect(server: Server) -> bool:
+    os.environ.update(process_environment(server.home, RAY_gcs_rpc_server_reconnect_timeout_s="300"))
+    try:
+        connection.connect(server.home, server.address, DRIVERS)
+    except Exception as error:
+        print(error)
+        return False
+    return True
+
+
+def _nodes() -> dict[str, str]:
+    """Ray's ids of living nodes, by their addresses."""
+    return {node["NodeManagerAddress"]: node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _heads() -> set[str]:
+    with suppress(ray.exceptions.RayError):
+        return {
+            node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == HEAD
+        }
+    return set()

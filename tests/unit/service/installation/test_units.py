@@ -1,0 +1,175 @@
+"""Which processes an installation has, how a supervisor is given them, and which one an upgrade replaces next."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.installation.layout import (
+    Installation,
+    InstallationProblem,
+    Layout,
+    read_installation,
+    read_settings_file,
+)
+from service.installation.releases import name_of, put_in_force
+from service.installation.running import arguments_of, environment_of
+from service.installation.supervisors import Supervisord
+from service.installation.units import Kind, supervisord_configuration, systemd_unit, units_of
+from service.installation.upgrades import next_unit
+
+LAYOUT = Layout(Path("/srv/remora"))
+
+
+def installation(**fields: object) -> Installation:
+    usual: dict[str, object] = {
+        "supervisor": "systemd",
+        "apis": 2,
+        "port": 7265,
+        "controllers": 2,
+        "head": "10.0.0.4:6379",
+        "has_head": True,
+    }
+    return Installation(**{**usual, **fields})
+
+
+def test_the_processes_are_those_that_were_asked_for() -> None:
+    units = units_of(installation(), ["1.0-a"])
+    assert [unit.name for unit in units] == [
+        "head",
+        "drivers-1.0-a",
+        "api-1",
+        "api-2",
+        "controller-1",
+        "controller-2",
+    ]
+    assert [unit.port for unit in units if unit.kind is Kind.API] == [7265, 7266]
+    elsewhere = units_of(installation(has_head=False, apis=1, controllers=1), ["1.0-a"])
+    assert [unit.name for unit in elsewhere] == ["api-1", "controller-1"]
+
+
+def test_only_the_drivers_stay_with_their_release() -> None:
+    texts = {
+        unit.name: systemd_unit(unit, installation(), LAYOUT) for unit in units_of(installation(), ["1.0-a"])
+    }
+    assert (
+        "ExecStart=/srv/remora/releases/1.0-a/bin/remora-server run drivers-1.0-a " in texts["drivers-1.0-a"]
+    )
+    assert "ExecStart=/srv/remora/current/bin/remora-server run api-1 " in texts["api-1"]
+    # Nodes of the local cluster outlive the controller that started them.
+    assert "KillMode=process" in texts["controller-1"]
+    assert "KillMode=control-group" in texts["head"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    program = layout.current / "bin" / "remora-server"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for unit in units_of(installation(user="nobody"), []):
+        path = tmp_path / f"remora-{unit.name}.service"
+        path.write_text(systemd_unit(unit, installation(), layout))
+        done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
+        about_it = [line for line in done.stderr.splitlines() if path.name in line]
+        assert about_it == []
+
+
+def test_supervisord_gets_the_same_processes() -> None:
+    units = units_of(installation(), ["1.0-a"])
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(supervisord_configuration(units, LAYOUT, "/run/s.sock"))
+    programs = [name.removeprefix("program:") for name in parsed.sections() if name.startswith("program:")]
+    assert programs == [unit.name for unit in units]
+    assert parsed["program:head"]["killasgroup"] == "true"
+    assert parsed["program:controller-1"]["killasgroup"] == "false"
+
+
+def test_the_socket_of_a_long_path_is_elsewhere(tmp_path: Path) -> None:
+    layout = Layout(tmp_path / ("long" * 30))
+    Supervisord(layout).write(units_of(installation(), []))
+    text = Supervisord(layout).configuration.read_text()
+    address = text.partition("serverurl=unix://")[2].partition("\n")[0]
+    assert len(address) < 108
+
+
+RELEASES = st.sampled_from(["", "1.0-a", "1.1-b"])
+
+
+@given(
+    st.fixed_dictionaries(dict.fromkeys(("head", "api-1", "api-2", "controller-1", "controller-2"), RELEASES))
+)
+def test_an_upgrade_replaces_each_process_once_and_the_api_first(before: dict[str, str]) -> None:
+    units, now, replaced = units_of(installation(), ["1.0-a"]), dict(before), []
+    while (unit := next_unit(units, now, "1.1-b")) is not None:
+        replaced.append(unit.name)
+        now[unit.name] = "1.1-b"
+    stale = [name for name, release in before.items() if release != "1.1-b" and name != "head"]
+    assert replaced == sorted(stale)
+    assert now["head"] == before["head"]
+
+
+def test_a_process_gets_the_settings_and_what_the_installation_fixes() -> None:
+    units = {unit.name: unit for unit in units_of(installation(), ["1.0-a"])}
+    settings = {"REMORA_TICK_S": "1", "REMORA_HOME": "/elsewhere", "REMORA_CLOUD": "azure"}
+    made = environment_of(units["api-2"], installation(), LAYOUT, settings, {"PATH": "/bin"})
+    assert made["REMORA_TICK_S"] == "1"
+    assert made["REMORA_HOME"] == "/srv/remora/state"
+    assert made["REMORA_RAY_ADDRESS"] == "10.0.0.4:6379"
+    assert "REMORA_FORKED_MODULES" not in made
+    assert "REMORA_FORKED_MODULES" in environment_of(units["head"], installation(), LAYOUT, {}, {})
+    assert arguments_of(units["api-2"], installation(), LAYOUT)[-4:-2] == ["--port", "7266"]
+
+
+def test_a_wheel_is_known_by_version_and_digest(tmp_path: Path) -> None:
+    wheel = tmp_path / "remora-0.2.0-py3-none-any.whl"
+    wheel.write_bytes(b"one")
+    first = name_of(wheel)
+    wheel.write_bytes(b"two")
+    assert first.startswith("0.2.0-")
+    assert name_of(wheel) != first
+    with pytest.raises(InstallationProblem, match="no wheel of Remora"):
+        name_of(tmp_path / "other-0.2.0-py3-none-any.whl")
+    with pytest.raises(InstallationProblem, match="cannot be read"):
+        name_of(tmp_path / "remora-9-py3-none-any.whl")
+
+
+def test_a_release_comes_into_force_at_once(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    with pytest.raises(InstallationProblem, match="no release in force"):
+        layout.release()
+    put_in_force(layout, "1.0-a")
+    # What a killed one left is no obstacle.
+    (tmp_path / "current.draft").symlink_to("nowhere")
+    put_in_force(layout, "1.1-b")
+    assert layout.release() == "1.1-b"
+
+
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    with pytest.raises(InstallationProblem, match="nothing is installed"):
+        read_installation(layout)
+    for text in ("{", "[]", '{"apis": 1}', '{"unknown": 1}'):
+        layout.record.write_text(text)
+        with pytest.raises(InstallationProblem, match="cannot be read"):
+            read_installation(layout)
+    installation().write(layout.record)
+    assert read_installation(layout) == installation()
+
+
+def test_a_line_of_the_settings_that_is_none_is_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "remora.env"
+    assert read_settings_file(path) == {}
+    path.write_text("# comment\n\nREMORA_DATABASE_URL=postgresql://u:p@h/d?a=b\n")
+    assert read_settings_file(path) == {"REMORA_DATABASE_URL": "postgresql://u:p@h/d?a=b"}
+    path.write_text("REMORA_TICK_S=1\nhunter2\n")
+    with pytest.raises(InstallationProblem, match=r"line 2 of .* is not NAME=VALUE") as raised:
+        read_settings_file(path)
+    assert "hunter2" not in str(raised.value)
