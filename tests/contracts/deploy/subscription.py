@@ -60,8 +60,15 @@ class Subscription:
 
     def up(self, size: str = "trial", *more: str) -> int:
         """Call `up`; returns its exit code."""
+        return self._called(self.arguments(size, *more))
+
+    def call_up(self, *given: str) -> int:
+        """Call `up` with these arguments, and with where the subscription is."""
+        return self._called([*self.common(), "--set", f"operatorId={OPERATOR}", *given])
+
+    def _called(self, arguments: list[str]) -> int:
         self.said = []
-        return up.main(self.arguments(size, *more), ManagedIdentityCredential(), self.said.append)
+        return up.main(arguments, ManagedIdentityCredential(), self.said.append)
 
     def down(self, cluster: str = "remora", answer: str | None = None) -> int:
         """Call `down` and confirm it, or give another answer."""
