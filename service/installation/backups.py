@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from service.installation.layout import InstallationProblem, Layout, read_settings_file
+from service.installation.layout import InstallationProblem, Layout
 from service.store import leases
 from service.store.database import Database
 
@@ -45,7 +45,7 @@ def back_up(layout: Layout, target: Path, *, release: str, at: str) -> dict[str,
     """
     if target.exists():
         raise InstallationProblem(f"{target} is there already; a backup never replaces another one")
-    settings = read_settings_file(layout.settings)
+    settings = layout.read_settings()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
         parts = {**_files(layout), _dump(layout, settings, Path(folder)): None}
@@ -89,7 +89,7 @@ def restore(layout: Layout, source: Path) -> dict[str, Any]:
     killed, it does the same.  Returns the manifest.  Raises InstallationProblem.
     """
     manifest = read_manifest(source)
-    settings = read_settings_file(layout.settings)
+    settings = layout.read_settings()
     layout.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     tokens = _tokens_before(layout, settings)
     with tempfile.TemporaryDirectory(dir=layout.home, prefix=".restore-") as folder:

@@ -2,10 +2,10 @@
 
 ```
 PREFIX/installation.json   what is installed: processes, ports, the head's address
-PREFIX/etc/remora.env      the settings, one NAME=VALUE per line, for all processes
+PREFIX/etc/remora.env      the settings, one NAME=VALUE per line, for all processes; others may be elsewhere
 PREFIX/releases/RELEASE/   a virtual environment for each release
 PREFIX/current             a link to the release in force
-PREFIX/state/              the service's home (REMORA_HOME)
+PREFIX/state/              the service's home (REMORA_HOME), unless it is elsewhere
 PREFIX/run/                the release that each process was started from, and the supervisor's socket
 PREFIX/units/              what systemd or supervisord reads
 PREFIX/backups/            one is made before each upgrade
@@ -15,7 +15,7 @@ PREFIX/backups/            one is made before each upgrade
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 #: Lines of a file of settings that are read at most.
@@ -31,6 +31,10 @@ class Layout:
     """Paths below an installation's folder, absolute; building it touches nothing."""
 
     prefix: Path
+    #: The service's home, when it is not below the prefix.
+    own_home: Path | None = None
+    #: Further files of settings, such as those of a deployment; what they say counts.
+    more_settings: tuple[Path, ...] = ()
 
     @property
     def record(self) -> Path:
@@ -55,7 +59,7 @@ class Layout:
     @property
     def home(self) -> Path:
         """The service's home."""
-        return self.prefix / "state"
+        return self.own_home or self.prefix / "state"
 
     @property
     def run(self) -> Path:
@@ -76,6 +80,13 @@ class Layout:
     def backups(self) -> Path:
         """One backup is made before each upgrade."""
         return self.prefix / "backups"
+
+    def read_settings(self) -> dict[str, str]:
+        """What all files of settings say.  Raises InstallationProblem."""
+        found: dict[str, str] = {}
+        for path in (self.settings, *self.more_settings):
+            found |= read_settings_file(path)
+        return found
 
     def release(self) -> str:
         """Name of the release in force.  Raises InstallationProblem when there is none."""
@@ -110,6 +121,9 @@ class Installation:
     has_head: bool
     #: The user that the processes run as, empty for the one that installs.
     user: str = ""
+    #: The service's home and further files of settings, where they are not below the prefix.
+    home: str = ""
+    settings: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write it as a whole or not at all."""
@@ -118,15 +132,31 @@ class Installation:
         draft.replace(path)
 
 
+def layout_of(prefix: Path) -> Layout:
+    """Where the files of the installation in a folder are.  Raises InstallationProblem when its record is none."""
+    layout = Layout(prefix)
+    if not layout.record.exists():
+        return layout
+    found = read_installation(layout)
+    return placed(layout, found)
+
+
+def placed(layout: Layout, installation: Installation) -> Layout:
+    """The same with what an installation has elsewhere."""
+    home = Path(installation.home) if installation.home else None
+    return replace(layout, own_home=home, more_settings=tuple(Path(path) for path in installation.settings))
+
+
 def read_installation(layout: Layout) -> Installation:
     """What is installed there.  Raises InstallationProblem when nothing is, or it cannot be read."""
     try:
-        return Installation(**json.loads(layout.record.read_text(encoding="utf-8")))
+        fields = json.loads(layout.record.read_text(encoding="utf-8"))
+        return Installation(**{**fields, "settings": tuple(fields.get("settings", ()))})
     except FileNotFoundError:
         raise InstallationProblem(
             f"nothing is installed in {layout.prefix}; begin with `remora-server install`"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InstallationProblem(f"{layout.record} cannot be read: {error}") from None
 
 

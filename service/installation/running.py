@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.local.environment import process_environment
 from cluster.ray.joining import FORKED_VARIABLE
-from service.installation.layout import Installation, InstallationProblem, Layout, read_settings_file
+from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.units import Kind, Unit
 from trainers.preloaded import FORKED, PRELOAD_VARIABLE, PRELOADED
 
@@ -54,7 +54,7 @@ def become(unit: Unit, installation: Installation, layout: Layout, root: Path) -
         # Its last driver has ended.
         (layout.run / unit.name).unlink(missing_ok=True)
         return
-    settings = read_settings_file(layout.settings)
+    settings = layout.read_settings()
     environment = environment_of(unit, installation, layout, settings, process_environment(layout.home))
     environment["PYTHONPATH"] = str(root)
     layout.run.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster.local.environment import process_environment
+from service.embedded.parts import get
 from service.installation.layout import Installation, InstallationProblem, Layout, read_installation
 from service.installation.releases import put_in_force, remove_others
 from service.installation.supervisors import Supervisor, supervisor_of
@@ -48,12 +47,18 @@ class Upgrade:
         self._supervisor: Supervisor = supervisor_of(self._installation, layout)
         self._say = say
 
-    def run(self, release: str) -> None:
+    def run(self, release: str, *, starts_again: bool = False) -> None:
         """Put a release in force.  Raises InstallationProblem when a process of the API does not answer with it.
 
-        What was replaced by then is put back to the release that was in force before.
+        What was replaced by then is put back to the release that was in force before.  With `starts_again` the
+        processes of the API and the controllers are started again if they are of the release already: their settings
+        have changed.
         """
         before = self._layout.release()
+        if starts_again and before == release:
+            for unit in units_of(self._installation):
+                if unit.kind in (Kind.API, Kind.CONTROLLER):
+                    (self._layout.run / unit.name).unlink(missing_ok=True)
         put_in_force(self._layout, release)
         try:
             self._replace(release)
@@ -121,7 +126,7 @@ class Upgrade:
     def _is_ready(self, unit: Unit, release: str) -> bool:
         if self._layout.started_from(unit.name) != release:
             return False
-        return unit.kind is not Kind.API or answers(f"http://127.0.0.1:{unit.port}/healthz")
+        return unit.kind is not Kind.API or answers(unit.port, self._layout.read_settings())
 
     def prune(self) -> list[str]:
         """Remove the releases of which no process runs; returns their names."""
@@ -129,14 +134,12 @@ class Upgrade:
         return remove_others(self._layout, {self._layout.release(), *used})
 
 
-def answers(url: str) -> bool:
-    """Whether a process of the API answers at its address."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=2.0) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError, urllib.error.URLError):
-        return False
+def answers(port: int, settings: Mapping[str, str]) -> bool:
+    """Whether a process of the API answers at this machine, by the settings that it has."""
+    certificate = settings.get("REMORA_TLS_CERTIFICATE")
+    scheme = "https" if certificate else "http"
+    url = f"{scheme}://127.0.0.1:{port}/healthz"
+    return get(url, certificate=Path(certificate) if certificate else None) is not None
 
 
 def wait_until_stopped(layout: Layout, units: Sequence[Unit], supervisor: Supervisor) -> None:

@@ -116,19 +116,22 @@ def install_release(machine):
     if not WHEEL.fullmatch(name):
         raise NotYet(f"releases/current of the storage names no wheel: {name[:80]!r}")
     folder = machine.path(f"/opt/remora/releases/{name[:-4]}")
-    if (folder / "installed").exists():
+    # `remora-server` looks for the same file in a release.
+    if (folder / ".complete").exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    wheel = folder / name
+    wheel = machine.path(f"/opt/remora/wheels/{name}")
+    wheel.parent.mkdir(parents=True, exist_ok=True)
     wheel.write_bytes(machine.blob(name))
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True).returncode != 0:
         run("apt-get", "update", "-qq")
         run("apt-get", "install", "-y", "-qq", "python3-venv")
-    run(sys.executable, "-m", "venv", str(folder / "venv"))
-    python = str(folder / "venv/bin/python")
+    run(sys.executable, "-m", "venv", str(folder))
+    python = str(folder / "bin/python")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[service,azure]")
-    (folder / "installed").touch()
+    wheel.unlink()
+    (folder / ".complete").touch()
     return folder
 
 
@@ -160,16 +163,12 @@ def apply(machine):
     done, wanted = machine.path("/var/lib/remora-apply/done"), f"{folder.name} {digest}\n"
     if done.exists() and done.read_text() == wanted:
         return ""
-    link, draft = machine.path("/opt/remora/current"), machine.path("/opt/remora/current.new")
-    draft.unlink(missing_ok=True)
-    draft.symlink_to(folder)
-    os.replace(draft, link)
-    server = folder / "venv/bin/remora-server"
+    server = folder / "bin/remora-server"
     if not server.exists():
         raise NotYet(
             f"{folder.name} has no remora-server; start its processes with the settings of /etc/remora"
         )
-    run(str(server), "install", "--role", machine.document["role"])
+    run(str(server), "install", "--role", machine.document["role"], "--user", machine.user)
     machine.write("/var/lib/remora-apply/done", wanted.encode(), 0o600)
     return f"{folder.name} runs as {machine.document['role']}"
 

@@ -92,14 +92,14 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
 
     azure.up("team", "--wheel", str(release(tmp_path, "0.1.0")))
     assert machine.apply() == (0, "remora: remora-0.1.0-py3-none-any runs as service\n")
-    assert machine.calls.read_text() == "install --role service\n"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert machine.calls.read_text() == f"install --role service --user {user}\n"
     # Nothing new: nothing is called.
     assert machine.apply() == (0, "")
 
     azure.up("team", "--wheel", str(release(tmp_path, "0.2.0")))
     assert machine.apply() == (0, "remora: remora-0.2.0-py3-none-any runs as service\n")
-    assert machine.calls.read_text() == "install --role service\n" * 2
-    assert (machine.root / "opt/remora/current").resolve().name == "remora-0.2.0-py3-none-any"
+    assert machine.calls.read_text() == f"install --role service --user {user}\n" * 2
 
     password = azure.resources.secret("remora-remora-postgres")
     assert f":{password}@" in machine.read("/etc/remora/database.env")
@@ -117,13 +117,12 @@ def test_what_is_cut_off_is_done_again_as_a_whole(
 ) -> None:
     azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0")))
     folder = machine.root / "opt/remora/releases/remora-0.1.0-py3-none-any"
-    (folder / "venv").mkdir(parents=True)
-    (folder / "venv/rest").write_text("of an installation that was cut off")
-    (machine.root / "opt/remora/current.new").symlink_to("nowhere")
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/rest").write_text("of an installation that was cut off")
     (machine.root / "etc/remora").mkdir(parents=True)
     (machine.root / "etc/remora/.azure.json.new").write_text("half")
     assert machine.apply()[0] == 0
-    assert not (folder / "venv/rest").exists()
+    assert not (folder / "bin/rest").exists()
     assert json.loads(machine.read("/etc/remora/azure.json"))["cluster"] == "remora"
     assert not list((machine.root / "etc/remora").glob(".*"))
 
