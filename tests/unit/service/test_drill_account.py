@@ -96,6 +96,8 @@ def test_it_does_not_matter_in_how_many_looks_it_is_read() -> None:
     for one in reported:
         bit_by_bit = account(one, known=bit_by_bit)
     assert bit_by_bit == once
+    assert (once.step, once.event_seq) == (13, 8), "what was read is not read again"
+    assert account(known=once).event_seq == 8
     assert (once.workers_least, once.full_after_s, once.repeated_steps) == (2, 9.5, 0)
 
 

@@ -231,7 +231,14 @@ class TestChanges:
 
     @pytest.mark.parametrize(
         ("size", "most", "before", "after"),
-        [(2, 3, None, NOW), (2, 3, 5.0, 5.0), (2, 2, 5.0, None), (3, 2, 5.0, None), (0, 2, None, None)],
+        [
+            (1, 3, None, NOW),
+            (2, 3, None, NOW),
+            (2, 3, 5.0, 5.0),
+            (2, 2, 5.0, None),
+            (3, 2, 5.0, None),
+            (0, 2, None, None),
+        ],
     )
     def test_a_driver_with_fewer_workers_than_it_may_have_waits_from_now(
         self, size: int, most: int, before: float | None, after: float | None
