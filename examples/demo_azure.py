@@ -249,8 +249,8 @@ def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: C
         is_time = (
             timeline.noticed_at is None and job.world_size >= WORKERS - 1 and (job.step or 0) >= NOTICE_AT
         )
-        if job.world_size >= WORKERS - 1:
-            gang.begin()
+        if timeline.noticed_at is not None and job.world_size == WORKERS:
+            gang.begin()  # once nothing of the job depends any more on how fast machines start
         if is_time:
             timeline.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
             # What is taken back is sold to somebody else.

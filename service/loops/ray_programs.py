@@ -12,7 +12,6 @@ from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Wait
 from cluster.scheduling.pool_sizes import PoolSize
 from cluster.scheduling.ray_programs import (
-    NO_PROGRAMS,
     Programs,
     RayDemand,
     Sighting,
@@ -38,20 +37,24 @@ class ProgramWatch:
         #: The policies of the last tick serve Ray programs, so that Ray is asked what they ask for.
         self.is_wanted = False
 
+    def serves(self, asked: RayDemand | None, policies: Policies) -> bool:
+        """Ray was asked what programs ask for, and the policies serve them; otherwise all is forgotten."""
+        self.is_wanted = policies.ray_programs is not None
+        if asked is None or not self.is_wanted:
+            self._seen = {}
+            return False
+        return True
+
     def look(
         self,
-        asked: RayDemand | None,
+        asked: RayDemand,
         policies: Policies,
         nodes: Sequence[NodeView],
         pools: Sequence[PoolSize],
         offerings: Sequence[Offering],
         now: float,
     ) -> Programs:
-        """The demands of the programs, from what Ray said just now; None: it was not asked."""
-        self.is_wanted = policies.ray_programs is not None
-        if asked is None or policies.ray_programs is None:
-            self._seen = {}
-            return NO_PROGRAMS
+        """The demands of the programs, from what Ray said just now."""
         requests = requests_of(asked)
         self._seen = sighted(self._seen, requests, now)
         lasting = settled(requests, self._seen, now)

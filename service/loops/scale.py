@@ -185,15 +185,19 @@ def _load(
     """Policies, nodes and jobs, and what Ray programs ask for and hold."""
     policies = policies_in_force(connection, tick.settings)
     rows = remembered_nodes(connection, policies, tick.now)
-    offerings = as_shown(access.supply.offerings(), rows)
-    programs = watch.look(
-        observation.ray_demand,
-        policies,
-        [observed_node(row, {}, observation.machines, observation.members) for row in rows],
-        pool_sizes(policies, offerings, tick.now),
-        offerings,
-        tick.now,
-    )
+    asked = observation.ray_demand
+    if watch.serves(asked, policies) and asked is not None:
+        offerings = as_shown(access.supply.offerings(), rows)
+        programs = watch.look(
+            asked,
+            policies,
+            [observed_node(row, {}, observation.machines, observation.members) for row in rows],
+            pool_sizes(policies, offerings, tick.now),
+            offerings,
+            tick.now,
+        )
+    else:
+        programs = NO_PROGRAMS
     return policies, rows, _load_jobs(connection, tick, access, policies, rows, programs), programs
 
 

@@ -427,3 +427,10 @@ def test_budgets_have_the_same_figures_when_they_say_the_same() -> None:
     assert figures(usd_per_day=10, steps=steps) == same
     others = {figures(usd_per_day=10), figures(usd_per_day=11, steps=steps), figures(usd_per_month=10)}
     assert len({same, *others}) == 4
+
+
+def test_pools_of_ray_programs_are_there_and_named_once() -> None:
+    text = "pools:\n  cpu: {sizes: [x]}\nray_programs:\n  pools: [cpu, gpu, cpu]\n"
+    found = {problem.field: problem.message for problem in problems_of(text)}
+    assert found["ray_programs.pools.1"] == "there is no pool 'gpu'; the pools are cpu"
+    assert found["ray_programs.pools.2"] == "'cpu' is there twice; the order says what is preferred"

@@ -59,6 +59,15 @@ def test_what_no_worker_held_has_a_payer_too(
     assert reported(charges([node], [], PROJECTS, 0.0, 2000.0)) == expected
 
 
+def test_the_project_of_ray_programs_pays_for_all_of_their_nodes_that_no_job_holds() -> None:
+    node = replace(NODE, bought_for="ray_1", project="ray")
+    assert reported(charges([node], [use("job_2", 300.0, 600.0, 0.5)], {}, 0.0, 2000.0)) == {
+        ("job", "job_2", "work"): 0.15,
+        ("project", "ray", "start_up"): 0.1,
+        ("project", "ray", "work"): 0.75,
+    }
+
+
 def test_only_what_lies_between_the_two_times_is_paid() -> None:
     uses = [use("job_1", 200.0, None, 1.0)]
     running = replace(NODE, ended_at=None)
