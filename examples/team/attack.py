@@ -68,9 +68,7 @@ def hints(home: Path, url: str, job_id: str, daemon: str) -> dict[str, Any]:
     folders = ClusterFolders(home)
     of_home = [*_processes_with(str(home))]
     raylet = next(
-        one
-        for one in of_home
-        if one.name() == "raylet" and _variable(one, "REMORA_NODE_ID").startswith("node_")
+        one for one in of_home if _is_raylet(one) and _variable(one, "REMORA_NODE_ID").startswith("node_")
     )
     work = Path(_variable(raylet, "REMORA_WORK_DIR"))
     head_host, _, head_port = folders.address.read_text().strip().rpartition(":")
@@ -128,18 +126,27 @@ def left_behind(daemon: str) -> bool:
 
 def _pids(of_home: Iterable[psutil.Process], raylet: psutil.Process, job_id: str) -> dict[str, int]:
     marked = [*_processes_with(f"REMORA_JOB_ID={job_id}")]
-    shim = next(one for one in marked if any(word.endswith("command_shim.py") for word in one.cmdline()))
+    shim = next(one for one in marked if any(word.endswith("command_shim.py") for word in _words(one)))
     parts = {"the API": "service.main", "the controller": "service.controller"}
     return {
         "another job's script": shim.children()[0].pid,
         "another job's shim": shim.pid,
         "a supervisor": int(_variable(shim, "REMORA_SUPERVISOR")),
         "a node": raylet.pid,
-        **{
-            what: next(one.pid for one in of_home if module in one.cmdline())
-            for what, module in parts.items()
-        },
+        **{what: next(one.pid for one in of_home if module in _words(one)) for what, module in parts.items()},
     }
+
+
+def _is_raylet(process: psutil.Process) -> bool:
+    return any(word.endswith("/raylet") for word in _words(process)[:1])
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Its command line; [] of one that has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def _variable(process: psutil.Process, name: str) -> str:
