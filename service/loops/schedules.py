@@ -130,14 +130,20 @@ def _tell_pause(connection: sa.Connection, schedule: ScheduleRow, run: RunRow) -
     is_paused = run.outcome is Outcome.PAUSED
     if was_paused is is_paused:
         return
-    said = run.message if is_paused else "its submitter may submit again"
-    event = NewEvent(
+    which = f"the schedule {schedule.id} of the project {schedule.project}"
+    paused = NewEvent(
         at=run.decided_at,
-        kind="schedule.paused" if is_paused else "schedule.resumed",
-        message=f"the schedule {schedule.id} of the project {schedule.project}: {said}",
+        kind="schedule.paused",
+        message=f"{which}: {run.message}",
         data={"schedule": schedule.id, "project": schedule.project},
     )
-    append_cluster_event(connection, event)
+    resumed = NewEvent(
+        at=run.decided_at,
+        kind="schedule.resumed",
+        message=f"{which}: its submitter may submit again",
+        data={"schedule": schedule.id, "project": schedule.project},
+    )
+    append_cluster_event(connection, paused if is_paused else resumed)
 
 
 def _run_of(tick: Tick, schedule: ScheduleRow, at: float, outcome: Outcome, made: _Submitted) -> RunRow:

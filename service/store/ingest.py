@@ -297,8 +297,12 @@ def _store_lines(connection: sa.Connection, batches: Sequence[_Batch], policies:
                 f"the project {batch.job.project} has {most} log lines, as many as it may: from now on the oldest lines"
                 f" of this job are deleted for each new one, but for its newest {LINES_LEFT}"
             )
-            data = {"limit": most, "project": batch.job.project}
-            batch.append_event(batch.now, "attempt.logs_over_limit", message, data)
+            batch.append_event(
+                batch.now,
+                "attempt.logs_over_limit",
+                message,
+                {"limit": most, "project": batch.job.project},
+            )
         batch.attempt = replace(batch.attempt, dropped_lines=batch.attempt.dropped_lines + count)
 
 

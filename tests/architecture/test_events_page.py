@@ -15,7 +15,7 @@ from trainers.driver.regrouping import Cause
 PAGE = (ROOT / "docs/events.md").read_text()
 
 KIND = re.compile(
-    r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas|ray_program)\.[a-z_]+"
+    r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas|ray_program|schedule)\.[a-z_]+"
     # `cluster` is a package as well, and `environment` a field of jobs.
     r"|cluster\.(un)?seen|environment\.(preparing|ready)"
 )
