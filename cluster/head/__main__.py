@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.head.commands import Part, flags, variables
+from cluster.local.certificates import machine_variables
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
+from cluster.provider import ProviderError
 from cluster.ray.joining import ray_start
 
 
@@ -48,7 +50,12 @@ def main(words: Sequence[str]) -> int:
         # By it Ray takes the nodes that wait for this head for one that runs at its address already.
         (temporary / "ray_current_cluster").unlink(missing_ok=True)
         folders.address.write_text(f"{given.head}\n")
-    environment = process_environment(folders.home, **variables(part, folders.home / "gcs"))
+    try:
+        tls = machine_variables(folders, name, address, temporary)
+        environment = process_environment(folders.home, **variables(part, folders.home / "gcs"), **tls)
+    except ProviderError as error:
+        print(error, file=sys.stderr)
+        return 2
     return os.execve(command[0], command, environment)  # noqa: S606  # a list, no shell
 
 

@@ -74,6 +74,10 @@ param imageVersion string = '1.0.0'
 @secure()
 param rayToken string = ''
 
+@description('Certificate and key of the authority of the Ray cluster, for a vault that has none; deploy/azure/up makes it.')
+@secure()
+param rayAuthority string = ''
+
 @description('Password of the database, for a server that has none; deploy/azure/up makes it.')
 @secure()
 param postgresPassword string = ''
@@ -173,6 +177,7 @@ module vault 'modules/vault.bicep' = {
     nodesSubnetId: network.outputs.nodesSubnetId
     workspaceId: logs.outputs.workspaceId
     rayToken: rayToken
+    rayAuthority: rayAuthority
     headPrincipalId: identities.outputs.headPrincipalId
     servicePrincipalId: identities.outputs.servicePrincipalId
     nodesPrincipalId: identities.outputs.nodesPrincipalId

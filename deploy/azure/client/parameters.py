@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 #: What `up` itself finds out.
-FOUND = frozenset({"budgetStart", "operatorId", "rayToken", "postgresPassword", "vaultCreateMode"})
+FOUND = frozenset(
+    {"budgetStart", "operatorId", "rayToken", "rayAuthority", "postgresPassword", "vaultCreateMode"}
+)
 #: By which option or in which way each parameter without a default is given.
 HOW = {
     "region": "--region eastus",

@@ -19,6 +19,7 @@ from typing import Any
 from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
 
+from cluster.ray.certificates import make_authority
 from deploy.azure.client.parameters import HOW, Wrong, chosen, read_set
 from deploy.azure.client.resource_manager import (
     ENDPOINT,
@@ -205,6 +206,8 @@ class _Up:
                 )
         if not self._has_secret(vault, "ray-token"):
             found["rayToken"] = secrets.token_hex(32)
+        if not self._has_secret(vault, "ray-authority"):
+            found["rayAuthority"] = make_authority(time.time()).joined().decode()
         if self._values.get("postgres"):
             server = _first(inside, "Microsoft.DBforPostgreSQL/flexibleServers")
             if server is None or not self._has_secret(vault, "postgres"):

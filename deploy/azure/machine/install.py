@@ -141,6 +141,10 @@ def write_settings(machine):
     document = machine.document
     secrets = {file: machine.secret(name) for file, name in document["secrets"].items()}
     for file, value in sorted(secrets.items()):
+        for folder in Path(file).parents[:-1]:
+            inside = machine.path(f"/var/lib/remora/{folder}")
+            inside.mkdir(mode=0o700, exist_ok=True)
+            shutil.chown(inside, machine.user, machine.user)
         machine.write(f"/var/lib/remora/{file}", value.encode(), 0o600, is_of_user=True)
     for name, content in sorted(document["files"].items()):
         closed = name in CLOSED

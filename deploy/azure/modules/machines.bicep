@@ -80,6 +80,7 @@ var accounts = {
 // Each file that a secret of the vault becomes; the service finds the database by its password's file.
 var tokenSecret = {
   'ray.token': 'remora-${cluster}-ray-token'
+  'ray-tls/authority.pem': 'remora-${cluster}-ray-authority'
 }
 var databaseSecret = usesPostgres ? {
   'postgres.password': 'remora-${cluster}-postgres'

@@ -17,12 +17,15 @@ param publicApi bool
 param operatorPrincipalId string
 @secure()
 param rayToken string
+@secure()
+param rayAuthority string
 
 // Key Vault Secrets User: reads values.
 var secretsUserRoleId = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '4633458b-17de-408a-b874-0445c86b69e6')
 // Key Vault Secrets Officer: writes them too.
 var secretsOfficerRoleId = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'b86a8fe4-44ce-4948-aee5-eccb2c155cd7')
 var tokenName = 'remora-${cluster}-ray-token'
+var authorityName = 'remora-${cluster}-ray-authority'
 
 resource vault 'Microsoft.KeyVault/vaults@2023-07-01' = {
   name: vaultName
@@ -69,6 +72,52 @@ resource token 'Microsoft.KeyVault/vaults/secrets@2023-07-01' = if (!empty(rayTo
     value: rayToken
     contentType: 'text/plain'
   }
+}
+
+// By its certificates the processes of Ray know each other.
+resource authority 'Microsoft.KeyVault/vaults/secrets@2023-07-01' = if (!empty(rayAuthority)) {
+  // checkov:skip=CKV_AZURE_41:A service must not stop by itself on a day that was set years ago; the value is replaced by rotation.
+  // checkov:skip=CKV_AZURE_114:contentType is set; this check looks for the name that Terraform has for it.
+  parent: vault
+  name: authorityName
+  tags: tags
+  properties: {
+    value: rayAuthority
+    contentType: 'application/x-pem-file'
+  }
+}
+
+resource authorityOfNodes 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(vault.id, mark, 'nodes', 'authority')
+  scope: authorityScope
+  properties: {
+    roleDefinitionId: secretsUserRoleId
+    principalId: nodesPrincipalId
+    principalType: 'ServicePrincipal'
+    description: mark
+  }
+  dependsOn: [
+    authority
+  ]
+}
+
+resource authorityOfHead 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(vault.id, mark, 'head', 'authority')
+  scope: authorityScope
+  properties: {
+    roleDefinitionId: secretsUserRoleId
+    principalId: headPrincipalId
+    principalType: 'ServicePrincipal'
+    description: mark
+  }
+  dependsOn: [
+    authority
+  ]
+}
+
+resource authorityScope 'Microsoft.KeyVault/vaults/secrets@2023-07-01' existing = {
+  parent: vault
+  name: authorityName
 }
 
 // On the one secret alone, by its id: nodes run the scripts of jobs, and the head runs their drivers.
