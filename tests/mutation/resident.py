@@ -34,7 +34,7 @@ from tests.mutation.profile import end_with_parent
 REQUESTS, REPLIES = "MUTATION_REQUESTS", "MUTATION_REPLIES"
 #: Exit code where the code of the function cannot be replaced.
 CANNOT = 77
-#: A test may take so many times longer with a mutant, and so many seconds, before it counts as hanging.
+#: A test may take that much longer with a mutant, as a factor and in seconds, before it counts as hanging.
 SLOWER, SLOWER_S = 10.0, 30.0
 
 #: Code that ran, by its id.  Hashing code itself is slow.

@@ -276,6 +276,17 @@ def test_tests_that_fail_by_themselves_say_nothing_about_faults(copy: Copy) -> N
         copy.measure(["test_none.py"], [], 60.0)
 
 
+def test_a_process_that_ends_while_it_serves_says_nothing_about_faults(tree: Path, copy: Copy) -> None:
+    (copy.root / "test_one.py").write_text(
+        "import os\nimport signal\nimport one\n\n\n"
+        "def test_one():\n    one.count(0)\n    os.kill(os.getppid(), signal.SIGKILL)\n"
+    )
+    where = "one.py:9:count"
+    measured = Measured(1.0, frozenset(), {"test_one.py::test_one": (1.0, [where])})
+    with pytest.raises(TestsFail, match="has ended"):
+        copy.try_out(faults(tree)["pass"], TESTS, measured, 60.0)
+
+
 @pytest.mark.parametrize("is_resident", [True, False])
 def test_what_is_stopped_ends_and_its_fault_is_taken_out_again(
     tree: Path, copy: Copy, is_resident: bool

@@ -233,19 +233,18 @@ class _Resident:
         return reply is not None
 
     def ask(self, request: dict[str, object], limit_s: float) -> int:
-        """Exit code of the tests; below 0 where they were ended, as they did not end themselves."""
+        """Exit code of the tests; below 0 where they were ended, as they did not end themselves.
+
+        Raises TestsFail when the process that stays has ended, which says nothing about a mutant.
+        """
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(request), file=self._ask)
-        started = self._reply(limit_s)
-        if started is None:
-            return -signal.SIGKILL
-        self._forked = started["pid"]
-        ended = self._reply(limit_s)
-        if ended is None:
+        self._forked = self._expect(limit_s)["pid"]
+        if not self._has_reply(limit_s):
             self._end_fork()
-            ended = self._reply(limit_s)
+        code = int(self._expect(limit_s)["code"])
         self._forked = None
-        return -signal.SIGKILL if ended is None else int(ended["code"])
+        return code
 
     def close(self) -> None:
         """End it, and what it has forked."""
@@ -259,9 +258,15 @@ class _Resident:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
+    def _has_reply(self, limit_s: float) -> bool:
+        return bool(select.select([self._answer], [], [], limit_s)[0])
+
     def _reply(self, limit_s: float) -> dict[str, Any] | None:
         """The next reply; None when there is none in that time, or when the process has ended."""
-        if not select.select([self._answer], [], [], limit_s)[0]:
-            return None
-        line = self._answer.readline()
+        line = self._answer.readline() if self._has_reply(limit_s) else b""
         return json.loads(line) if line else None
+
+    def _expect(self, limit_s: float) -> dict[str, Any]:
+        if (reply := self._reply(limit_s)) is None:
+            raise TestsFail("the process that runs the tests has ended")
+        return reply
