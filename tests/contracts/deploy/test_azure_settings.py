@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.azure.body import secret_name
+from cluster.azure.body import authority_name, secret_name
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.deployments.kinds import IDENTITIES, MACHINES, Json
 from cluster.azure.settings import AzureSettings
@@ -88,13 +88,14 @@ def test_the_storage_and_its_credentials_are_understood(
     assert {place.container, place.account} <= names
 
 
-def test_the_head_knows_nothing_of_the_cloud_and_reads_one_secret(azure: Subscription) -> None:
+def test_the_head_knows_nothing_of_the_cloud_and_reads_the_secrets_of_ray_alone(azure: Subscription) -> None:
     azure.up("team")
     head, service = azure.machine(HEAD), azure.machine(SERVICE)
     assert (head["role"], service["role"]) == ("head", "service")
     assert list(head["files"]) == ["/etc/remora/service.env"]
-    assert head["secrets"] == {"ray.token": secret_name("remora")}
-    assert set(service["secrets"]) == {"ray.token", "postgres.password", "tls.pem"}
+    of_ray = {"ray.token": secret_name("remora"), "ray-tls/authority.pem": authority_name("remora")}
+    assert head["secrets"] == of_ray
+    assert set(service["secrets"]) == {*of_ray, "postgres.password", "tls.pem"}
     shared = "REMORA_RAY_ADDRESS=10.70.0.5:6379"
     assert shared in head["files"]["/etc/remora/service.env"]
     assert shared in service["files"]["/etc/remora/service.env"]
@@ -106,9 +107,9 @@ def test_the_secret_of_the_cluster_is_the_file_that_processes_read(
 ) -> None:
     azure.up()
     document = azure.machine(SERVICE)
-    home = settings_of(document, monkeypatch).home
-    assert ClusterFolders(home).token == Path("/var/lib/remora/ray.token")
-    assert list(document["secrets"]) == ["ray.token"]
+    folders = ClusterFolders(settings_of(document, monkeypatch).home)
+    read = [folders.token, folders.authority]
+    assert [Path("/var/lib/remora", file) for file in document["secrets"]] == read
     assert document["role"] == "both"
 
 
@@ -118,7 +119,7 @@ def test_no_machine_has_a_secret_in_its_data(azure: Subscription) -> None:
         azure.resources.secret(one["name"]) for one in azure.resources if one["type"].endswith("/secrets")
     ]
     data = json.dumps([azure.machine(SERVICE), azure.machine(HEAD), azure.resources.of_type(MACHINES)])
-    assert len(values) == 2
+    assert len(values) == 3
     assert not [value for value in values if value in data]
 
 
