@@ -353,7 +353,9 @@ def test_an_upload_goes_on_when_its_first_token_has_ended(
                 until_moment(ends + timedelta(seconds=1.1))
             return super().read(size)
 
-    blobs = GrantedBlobs(Grants(url, ask))
+    grants = Grants(url, ask)
+    grants.grant("jobs/job_1/large", "write")
+    blobs = GrantedBlobs(grants)
     blobs._upload("/jobs/job_1/large", Slow(content), may_replace=True)
     assert len(set(tokens)) >= 2
     assert blobs.cat_file("/jobs/job_1/large") == content
