@@ -691,3 +691,10 @@ def test_a_new_reason_to_wait_is_recorded_once(reason: str, times: int) -> None:
         reported += len(decision.events)
         job = decision.job
     assert reported == min(times, 1)
+
+
+@pytest.mark.parametrize(("newest", "step", "fruitless"), [(None, 1, 0), (5, 6, 0), (5, 5, 2), (5, 4, 2)])
+def test_only_a_newer_checkpoint_than_ever_is_progress(newest: int | None, step: int, fruitless: int) -> None:
+    job = job_row(checkpoint_step=newest, fruitless=2)
+    attempt = AttemptRow(id="att_1", job_id=job.id, attempt=1, created_at=0.0)
+    assert lifecycle.observe_checkpoint(job, attempt, step).job.fruitless == fruitless
