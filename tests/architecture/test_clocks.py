@@ -28,6 +28,7 @@ MAY = {
     "cluster/azure/provider.py": "a default; the service gives its own",
     "cluster/azure/emulator/clock.py": "the emulator plays a cloud, which has a time of day",
     "cluster/azure/emulator/imds.py": "the same",
+    "cluster/head/retire.py": "the deadline of a drain, which Ray compares with its clock",
     "cluster/local/certificates.py": "until when certificates are good, which other machines compare with their clocks",
     "cluster/node/__main__.py": "the same",
     "cluster/local/head.py": "when a machine was made, for people",
