@@ -66,11 +66,11 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
     layout.prefix.mkdir(parents=True, exist_ok=True)
     for folder in (layout.settings.parent, layout.home, layout.run, layout.logs, layout.backups):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if installation.user:
-            shutil.chown(folder, installation.user, installation.user)
+        _give(folder, installation.user)
     if not layout.settings.exists():
         with os.fdopen(os.open(layout.settings, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write("# Settings of all processes, NAME=VALUE; see docs/settings.md.\n")
+    _give(layout.settings, installation.user)
     release = (
         releases.make(layout, given.wheel, given.python, given.packages_of)
         if given.wheel is not None
@@ -86,6 +86,12 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
         print(f"{release} is installed in {layout.prefix} and starts")
     else:
         print(f"{release} is installed; start it with: supervisord -c {layout.units}/supervisord.conf")
+
+
+def _give(path: Path, user: str) -> None:
+    """Let a file or folder be the user's that the processes run as, where there is one."""
+    if user:
+        shutil.chown(path, user, user)
 
 
 def _as_given(given: argparse.Namespace) -> Installation:
@@ -174,6 +180,9 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
     wait_until_stopped(layout, units, supervisor)
     try:
         backups.restore(layout, given.source)
+        for path in layout.home.iterdir():
+            if path.is_file() and not path.is_symlink():
+                _give(path, installation.user)
     finally:
         for unit in units:
             supervisor.start(unit.name)

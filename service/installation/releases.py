@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from service.installation.layout import InstallationProblem, Layout
 
 #: The file in a release that is written last: it is whole.
@@ -69,6 +71,17 @@ def put_in_force(layout: Layout, release: str) -> None:
     draft.unlink(missing_ok=True)
     draft.symlink_to(layout.releases / release)
     draft.replace(layout.current)
+
+
+def in_use(layout: Layout) -> set[str]:
+    """Names of the releases that a process of this machine runs from, nodes of a local cluster among them."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        for word in process.info["cmdline"] or ():
+            path = Path(word)
+            if path.is_relative_to(layout.releases) and path != layout.releases:
+                found.add(path.relative_to(layout.releases).parts[0])
+    return found
 
 
 def remove_others(layout: Layout, kept: set[str]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.local.environment import process_environment
 from service.embedded.parts import get
 from service.installation.layout import Installation, InstallationProblem, Layout, read_installation
-from service.installation.releases import put_in_force, remove_others
+from service.installation.releases import in_use, put_in_force, remove_others
 from service.installation.supervisors import Supervisor, supervisor_of
 from service.installation.units import Kind, Unit, units_of
 
@@ -46,6 +46,8 @@ class Upgrade:
         self._installation: Installation = read_installation(layout)
         self._supervisor: Supervisor = supervisor_of(self._installation, layout)
         self._say = say
+        #: The release that was in force before.
+        self._kept: set[str] = set()
 
     def run(self, release: str, *, starts_again: bool = False) -> None:
         """Put a release in force.  Raises InstallationProblem when a process of the API does not answer with it.
@@ -55,6 +57,7 @@ class Upgrade:
         have changed.
         """
         before = self._layout.release()
+        self._kept = {before}
         if starts_again and before == release:
             for unit in units_of(self._installation):
                 if unit.kind in (Kind.API, Kind.CONTROLLER):
@@ -129,9 +132,8 @@ class Upgrade:
         return unit.kind is not Kind.API or answers(unit.port, self._layout.read_settings())
 
     def prune(self) -> list[str]:
-        """Remove the releases of which no process runs; returns their names."""
-        used = {path.read_text(encoding="utf-8").strip() for path in self._layout.run.glob("*-*")}
-        return remove_others(self._layout, {self._layout.release(), *used})
+        """Remove the releases of which no process runs, except the one in force before; returns their names."""
+        return remove_others(self._layout, {self._layout.release(), *self._kept, *in_use(self._layout)})
 
 
 def answers(port: int, settings: Mapping[str, str]) -> bool:
