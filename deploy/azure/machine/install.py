@@ -9,6 +9,7 @@ A call that was cut off is repeated as a whole: what says that all is done is wr
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +24,8 @@ import urllib.request
 from pathlib import Path
 
 WHEEL = re.compile(r"remora-[A-Za-z0-9_.+!]{1,60}-py3-none-any\.whl")
+#: The home of the service, which its user owns.
+HOME = "/var/lib/remora"
 #: Files of settings that only the service's user may read.
 CLOSED = ("/etc/remora/storage.json",)
 MOST_BYTES = 100 * 2**20
@@ -66,17 +69,63 @@ class Machine:
         return fetched(f"{self.document['releases']}/{name}", headers, f"releases/{name} of the storage")
 
     def write(self, name, content, mode, is_of_user=False):
-        """Write a file, whole or not at all, unless it is there already."""
+        """Write a file of a folder that is root's, whole or not at all.  Raises NotYet."""
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.new")
-        draft.unlink(missing_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-        os.chmod(draft, mode)
-        if is_of_user:
-            shutil.chown(draft, self.user, self.user)
-        os.replace(draft, path)
+        with folder_of(path.parent) as folder:
+            self.put(folder, path, content, mode, is_of_user)
+
+    def write_secret(self, file, content):
+        """Write a file of the user's home, which follows no link: a process of the user may have made one.
+
+        Raises NotYet.
+        """
+        path = self.path(HOME) / file
+        with contextlib.ExitStack() as opened:
+            folder = opened.enter_context(folder_of(self.path(HOME)))
+            for part in Path(file).parts[:-1]:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, mode=0o700, dir_fd=folder)
+                folder = opened.enter_context(folder_of(part, folder))
+                os.fchmod(folder, 0o700)
+                self.give(folder)
+            self.put(folder, path, content, 0o600, is_of_user=True)
+
+    def put(self, folder, path, content, mode, is_of_user):
+        """Replace a file of an open folder."""
+        draft = f".{path.name}.new"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(draft, dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with open(os.open(draft, flags, mode, dir_fd=folder), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                if is_of_user:
+                    self.give(file.fileno())
+                os.fsync(file.fileno())
+            os.replace(draft, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError as error:
+            raise NotYet(f"{path} cannot be written: {error.strerror}") from None
+
+    def give(self, descriptor):
+        """Let what is open be the user's."""
+        owner = pwd.getpwnam(self.user)
+        os.fchown(descriptor, owner.pw_uid, owner.pw_gid)
+
+
+@contextlib.contextmanager
+def folder_of(path, within=None):
+    """Open a folder, which no link is followed to.  Raises NotYet."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
+    except OSError as error:
+        raise NotYet(f"{path} is no folder, or cannot be opened: {error.strerror}; remove it") from None
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def fetched(url, headers, what):
@@ -95,10 +144,12 @@ def make_user(machine):
     try:
         pwd.getpwnam(machine.user)
     except KeyError:
-        run("useradd", "--system", "--user-group", "--home-dir", "/var/lib/remora", machine.user)
-    home = machine.path("/var/lib/remora")
+        run("useradd", "--system", "--user-group", "--home-dir", HOME, machine.user)
+    home = machine.path(HOME)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.chown(home, machine.user, machine.user)
+    with folder_of(home) as folder:
+        os.fchmod(folder, 0o700)
+        machine.give(folder)
 
 
 def run(*words):
@@ -141,11 +192,7 @@ def write_settings(machine):
     document = machine.document
     secrets = {file: machine.secret(name) for file, name in document["secrets"].items()}
     for file, value in sorted(secrets.items()):
-        for folder in Path(file).parents[:-1]:
-            inside = machine.path(f"/var/lib/remora/{folder}")
-            inside.mkdir(mode=0o700, exist_ok=True)
-            shutil.chown(inside, machine.user, machine.user)
-        machine.write(f"/var/lib/remora/{file}", value.encode(), 0o600, is_of_user=True)
+        machine.write_secret(file, value.encode())
     for name, content in sorted(document["files"].items()):
         closed = name in CLOSED
         machine.write(name, content.encode() + b"\n", 0o600 if closed else 0o644, is_of_user=closed)
@@ -185,6 +232,8 @@ def main(arguments):
     parser.add_argument("--metadata", default="http://169.254.169.254")
     parser.add_argument("--user", default="remora")
     options = parser.parse_args(arguments)
+    # What starts this lets root alone read; secrets have modes of their own, and the user reads all else.
+    os.umask(0o022)
     document = json.loads(options.document.read_text())
     try:
         said = apply(Machine(document, options.root, options.metadata, options.user))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import sys
@@ -50,16 +51,18 @@ class Machine:
         self.calls = folder / "calls"
         self._document = folder / "document.json"
 
-    def apply(self) -> tuple[int, str]:
+    def apply(self, user: str = "") -> tuple[int, str]:
         """What the timer calls each minute: exit code and what the journal has of it."""
         self._document.write_text(json.dumps(self.azure.machine(SERVICE)))
-        user = pwd.getpwuid(os.getuid()).pw_name
+        user = user or pwd.getpwuid(os.getuid()).pw_name
         words = [str(INSTALLER), str(self._document), "--root", str(self.root), "--user", user]
         done = subprocess.run(
             [sys.executable, *words, "--metadata", self.azure.server.url],
             env={**os.environ, "CALLS": str(self.calls), "PIP_NO_INDEX": "1"},
             capture_output=True,
             text=True,
+            # As on the machine, whose start-up data sets it for what it fetches.
+            umask=0o077,
         )
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout + done.stderr
@@ -69,6 +72,12 @@ class Machine:
 
     def mode(self, path: str) -> str:
         return stat.filemode((self.root / path.lstrip("/")).stat().st_mode)
+
+
+def of_everyone(path: Path) -> bool:
+    """Whether each user can read a file, or run or enter it where its owner can."""
+    mode = path.stat().st_mode
+    return bool(mode & stat.S_IROTH) and (not mode & stat.S_IXUSR or bool(mode & stat.S_IXOTH))
 
 
 @pytest.fixture
@@ -108,6 +117,12 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     for name in ("ray.token", "postgres.password", "tls.pem"):
         assert machine.mode(f"/var/lib/remora/{name}") == "-rw-------"
     assert machine.mode("/etc/remora/service.env") == "-rw-r--r--"
+    # The user of the processes reads and runs all of a release, and what leads to it.
+    of_all = ["/etc", "/etc/remora", "/opt", "/opt/remora", "/opt/remora/releases"]
+    assert {path: machine.mode(path) for path in of_all} == dict.fromkeys(of_all, "drwxr-xr-x")
+    release_folder = machine.root / "opt/remora/releases/remora-0.2.0-py3-none-any"
+    assert [path for path in (release_folder, *release_folder.rglob("*")) if not of_everyone(path)] == []
+    assert machine.mode("/var/lib/remora") == machine.mode("/var/lib/remora/ray-tls") == "drwx------"
     assert machine.read("/var/lib/remora/ray.token") == azure.resources.secret("remora-remora-ray-token")
 
 
@@ -148,3 +163,47 @@ def test_a_vault_that_refuses_and_a_name_that_is_no_release_are_said(
         code, said = machine.apply()
         assert (code, "names no wheel" in said) == (3, True)
         assert len(said) < 500
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
+@pytest.mark.parametrize("place", ["ray-tls", ".ray.token.new", "ray.token", "ray-tls/authority.pem"])
+def test_what_the_user_linked_in_its_home_is_not_followed(
+    azure: Subscription, machine: Machine, tmp_path: Path, place: str
+) -> None:
+    azure.up()
+    assert "releases/current" in machine.apply("nobody")[1]
+    canary = tmp_path / "canary"
+    canary.mkdir(mode=0o755)
+    for name in ("authority.pem", "file"):
+        (canary / name).write_text("as it was")
+    link = machine.root / "var/lib/remora" / place
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.symlink_to(canary if place == "ray-tls" else canary / "file")
+    code, said = machine.apply("nobody")
+    assert (code, "ray-tls is no folder" in said) == (3, place == "ray-tls")
+    assert [(path.stat().st_uid, path.read_text()) for path in sorted(canary.iterdir())] == [
+        (0, "as it was")
+    ] * 2
+    assert (canary.stat().st_uid, stat.S_IMODE(canary.stat().st_mode)) == (0, 0o755)
+    assert (machine.root / "var/lib/remora/ray.token").lstat().st_uid == pwd.getpwnam("nobody").pw_uid
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
+def test_the_home_and_its_secrets_are_the_users(azure: Subscription, machine: Machine) -> None:
+    azure.up()
+    machine.apply("nobody")
+    owner = pwd.getpwnam("nobody").pw_uid
+    home = machine.root / "var/lib/remora"
+    found = {str(path.relative_to(home)): path.stat() for path in (home, *home.rglob("*"))}
+    assert sorted(found) == [".", "ray-tls", "ray-tls/authority.pem", "ray.token"]
+    assert {one.st_uid for one in found.values()} == {owner}
+    assert {stat.S_IMODE(one.st_mode) & 0o077 for one in found.values()} == {0}
+
+
+def test_a_folder_in_the_place_of_a_secret_is_said(azure: Subscription, machine: Machine) -> None:
+    azure.up()
+    (machine.root / "var/lib/remora/ray.token").mkdir(parents=True)
+    code, said = machine.apply()
+    assert (code, "ray.token cannot be written: Is a directory" in said) == (3, True)
