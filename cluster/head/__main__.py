@@ -1,4 +1,4 @@
-"""python -m cluster.head head|drivers --home DIR [--head IP:PORT] [--address IP]: the Ray head of a server, or drivers.
+"""python -m cluster.head head|drivers|member --home DIR [--head IP:PORT] [--address IP]: a server's own part of Ray.
 
 The head keeps the cluster's state in DIR/gcs and can be ended and started again: nodes, drivers and jobs go on.  DIR is
 the service's home, with the secret of the cluster in `ray.token`, which is made when there is none.
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.head.commands import Part, flags, variables
-from cluster.local.certificates import machine_variables
-from cluster.local.environment import process_environment
+from cluster.local.certificates import machine_variables, own_environment
+from cluster.local.environment import machine_environment
 from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
+from cluster.ray.addresses import address_towards
 from cluster.ray.joining import ray_start
 
 
@@ -29,7 +30,9 @@ def main(words: Sequence[str]) -> int:
         "--head", default="127.0.0.2:6379", help="address and port of the head, which nodes reach"
     )
     parser.add_argument(
-        "--address", default="", help="address of the drivers' node; that of the head unless given"
+        "--address",
+        default="",
+        help="address of the node; unless given that of the head, and of a member the one that the head sees",
     )
     parser.add_argument("--name", default="", help="name of this process, where a home has several of a part")
     given = parser.parse_args(words)
@@ -42,7 +45,11 @@ def main(words: Sequence[str]) -> int:
         return 2
     name = given.name or str(part)
     temporary = folders.temporary_of(name)
-    address = given.address or given.head.rpartition(":")[0]
+    try:
+        address = given.address or _address(part, given.head)
+    except (OSError, ValueError) as error:
+        print(f"{given.head} is not the address and port of a head that is reached: {error}", file=sys.stderr)
+        return 2
     command = ray_start(
         sys.executable, flags(part, name=name, address=address, head=given.head, temporary=temporary)
     )
@@ -52,11 +59,17 @@ def main(words: Sequence[str]) -> int:
         folders.address.write_text(f"{given.head}\n")
     try:
         tls = machine_variables(folders, name, address, temporary)
-        environment = process_environment(folders.home, **variables(part, folders.home / "gcs"), **tls)
+        # A controller is reached at the address of the node through which it connects.
+        own_environment(folders, [address])
+        environment = machine_environment(folders.home, **variables(part, folders.home / "gcs"), **tls)
     except ProviderError as error:
         print(error, file=sys.stderr)
         return 2
     return os.execve(command[0], command, environment)  # noqa: S606  # a list, no shell
+
+
+def _address(part: Part, head: str) -> str:
+    return address_towards(head) if part is Part.MEMBER else head.rpartition(":")[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""By which flags and variables a machine is the Ray head of a server, or the node for drivers beside it (pure)."""
+"""By which flags and variables a machine is the Ray head of a server, or a node of the server's own (pure)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Part(StrEnum):
     HEAD = "head"
     #: A Ray node that carries drivers alone, and lives on while the head is started again.
     DRIVERS = "drivers"
+    #: A Ray node that carries nothing: Ray lets a controller connect through a node of its own machine alone.
+    MEMBER = "member"
 
 
 def flags(part: Part, *, name: str, address: str, head: str, temporary: Path) -> list[str]:
@@ -41,6 +43,8 @@ def flags(part: Part, *, name: str, address: str, head: str, temporary: Path) ->
     if part is Part.HEAD:
         port = head.rpartition(":")[2]
         return ["--head", f"--port={port}", "--no-monitor", "--include-dashboard=false", *own]
+    if part is Part.MEMBER:
+        return [f"--address={head}", *own]
     return [f"--address={head}", f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}", *own]
 
 

@@ -25,6 +25,7 @@ from cluster.ray.certificates import (
     OWN_FILE,
     CertificateUnusable,
     Credentials,
+    addresses_in,
     expires_at,
     issue,
     make_authority,
@@ -93,16 +94,18 @@ def own_environment(
 ) -> dict[str, str]:
     """Variables of a process that connects to the cluster from beside its head; none without TLS.
 
-    Its certificate is made where there is none, and again in the second half of its time.  `addresses` are those of the
-    head's machine, the local head's by default.  Raises ProviderError when it cannot be made.
+    Its certificate is made where there is none, and again in the second half of its time.  `addresses` are those at
+    which the process is reached besides the local head's and those that the certificate has already.  Raises
+    ProviderError when it cannot be made.
     """
     authority = _read(folders)
     if authority is None:
         return {}
     own = folders.tls / OWN_FILE
     try:
-        if addresses or _end_of(own) < clock() + _RENEWED_S:
-            named = addresses or (head_address(folders.home),)
+        before = _addresses_of(own)
+        if not {*addresses} <= {*before} or _end_of(own) < clock() + _RENEWED_S:
+            named = dict.fromkeys((*addresses, head_address(folders.home), *before))
             write_files(folders.tls, authority, issue(authority, "remora service", named, clock()))
     except CertificateUnusable as error:
         raise ProviderError(_unusable(folders.authority, error)) from error
@@ -151,6 +154,14 @@ def _end_of(own: Path) -> float:
         return expires_at(own.read_bytes())
     except (OSError, CertificateUnusable):
         return 0.0
+
+
+def _addresses_of(own: Path) -> list[str]:
+    """What the certificate of a file names; nothing where there is none, or a damaged one."""
+    try:
+        return addresses_in(own.read_bytes())
+    except (OSError, CertificateUnusable):
+        return []
 
 
 def _read(folders: ClusterFolders) -> Credentials | None:

@@ -16,7 +16,6 @@ import logging
 import os
 import shlex
 import signal
-import socket
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from cluster.node.agent.metadata import URL
 from cluster.node.agent.naming import node_id
 from cluster.node.boot import NodeFileUnusable, NodeRuntime, given_address, parse, start_of
 from cluster.provider import InvalidRequest
+from cluster.ray.addresses import address_towards
 from cluster.ray.certificates import AUTHORITY_FILE, OWN_FILE, CertificateUnusable, issue, parse_authority
 from remora import cgroups
 from remora.machine_isolation import offered
@@ -116,7 +116,7 @@ def _certify(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) ->
     text = _secret(node, authority_name(node.cluster), stopping)
     if not text:
         return False
-    address = given_address(runtime.ray_flags) or _address_towards(node.head)
+    address = given_address(runtime.ray_flags) or address_towards(node.head)
     try:
         authority = parse_authority(text.encode())
         own = issue(authority, f"node {address}", [address], time.time())
@@ -129,15 +129,6 @@ def _certify(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) ->
     _write(folder / OWN_FILE, own.joined().decode())
     log.info("the certificate of this node for %s is made", address)
     return True
-
-
-def _address_towards(head: str) -> str:
-    """The address of this machine that the head sees, which is the one that Ray takes; nothing is sent."""
-    host, _, port = head.rpartition(":")
-    family, _, _, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)
-        return str(probe.getsockname()[0])
 
 
 def _secret(node: NodeFile, name: str, stopping: threading.Event) -> str:

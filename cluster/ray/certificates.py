@@ -109,6 +109,16 @@ def expires_at(certificate: bytes) -> float:
         raise CertificateUnusable("it holds no certificate in PEM") from error
 
 
+def addresses_in(certificate: bytes) -> list[str]:
+    """The addresses and names in a certificate (PEM).  Raises CertificateUnusable when it is none."""
+    try:
+        parsed = x509.load_pem_x509_certificate(certificate)
+        names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as error:
+        raise CertificateUnusable("it holds no certificate with addresses in PEM") from error
+    return [str(name.value) for name in names]
+
+
 def tls_environment(folder: PurePath) -> dict[str, str]:
     """Variables of a process of Ray that uses the files of this folder."""
     return {

@@ -18,7 +18,7 @@ def arguments_of(unit: Unit, installation: Installation, layout: Layout) -> list
     """Module and arguments of a process (pure)."""
     home = ["--home", str(layout.home)]
     match unit.kind:
-        case Kind.HEAD | Kind.DRIVERS:
+        case Kind.HEAD | Kind.DRIVERS | Kind.MEMBER:
             return ["cluster.head", str(unit.kind), *home, "--head", installation.head, "--name", unit.name]
         case Kind.API:
             return ["service.main", *home, "--port", str(unit.port), "--log-format", "json"]

@@ -14,8 +14,13 @@ class Kind(StrEnum):
 
     HEAD = "head"
     DRIVERS = "drivers"
+    MEMBER = "member"
     API = "api"
     CONTROLLER = "controller"
+
+
+#: What runs a part of Ray.
+OF_RAY = (Kind.HEAD, Kind.DRIVERS, Kind.MEMBER)
 
 
 @dataclass(frozen=True)
@@ -30,19 +35,21 @@ class Unit:
     @property
     def stop_s(self) -> int:
         """Seconds between the request to end and the end by force."""
-        return 5 if self.kind in (Kind.HEAD, Kind.DRIVERS) else 15
+        return 5 if self.kind in OF_RAY else 15
 
 
 def units_of(installation: Installation, releases_of_drivers: Sequence[str] = ()) -> list[Unit]:
     """All processes, in the order in which they are started.
 
     Drivers run code of the release that started their node; there is a node for each release that drivers still run in.
+    Where the head is on another machine, controllers connect through a member of its cluster.
     """
     head = [Unit("head", Kind.HEAD)] if installation.has_head else []
+    member = [Unit("member", Kind.MEMBER)] if installation.controllers and not head else []
     drivers = [Unit(f"drivers-{release}", Kind.DRIVERS) for release in releases_of_drivers]
     apis = [Unit(f"api-{n + 1}", Kind.API, installation.port + n) for n in range(installation.apis)]
     controllers = [Unit(f"controller-{n + 1}", Kind.CONTROLLER) for n in range(installation.controllers)]
-    return [*head, *(drivers if installation.has_head else []), *apis, *controllers]
+    return [*head, *member, *(drivers if installation.has_head else []), *apis, *controllers]
 
 
 def command_of(unit: Unit, layout: Layout) -> list[str]:
@@ -59,13 +66,14 @@ def systemd_unit(unit: Unit, installation: Installation, layout: Layout) -> str:
     """The text of `remora-NAME.service`."""
     # Nodes of the local cluster are processes that a controller starts and the next one goes on with.
     kill = "process" if unit.kind is Kind.CONTROLLER else "control-group"
+    after = " remora-head.service remora-member.service" if unit.kind is Kind.CONTROLLER else ""
     user = [f"User={installation.user}", f"Group={installation.user}"] if installation.user else []
     closed = ["NoNewPrivileges=yes", "ProtectSystem=full", "PrivateTmp=yes"] if unit.kind is Kind.API else []
     lines = [
         "[Unit]",
         f"Description=Remora: {unit.name}",
         "Wants=network-online.target",
-        "After=network-online.target",
+        f"After=network-online.target{after}",
         "StartLimitIntervalSec=0",
         "",
         "[Service]",
@@ -110,8 +118,8 @@ def supervisord_configuration(units: Sequence[Unit], layout: Layout, socket: str
 def _program(unit: Unit, layout: Layout) -> list[str]:
     # A drivers' node that is retired ends for good.
     again = "unexpected" if unit.kind is Kind.DRIVERS else "true"
-    # Ray's processes of the head are a group; those of local nodes have sessions of their own.
-    is_group = "true" if unit.kind in (Kind.HEAD, Kind.DRIVERS) else "false"
+    # Ray's processes of a part are a group; those of local nodes have sessions of their own.
+    is_group = "true" if unit.kind in OF_RAY else "false"
     return [
         f"[program:{unit.name}]",
         f"command={' '.join(command_of(unit, layout)).replace('%', '%%')}",

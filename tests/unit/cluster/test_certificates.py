@@ -31,6 +31,7 @@ from cluster.ray.certificates import (
     TLS_VARIABLES,
     CertificateUnusable,
     Credentials,
+    addresses_in,
     expires_at,
     issue,
     make_authority,
@@ -178,6 +179,22 @@ def test_the_services_certificate_is_renewed_in_the_second_half_of_its_time(
     own_environment(encrypted, clock=at(NOW + 0.6 * MACHINE_DAYS * DAY_S))
     renewed = (encrypted.tls / OWN_FILE).read_bytes()
     assert expires_at(renewed) == pytest.approx(NOW + 1.6 * MACHINE_DAYS * DAY_S, abs=1)
+
+
+def test_the_services_certificate_keeps_the_addresses_at_which_it_is_reached(
+    encrypted: ClusterFolders,
+) -> None:
+    own = encrypted.tls / OWN_FILE
+    own_environment(encrypted, clock=at(NOW))
+    own_environment(encrypted, ["10.70.0.4"], clock=at(NOW))
+    first = own.read_bytes()
+    own_environment(encrypted, ["10.70.0.4"], clock=at(NOW))
+    assert own.read_bytes() == first
+    own_environment(encrypted, clock=at(NOW + 0.6 * MACHINE_DAYS * DAY_S))
+    assert own.read_bytes() != first
+    assert sorted(addresses_in(own.read_bytes())) == sorted(
+        ["10.70.0.4", head_address(encrypted.home), "localhost", "127.0.0.1"]
+    )
 
 
 def test_a_damaged_certificate_of_the_service_is_replaced(encrypted: ClusterFolders) -> None:

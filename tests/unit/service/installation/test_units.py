@@ -51,7 +51,14 @@ def test_the_processes_are_those_that_were_asked_for() -> None:
     ]
     assert [unit.port for unit in units if unit.kind is Kind.API] == [7265, 7266]
     elsewhere = units_of(installation(has_head=False, apis=1, controllers=1), ["1.0-a"])
-    assert [unit.name for unit in elsewhere] == ["api-1", "controller-1"]
+    # Ray lets a controller connect through a node of its own machine alone.
+    assert [unit.name for unit in elsewhere] == ["member", "api-1", "controller-1"]
+    texts = [systemd_unit(unit, installation(has_head=False), LAYOUT) for unit in elsewhere]
+    assert ["remora-member.service" in text for text in texts] == [False, False, True]
+    words = arguments_of(elsewhere[0], installation(has_head=False), LAYOUT)
+    assert words[:2] == ["cluster.head", "member"]
+    assert words[-4:] == ["--head", "10.0.0.4:6379", "--name", "member"]
+    assert [unit.name for unit in units_of(installation(has_head=False, controllers=0))] == ["api-1", "api-2"]
 
 
 def test_only_the_drivers_stay_with_their_release() -> None:
