@@ -154,11 +154,28 @@ def make_user(machine):
 
 def run(*words):
     """Run a program.  Raises NotYet with the end of what it said."""
-    done = subprocess.run(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+    try:
+        done = subprocess.run(
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+    except OSError as error:
+        raise NotYet(f"{words[0]} cannot be run: {error.strerror}") from None
     if done.returncode != 0:
         raise NotYet(f"{' '.join(words[:4])} failed: {done.stdout.strip()[-500:]}")
+
+
+def install_package(name):
+    """Install a package of the machine's own distribution."""
+    run("apt-get", "update", "-qq")
+    run("apt-get", "install", "-y", "-qq", name)
+
+
+def install_client():
+    """The programs by which `remora-server` makes a backup of PostgreSQL; each upgrade begins with one."""
+    if shutil.which("pg_dump") is None:
+        install_package("postgresql-client")
+        if shutil.which("pg_dump") is None:
+            raise NotYet("postgresql-client is installed, and pg_dump is missing")
 
 
 def install_release(machine):
@@ -176,8 +193,7 @@ def install_release(machine):
     wheel.parent.mkdir(parents=True, exist_ok=True)
     wheel.write_bytes(machine.blob(name))
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True).returncode != 0:
-        run("apt-get", "update", "-qq")
-        run("apt-get", "install", "-y", "-qq", "python3-venv")
+        install_package("python3-venv")
     run(sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin/python")
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[service,azure]")
@@ -210,6 +226,8 @@ def apply(machine):
     """Everything; returns a sentence for the journal."""
     make_user(machine)
     digest = write_settings(machine)
+    if machine.document["database"]:
+        install_client()
     folder = install_release(machine)
     done, wanted = machine.path("/var/lib/remora-apply/done"), f"{folder.name} {digest}\n"
     if done.exists() and done.read_text() == wanted:

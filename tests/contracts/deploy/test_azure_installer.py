@@ -42,6 +42,14 @@ def release(folder: Path, version: str, has_server: bool = True) -> Path:
     return folder / name
 
 
+#: What apt-get is here: it writes down what it was called with, and brings the program that is asked for.
+APT_GET = """\
+#!/bin/sh
+echo "$@" >>{folder}/called
+case "$*" in *postgresql-client) {ln} -sf {true} {folder}/pg_dump ;; esac
+"""
+
+
 class Machine:
     """A machine of the deployment whose files lie below a folder."""
 
@@ -50,6 +58,14 @@ class Machine:
         self.root = folder / "root"
         self.calls = folder / "calls"
         self._document = folder / "document.json"
+        #: All programs that are found on it by their names.
+        self.programs = folder / "programs"
+        self.programs.mkdir()
+        apt_get = self.programs / "apt-get"
+        apt_get.write_text(
+            APT_GET.format(folder=self.programs, ln=shutil.which("ln"), true=shutil.which("true"))
+        )
+        apt_get.chmod(0o755)
 
     def apply(self, user: str = "") -> tuple[int, str]:
         """What the timer calls each minute: exit code and what the journal has of it."""
@@ -58,7 +74,7 @@ class Machine:
         words = [str(INSTALLER), str(self._document), "--root", str(self.root), "--user", user]
         done = subprocess.run(
             [sys.executable, *words, "--metadata", self.azure.server.url],
-            env={**os.environ, "CALLS": str(self.calls), "PIP_NO_INDEX": "1"},
+            env={**os.environ, "CALLS": str(self.calls), "PIP_NO_INDEX": "1", "PATH": str(self.programs)},
             capture_output=True,
             text=True,
             # As on the machine, whose start-up data sets it for what it fetches.
@@ -69,6 +85,11 @@ class Machine:
 
     def read(self, path: str) -> str:
         return (self.root / path.lstrip("/")).read_text()
+
+    def installed(self) -> list[str]:
+        """What apt-get was called with."""
+        called = self.programs / "called"
+        return called.read_text().splitlines() if called.exists() else []
 
     def mode(self, path: str) -> str:
         return stat.filemode((self.root / path.lstrip("/")).stat().st_mode)
@@ -200,6 +221,24 @@ def test_the_home_and_its_secrets_are_the_users(azure: Subscription, machine: Ma
     assert sorted(found) == [".", "ray-tls", "ray-tls/authority.pem", "ray.token"]
     assert {one.st_uid for one in found.values()} == {owner}
     assert {stat.S_IMODE(one.st_mode) & 0o077 for one in found.values()} == {0}
+
+
+def test_what_makes_backups_of_postgresql_is_installed_once_and_only_with_it(
+    azure: Subscription, machine: Machine
+) -> None:
+    azure.up("trial")
+    machine.apply()
+    assert machine.installed() == []
+    azure.up("trial", "--set", "postgres=true")
+    for _ in range(2):
+        assert "releases/current" in machine.apply()[1]
+        assert machine.installed() == ["update -qq", "install -y -qq postgresql-client"]
+    # An apt-get that brings nothing is not believed.
+    (machine.programs / "pg_dump").unlink()
+    (machine.programs / "apt-get").write_text("#!/bin/sh\n")
+    assert "pg_dump is missing" in machine.apply()[1]
+    (machine.programs / "apt-get").unlink()
+    assert "apt-get cannot be run: No such file" in machine.apply()[1]
 
 
 def test_a_folder_in_the_place_of_a_secret_is_said(azure: Subscription, machine: Machine) -> None:

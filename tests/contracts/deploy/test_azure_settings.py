@@ -173,7 +173,40 @@ def test_no_node_has_a_public_address_and_all_go_out_by_the_gateway(azure: Subsc
     assert public == [SERVICE]
 
 
+def test_what_of_ray_runs_on_the_service_and_the_head_reaches_each_other_at_all_ports(
+    azure: Subscription,
+) -> None:
+    azure.up("team")
+    for name in (SERVICE, "remora-remora-nodes"):
+        allowed = [one for one in rules_of(azure, name) if one["access"] == "Allow"]
+        (inside,) = [one for one in allowed if "10.70.0.0/24" in one["sourceAddressPrefixes"]]
+        assert (inside["protocol"], inside["destinationPortRange"]) == ("*", "*")
+    (network,) = [one for one in azure.resources if one["type"].endswith("/virtualNetworks")]
+    service = next(one for one in network["properties"]["subnets"] if one["name"] == "service")
+    assert service["properties"]["addressPrefix"] == "10.70.0.0/24"
+    addresses = [
+        one["properties"]["ipConfigurations"][0]["properties"]["privateIPAddress"]
+        for one in azure.resources
+        if one["type"].endswith("/networkInterfaces") and one["name"] in (SERVICE, HEAD)
+    ]
+    assert sorted(addresses) == ["10.70.0.4", "10.70.0.5"]
+
+
 # --- what pages and other files say
+
+
+#: The version of the package postgresql-client in the images of the machines: packages.ubuntu.com.
+CLIENTS = {"ubuntu-24_04-lts": 16}
+
+
+def test_the_client_of_postgresql_is_not_older_than_its_server() -> None:
+    """pg_dump refuses a server that is newer than itself."""
+    image = re.search(r"offer: '(.+)'", (ROOT / "deploy/azure/modules/machine.bicep").read_text())
+    server = re.search(r"version: '(\d+)'", (ROOT / "deploy/azure/modules/database.bicep").read_text())
+    assert image is not None
+    assert server is not None
+    assert CLIENTS[image[1]] >= int(server[1])
+    assert f"PostgreSQL {server[1]}," in pages()["docs/deploy.md"]
 
 
 def test_the_sizes_are_ones_of_which_the_price_is_known() -> None:
