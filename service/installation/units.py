@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,8 @@ class Kind(StrEnum):
     CONTROLLER = "controller"
 
 
+#: Names of releases: what else the folder of running processes names, which their user can write to, becomes no unit.
+_RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,100}")
 #: What runs a part of Ray.
 OF_RAY = (Kind.HEAD, Kind.DRIVERS, Kind.MEMBER)
 
@@ -46,7 +49,8 @@ def units_of(installation: Installation, releases_of_drivers: Sequence[str] = ()
     """
     head = [Unit("head", Kind.HEAD)] if installation.has_head else []
     member = [Unit("member", Kind.MEMBER)] if installation.controllers and not head else []
-    drivers = [Unit(f"drivers-{release}", Kind.DRIVERS) for release in releases_of_drivers]
+    named = [release for release in releases_of_drivers if _RELEASE.fullmatch(release)]
+    drivers = [Unit(f"drivers-{release}", Kind.DRIVERS) for release in named]
     apis = [Unit(f"api-{n + 1}", Kind.API, installation.port + n) for n in range(installation.apis)]
     controllers = [Unit(f"controller-{n + 1}", Kind.CONTROLLER) for n in range(installation.controllers)]
     return [*head, *member, *(drivers if installation.has_head else []), *apis, *controllers]

@@ -61,6 +61,12 @@ def test_the_processes_are_those_that_were_asked_for() -> None:
     assert [unit.name for unit in units_of(installation(has_head=False, controllers=0))] == ["api-1", "api-2"]
 
 
+@pytest.mark.parametrize("name", ["", "..", "1.0\nUser=root", "a b", "%h", "x" * 200])
+def test_a_file_that_names_no_release_becomes_no_unit(name: str) -> None:
+    kinds = [unit.name for unit in units_of(installation(), ["1.0-a", name]) if unit.kind is Kind.DRIVERS]
+    assert kinds == ["drivers-1.0-a"]
+
+
 def test_only_the_drivers_stay_with_their_release() -> None:
     texts = {
         unit.name: systemd_unit(unit, installation(), LAYOUT) for unit in units_of(installation(), ["1.0-a"])
