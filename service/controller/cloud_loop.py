@@ -22,6 +22,7 @@ from service.loops.ray_programs import ProgramWatch
 from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.tick import Tick
+from service.store.leases import Lease
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +60,10 @@ class CloudLoop:
         self.deletion = Deletion(monotonic)
         #: Why jobs do not have all the nodes that they could use, by job id, as the newest plan said.
         self.why_short: Mapping[str, str] = {}
-        #: What Ray programs ask for and hold, as the newest observation said.
-        self.programs: Programs = NO_PROGRAMS
+        #: What Ray programs ask for and hold, as the newest observation said; None: it did not ask.
+        self._programs: Programs | None = None
+        #: Under which lease that was.
+        self._observed_under: Lease | None = None
         self._watch = ProgramWatch()
 
     def use(self, connection: ClusterConnection) -> None:
@@ -70,6 +73,12 @@ class CloudLoop:
         self._connection = connection
         self._state = ObservationState(connection)
         self._observed_at = -math.inf
+
+    def programs(self, lease: Lease) -> Programs | None:
+        """What Ray programs ask for and hold; None: this was not asked under this lease, so that it is not known."""
+        if self._connection.ray_programs is None:
+            return NO_PROGRAMS
+        return self._programs if self._observed_under == lease else None
 
     def drill(self, tick: Tick) -> None:
         """Bring each drill one step on.  Raises Fenced."""
@@ -103,8 +112,10 @@ class CloudLoop:
             self._note_failure(connection, error, now)
             record_cluster_hidden(new_tick(), str(error))
             return
-        scaled = scale(new_tick(), access, observation, self._watch)
-        self.why_short, self.programs = scaled.why_short, scaled.programs
+        tick = new_tick()
+        scaled = scale(tick, access, observation, self._watch)
+        self.why_short, self._programs = scaled.why_short, scaled.programs
+        self._observed_under = tick.lease
         if connection is self._connection:
             self._state = ObservationState(connection)
 

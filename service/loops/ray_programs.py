@@ -34,8 +34,8 @@ class ProgramWatch:
 
     def __init__(self) -> None:
         self._seen: Mapping[str, Sighting] = {}
-        #: The policies of the last tick serve Ray programs, so that Ray is asked what they ask for.
-        self.is_wanted = False
+        #: The policies serve Ray programs, so that Ray is asked what they ask for; before the first tick they may.
+        self.is_wanted = True
 
     def serves(self, asked: RayDemand | None, policies: Policies) -> bool:
         """Ray was asked what programs ask for, and the policies serve them; otherwise all is forgotten."""

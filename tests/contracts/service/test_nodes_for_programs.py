@@ -152,6 +152,32 @@ def test_no_job_starts_on_what_a_program_holds(world: World) -> None:
     assert own.bought_for == job_id
 
 
+@pytest.mark.parametrize("change", ["leader", "policies"])
+def test_no_job_starts_before_it_is_known_what_programs_hold(world: World, change: str) -> None:
+    """The loops that start jobs do not wait for the one that asks Ray."""
+    world.ray_programs.demand = GANG
+    for _ in world.ticks_until("nodes for the gang"):
+        if len(ready(world)) == 2:
+            break
+    held = ready(world)[0]
+    world.ray_programs.demand = RayDemand(held={held.id: {"CPU": 1.0}})
+    if change == "leader":
+        controller = world.succeed()
+    else:
+        controller = world.controller
+        apply(world, DOCUMENT.format(max_nodes=2))
+        world.tick(2)
+        apply(world, SERVING.format(usd=5))
+    world.now += 0.25
+    jobs = [world.submit(min_workers=1, max_workers=1) for _ in range(2)]
+    assert controller.holder.step(world.now) is not None
+    assert controller.work(lambda: world.now)
+    assert [world.job(one).state for one in jobs] == [JobState.QUEUED, JobState.QUEUED]
+    # The first observation of a leader asks Ray; after new policies, the second one does.
+    world.tick(1 if change == "leader" else 2)
+    assert [world.job(one).state for one in jobs] == [JobState.ADMITTED, JobState.QUEUED]
+
+
 def test_where_programs_are_not_served_nothing_is_asked_bought_or_shown(
     world: World, client: TestClient
 ) -> None:
