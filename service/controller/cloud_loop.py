@@ -19,6 +19,7 @@ from service.loops.deletion import Deletion
 from service.loops.drill import drill
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.loops.ray_programs import ProgramWatch
+from service.loops.recount import Recount
 from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.tick import Tick
@@ -57,6 +58,7 @@ class CloudLoop:
         self._observed_at = -math.inf
         self._state = ObservationState(connection)
         self._retention = Retention(monotonic)
+        self._recount = Recount(monotonic)
         self.deletion = Deletion(monotonic)
         #: Why jobs do not have all the nodes that they could use, by job id, as the newest plan said.
         self.why_short: Mapping[str, str] = {}
@@ -85,9 +87,13 @@ class CloudLoop:
         drill(tick, self._connection.rehearsal)
 
     def retain(self, tick: Tick) -> None:
-        """Delete some rows and files, old ones and those of deleted jobs; a storage may be slow.  Raises Fenced."""
+        """Delete some rows and files, old ones and those of deleted jobs, and count some of what is kept.
+
+        A storage may be slow.  Raises Fenced.
+        """
         self.deletion.step(tick)
         self._retention.step(tick)
+        self._recount.step(tick)
 
     def scale(self, new_tick: Callable[[], Tick]) -> None:
         """Observe the cluster, unless that was done just now, and carry out a plan; its tick begins after that.
