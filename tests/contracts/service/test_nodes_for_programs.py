@@ -124,6 +124,28 @@ def test_what_no_pool_can_hold_is_refused_once_with_an_event(world: World, clien
     assert living(world) == []
 
 
+def test_of_a_group_of_different_bundles_a_part_may_be_bought_which_its_reasons_say(
+    world: World, client: TestClient
+) -> None:
+    apply(world, SERVING.format(usd=5).replace("max_nodes: 4", "max_nodes: 1"))
+    half = Bundle({"CPU": 0.5})
+    world.ray_programs.demand = RayDemand(gangs=(Gang("ab" * 18, Strategy.PACK, (CPU, half)),))
+    for _ in world.ticks_until("a node for one of them"):
+        if len(ready(world)) == 1:
+            break
+    world.tick()
+    said = [one.reason for one in asked(client)]
+    assert len(said) == 2
+    for reason in said:
+        assert reason.endswith(
+            "; nodes for other bundles of its placement group may be there already, and stay while it waits"
+        )
+    assert any("pool 'cpu' may have 1 node" in reason for reason in said)
+    world.now += 600.0
+    world.tick(3)
+    assert len(ready(world)) == 1, "it stays"
+
+
 def test_a_spent_budget_of_the_project_stops_growth_with_its_reason(world: World, client: TestClient) -> None:
     apply(world, SERVING.format(usd=0))
     world.ray_programs.demand = GANG
