@@ -109,6 +109,18 @@ def expires_at(certificate: bytes) -> float:
         raise CertificateUnusable("it holds no certificate in PEM") from error
 
 
+def names_of(certificate: bytes) -> list[str]:
+    """The addresses and names of a certificate (PEM).  Raises CertificateUnusable when it is none."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except ValueError as error:
+        raise CertificateUnusable("it holds no certificate in PEM") from error
+    except x509.ExtensionNotFound:
+        return []
+    return [*map(str, names.get_values_for_type(x509.IPAddress)), *names.get_values_for_type(x509.DNSName)]
+
+
 def tls_environment(folder: PurePath) -> dict[str, str]:
     """Variables of a process of Ray that uses the files of this folder."""
     return {
