@@ -304,6 +304,18 @@ class RayLauncher:
         return True
 
     def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
+        try:
+            return self._send_poll(attempt_id, after)
+        except (
+            Exception
+        ) as error:  # what has the name of the driver may be no driver; the others are polled on
+            self._handles.pop(attempt_id, None)
+            log.warning(
+                "the driver of attempt %s cannot be polled, it is tried again: %.300r", attempt_id, error
+            )
+            return None
+
+    def _send_poll(self, attempt_id: str, after: int) -> DriverGone | None:
         if attempt_id in self._starting and isinstance(gone := self._start_result(attempt_id), DriverGone):
             return gone
         handle = self._handle(attempt_id)

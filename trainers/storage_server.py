@@ -86,10 +86,14 @@ class StorageServer:
     def _ask(self, attempt_id: str, polled: _Polled, now: float) -> None:
         if polled.driver is None:
             polled.driver = driver_actors.find(driver_actors.name_of(attempt_id))
-        if polled.driver is None:
+        if polled.driver is not None:
+            try:
+                polled.asked = polled.driver.storage_poll.remote()
+            except Exception as error:  # what has the name of the driver may be no driver
+                log.warning("a driver cannot be asked which storage it needs: %.300r", error)
+                polled.driver = None
+        if polled.asked is None:
             polled.again_at = now + _PAUSE_S
-        else:
-            polled.asked = polled.driver.storage_poll.remote()
 
     def _take(self, polled: _Polled, scopes: Scopes) -> None:
         reference, polled.asked = polled.asked, None

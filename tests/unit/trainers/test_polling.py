@@ -66,6 +66,17 @@ def test_a_driver_that_answers_wrongly_is_asked_again_and_the_others_are_heard(
     assert launcher.poll(["ours", "hostile"], {}) == {"ours": [RECORD], "hostile": [RECORD]}
 
 
+def test_an_actor_that_is_no_driver_is_looked_up_again_and_the_others_are_heard(
+    drivers: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    drivers.update(hostile=object(), ours=Driver([RECORD]))
+    launcher = RayLauncher()
+    assert launcher.poll(["hostile", "ours"], {}) == {"ours": [RECORD]}
+    assert "attempt hostile" in caplog.text
+    drivers["hostile"] = Driver([RECORD])
+    assert launcher.poll(["hostile"], {}) == {"hostile": [RECORD]}
+
+
 def test_a_driver_that_died_or_lost_its_plan_ends_its_attempt(drivers: dict[str, Driver]) -> None:
     drivers.update(died=Driver(ActorDiedError()), empty=Driver(None), ours=Driver([RECORD]))
     answers = RayLauncher().poll(["died", "empty", "ours"], {})

@@ -139,6 +139,16 @@ def test_an_attempt_that_is_served_no_more_is_not_answered(
     assert red.answers.empty()
 
 
+def test_an_actor_that_is_no_driver_keeps_no_other_waiting(
+    ray: Ray, serve: Callable[[dict[str, Scopes]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_server, "_PAUSE_S", 3600.0)
+    monkeypatch.setitem(ray.drivers, "a", object())  # type: ignore[arg-type]
+    blue = ray.drivers["b"] = Driver()
+    serve({"a": RED, "b": BLUE})
+    assert blue.ask(1).refusal == "jobs/blue"
+
+
 def test_it_goes_on_when_ray_does_not_answer_for_a_moment(
     ray: Ray, serve: Callable[[dict[str, Scopes]], None]
 ) -> None:
