@@ -8,6 +8,9 @@ On this machine the kernel decides by the owner of the socket that listens, whic
 has been open: who asks is noted when a command's SYN leaves, and the answer to it, which the kernel sends on behalf of
 the listening socket, becomes a refusal where that socket is one of the platform's.
 
+A SYN may have no owner: the kernel has sockets of its own, also on behalf of a command (the TCP below AF_SMC).  So that
+of no user is treated as that of a job.
+
 Source: nft(8); RFC 9293, 3.10.7.3 (a RST that acknowledges the SYN refuses the connection);
 https://learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16
 """
@@ -25,6 +28,8 @@ TABLE = "remora"
 #: Connections to this machine that a user may try in a second, and at once; and how many are remembered.  One that no
 #: job answered is remembered for three minutes, longer than the kernel repeats an answer.
 _A_SECOND, _AT_ONCE, _MOST = 1000, 20_000, 262_144
+#: No user's number: every socket with an owner has another one.
+_NO_UID = 2**32 - 1
 _RULESET = """\
 add table inet {table}
 delete table inet {table}
@@ -42,6 +47,8 @@ table inet {table} {{
     type filter hook output priority filter; policy accept;
     meta skuid {first}-{last} jump jobs
     tcp flags & (syn | ack) == syn | ack jump answers
+    meta skuid != {no_uid} return
+    tcp flags & (syn | ack) == syn jump jobs
   }}
   chain jobs {{
     meta l4proto != tcp return
@@ -55,6 +62,11 @@ table inet {table} {{
   chain here {{
     tcp flags & (syn | ack) != syn return
     update @tries {{ meta skuid limit rate over {a_second}/second burst {at_once} packets }} reject with tcp reset
+    meta skuid != {no_uid} goto noted
+    limit rate over {a_second}/second burst {at_once} packets reject with tcp reset
+    goto noted
+  }}
+  chain noted {{
     update @asked4 {{ ip saddr . tcp sport . ip daddr . tcp dport }} return
     update @asked6 {{ ip6 saddr . tcp sport . ip6 daddr . tcp dport }} return
     reject with tcp reset
@@ -107,6 +119,7 @@ def ruleset(uids: UidRange, node_uid: int) -> str:
         a_second=_A_SECOND,
         at_once=_AT_ONCE,
         most=_MOST,
+        no_uid=_NO_UID,
     )
 
 

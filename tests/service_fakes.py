@@ -108,7 +108,7 @@ class FakeLauncher:
         self.preparations: tuple[BuildAhead, ...] = ()
         #: Attempts that have had a driver, or shall have none.
         self.claimed: set[str] = set()
-        #: Raised by the next calls of that name, until removed.
+        #: Raised by the next calls of that name, or of that name for an attempt, until removed.
         self.failing: dict[str, Exception] = {}
         #: True: it is the time to list all attempts that have drivers.
         self.lists_attempts = False
@@ -168,6 +168,7 @@ class FakeLauncher:
     def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
         del token
         self._maybe_fail("keep")
+        self._maybe_fail(f"keep {attempt_id}")
         driver = self.drivers[attempt_id]
         if (driver.heard[-1] if driver.heard else {}) != nodes:
             driver.heard.append(dict(nodes))

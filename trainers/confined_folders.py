@@ -74,7 +74,11 @@ class ConfinedFolder:
 
         In the order of their names; what vanishes meanwhile is passed over.
         """
-        return _files(self._descriptor, "", MAX_DEPTH)
+        return ((name, status) for name, status in self.entries() if stat.S_ISREG(status.st_mode))
+
+    def entries(self) -> Iterator[tuple[str, os.stat_result]]:
+        """As `files`, of all that lies below: also folders, each before what is in it, and what is no regular file."""
+        return _entries(self._descriptor, "", MAX_DEPTH)
 
     def open_file(self, name: str) -> BufferedReader:
         """A file below this folder, to read."""
@@ -190,15 +194,14 @@ def _as_file(descriptor: int, name: str) -> int:
     return descriptor
 
 
-def _files(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+def _entries(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as found:
         names = sorted(entry.name for entry in found)
     for last in names:
         name = prefix + last
         try:
             status = os.stat(last, dir_fd=folder, follow_symlinks=False)
-            if stat.S_ISREG(status.st_mode):
-                yield name, status
+            yield name, status
             if not stat.S_ISDIR(status.st_mode):
                 continue
             below = _opened(last, _FOLDER, folder, name)
@@ -207,7 +210,7 @@ def _files(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, os.stat_
         try:
             if depth <= 1:
                 raise OutsideFolder(f"{name[:200]!a} lies in more than {MAX_DEPTH} folders")
-            yield from _files(below, f"{name}/", depth - 1)
+            yield from _entries(below, f"{name}/", depth - 1)
         finally:
             os.close(below)
 

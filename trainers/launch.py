@@ -304,6 +304,18 @@ class RayLauncher:
         return True
 
     def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
+        try:
+            return self._send_poll(attempt_id, after)
+        except (
+            Exception
+        ) as error:  # what has the name of the driver may be no driver; the others are polled on
+            self._handles.pop(attempt_id, None)
+            log.warning(
+                "the driver of attempt %s cannot be polled, it is tried again: %.300r", attempt_id, error
+            )
+            return None
+
+    def _send_poll(self, attempt_id: str, after: int) -> DriverGone | None:
         if attempt_id in self._starting and isinstance(gone := self._start_result(attempt_id), DriverGone):
             return gone
         handle = self._handle(attempt_id)
@@ -314,12 +326,22 @@ class RayLauncher:
 
     def _take(self, attempt_id: str, reference: Any) -> list[Record] | DriverGone | None:
         try:
-            records: list[Record] | None = ray.get(reference)
+            records = ray.get(reference)
         except ray.exceptions.RayActorError:
             return self._gone(attempt_id)
+        except (
+            Exception
+        ) as error:  # what a driver raises, or an answer that is refused; the others are polled on
+            log.warning(
+                "the driver of attempt %s cannot be polled, it is tried again: %.300r", attempt_id, error
+            )
+            return None
         if records is None and attempt_id not in self._starting:
             return DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt has lost its plan.")
-        return records
+        if records is None or (type(records) is list and all(map(_is_record, records))):
+            return records
+        log.warning("the driver of attempt %s answers with what is no records, it is tried again", attempt_id)
+        return None
 
     def _gone(self, attempt_id: str) -> DriverGone:
         known = driver_actors.name_of(attempt_id) is not None
@@ -346,6 +368,12 @@ class RayLauncher:
                 return None
             self._handles[attempt_id] = handle
         return self._handles[attempt_id]
+
+
+def _is_record(one: object) -> bool:
+    """Whether each of its fields is of its kind; a driver that was taken over may leave some out."""
+    kinds = (("seq", int), ("at", (int, float)), ("kind", str), ("body", dict))
+    return isinstance(one, Record) and all(isinstance(getattr(one, name, None), kind) for name, kind in kinds)
 
 
 def _close_in_thread(attempt_id: str, claims: Callable[[], Claims]) -> Future[None]:

@@ -86,17 +86,23 @@ class StorageServer:
     def _ask(self, attempt_id: str, polled: _Polled, now: float) -> None:
         if polled.driver is None:
             polled.driver = driver_actors.find(driver_actors.name_of(attempt_id))
-        if polled.driver is None:
+        if polled.driver is not None:
+            try:
+                polled.asked = polled.driver.storage_poll.remote()
+            except Exception as error:  # what has the name of the driver may be no driver
+                log.warning("a driver cannot be asked which storage it needs: %.300r", error)
+                polled.driver = None
+        if polled.asked is None:
             polled.again_at = now + _PAUSE_S
-        else:
-            polled.asked = polled.driver.storage_poll.remote()
 
     def _take(self, polled: _Polled, scopes: Scopes) -> None:
         reference, polled.asked = polled.asked, None
         try:
-            requests: list[tuple[int, StorageRequest]] = ray.get(reference)
-        except ray.exceptions.RayError:
-            # It died; another driver of the attempt is found under its name.
+            requests = _requests(ray.get(reference))
+        except Exception as error:
+            # It died, and another driver of the attempt is found under its name, or its answer is of no use.
+            if not isinstance(error, ray.exceptions.RayActorError):
+                log.warning("a driver cannot be asked which storage it needs: %.300r", error)
             polled.driver, polled.again_at = None, time.monotonic() + _PAUSE_S
             return
         for number, request in requests:
@@ -104,3 +110,11 @@ class StorageServer:
 
     def _send(self, driver: Any, number: int, scopes: Scopes, request: StorageRequest) -> None:
         driver.storage_answer.remote({number: self._answer(scopes, request)})
+
+
+def _requests(answer: Any) -> list[tuple[int, StorageRequest]]:
+    """What a driver answered.  Raises TypeError when that is something else."""
+    for one in answer if type(answer) is list else [answer]:
+        if type(one) is not tuple or [type(part) for part in one] != [int, StorageRequest]:
+            raise TypeError("its answer is no list of requests")
+    return list(answer)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.local.addresses import head_address
+from cluster.local.addresses import addresses_towards, head_address, heads_of
 from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
 from cluster.ray.certificates import (
@@ -25,10 +25,10 @@ from cluster.ray.certificates import (
     OWN_FILE,
     CertificateUnusable,
     Credentials,
-    addresses_in,
     expires_at,
     issue,
     make_authority,
+    names_of,
     parse_authority,
     tls_environment,
 )
@@ -36,6 +36,8 @@ from cluster.ray.certificates import (
 _DAY_S = 86_400.0
 #: A process that starts later than this before its certificate's end gets another one.
 _RENEWED_S = MACHINE_DAYS / 2 * _DAY_S
+#: Names that a certificate of the service keeps.
+_MOST_NAMES = 64
 #: Days before the end of a head's certificate at which it is said.
 SAID_DAYS = 30
 
@@ -94,18 +96,19 @@ def own_environment(
 ) -> dict[str, str]:
     """Variables of a process that connects to the cluster from beside its head; none without TLS.
 
-    Its certificate is made where there is none, and again in the second half of its time.  `addresses` are those at
-    which the process is reached besides the local head's and those that the certificate has already.  Raises
-    ProviderError when it cannot be made.
+    Its certificate is made where there is none, and again in the second half of its time or when it does not name all
+    addresses; what it named stays.  It names `addresses`, that of the local head, those of this machine and of the head
+    that is known.  Raises ProviderError when it cannot be made.
     """
     authority = _read(folders)
     if authority is None:
         return {}
     own = folders.tls / OWN_FILE
     try:
-        before = _addresses_of(own)
-        if not {*addresses} <= {*before} or _end_of(own) < clock() + _RENEWED_S:
-            named = dict.fromkeys((*addresses, head_address(folders.home), *before))
+        before = _names_of(own)
+        named = [*addresses, *_addresses_of(folders)]
+        if not set(named) <= set(before) or _end_of(own) < clock() + _RENEWED_S:
+            named = list(dict.fromkeys((*named, *before)))[:_MOST_NAMES]
             write_files(folders.tls, authority, issue(authority, "remora service", named, clock()))
     except CertificateUnusable as error:
         raise ProviderError(_unusable(folders.authority, error)) from error
@@ -156,12 +159,22 @@ def _end_of(own: Path) -> float:
         return 0.0
 
 
-def _addresses_of(own: Path) -> list[str]:
+def _names_of(own: Path) -> list[str]:
     """What the certificate of a file names; nothing where there is none, or a damaged one."""
     try:
-        return addresses_in(own.read_bytes())
+        return names_of(own.read_bytes())
     except (OSError, CertificateUnusable):
         return []
+
+
+def _addresses_of(folders: ClusterFolders) -> list[str]:
+    """Where processes of the service on this machine are reached, and the heads that they know."""
+    known = [one for head in heads_of(folders.address) for one in addresses_towards(head)]
+    return [head_address(folders.home), *(one for one in known if _may_be_named(one))]
+
+
+def _may_be_named(address: str) -> bool:
+    return address.isascii() and address.isprintable() and len(address) <= 253
 
 
 def _read(folders: ClusterFolders) -> Credentials | None:
@@ -187,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("address", nargs="+", help="address or name of the head's machine, as nodes reach it")
     chosen = parser.parse_args(words)
     folders = ClusterFolders(chosen.home.resolve())
-    if wrong := [one for one in chosen.address if not one.isascii() or not one.isprintable()]:
+    if wrong := [one for one in chosen.address if not _may_be_named(one)]:
         print(f"error: {wrong[0][:80]!a} is no address and no host name", file=sys.stderr)
         return 2
     try:

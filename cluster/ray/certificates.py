@@ -109,14 +109,16 @@ def expires_at(certificate: bytes) -> float:
         raise CertificateUnusable("it holds no certificate in PEM") from error
 
 
-def addresses_in(certificate: bytes) -> list[str]:
-    """The addresses and names in a certificate (PEM).  Raises CertificateUnusable when it is none."""
+def names_of(certificate: bytes) -> list[str]:
+    """The addresses and names of a certificate (PEM).  Raises CertificateUnusable when it is none."""
     try:
-        parsed = x509.load_pem_x509_certificate(certificate)
-        names = parsed.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (ValueError, x509.ExtensionNotFound) as error:
-        raise CertificateUnusable("it holds no certificate with addresses in PEM") from error
-    return [str(name.value) for name in names]
+        found = x509.load_pem_x509_certificate(certificate).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except ValueError as error:
+        raise CertificateUnusable("it holds no certificate in PEM") from error
+    except x509.ExtensionNotFound:
+        return []
+    return [*map(str, names.get_values_for_type(x509.IPAddress)), *names.get_values_for_type(x509.DNSName)]
 
 
 def tls_environment(folder: PurePath) -> dict[str, str]:

@@ -5,6 +5,9 @@ keys and an identity in the cloud, and asks drivers, which share the head with w
 process `ray.cloudpickle.loads`, through which Ray 2.60 unpickles everything that comes from others, makes only objects
 of known kinds.  Ray unpickles the class of an actor as well, to know its methods; this process takes it from its own
 code instead.  `tests/contracts/cluster/test_ray_internals.py` holds that.
+
+A pickle can also set attributes (its opcode BUILD), and those of a class or of a member of an enumeration would stay.
+So no class is on the stack of the unpickler, but a stand-in which makes instances of it and takes no attribute.
 """
 
 from __future__ import annotations
@@ -103,14 +106,61 @@ def _actor_class(module: str, name: str) -> type | None:
     return modified
 
 
+def _refuse_state(_shared: object, _state: object) -> None:
+    raise CodeRefused("attributes of what is no instance of its own are not accepted from the Ray cluster")
+
+
+class _StandIn(type):
+    """The kind of types that stand for accepted classes."""
+
+    real: type
+
+    def __call__(cls, *positional: Any, **named: Any) -> Any:
+        # REDUCE; NEWOBJ calls `__new__` of the stand-in.
+        return cls.real(*positional, **named)
+
+    def __setstate__(cls, state: object) -> None:
+        _refuse_state(cls, state)
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        _refuse_state(cls, value)
+
+
+class _MemberOf:
+    """In place of `getattr`, by which Python before 3.11.4 pickles members of some enumerations."""
+
+    __slots__ = ()
+    __setstate__ = _refuse_state
+
+    def __call__(self, kind: object, name: object) -> Any:
+        real = kind.real if isinstance(kind, _StandIn) else None
+        members = real.__members__ if real is not None and issubclass(real, enum.Enum) else {}
+        if not isinstance(name, str) or name not in members:
+            raise CodeRefused("an attribute is no value that is accepted from the Ray cluster")
+        return members[name]
+
+
+@functools.cache
+def _stand_in(kind: type) -> _StandIn:
+    def make(_: object, /, *positional: Any, **named: Any) -> Any:
+        return kind.__new__(kind, *positional, **named)
+
+    if issubclass(kind, enum.Enum):
+        # Its members are there once, and pickled without a state.
+        type.__setattr__(kind, "__setstate__", _refuse_state)
+    return _StandIn(kind.__name__, (), {"__slots__": (), "__new__": make, "real": kind})
+
+
 class _Values(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _MemberOf()
         if (module, name) in _VALUES:
-            return super().find_class(module, name)
+            return _stand_in(super().find_class(module, name))
         # Nothing is imported on behalf of others, and nothing is found through a module's own imports.
         found = vars(sys.modules[module]).get(name) if module in sys.modules else None
         if isinstance(found, type) and found.__module__ == module and _is_value(found):
-            return found
+            return _stand_in(found)
         log.debug("%s.%s of the Ray cluster is refused", module[:80], name[:80])
         raise CodeRefused(f"{module[:80]!a}.{name[:80]!a} is no value that is accepted from the Ray cluster")
 

@@ -58,5 +58,5 @@ def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Ma
         try:
             launcher.keep(attempt.id, concerns, tick.lease.token)
         except Exception as error:
-            log.warning("drivers did not get the list of kept nodes: %s", error)
-            return
+            # Its fault alone: what has the name of its driver may be none.
+            log.warning("the driver of attempt %s did not get the list of kept nodes: %s", attempt.id, error)

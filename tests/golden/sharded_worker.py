@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
@@ -136,11 +137,18 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
             if scaler is not None and step.number == TOO_LARGE_AT:
                 scores = scores * 1e37
             right = (scores.argmax(1) == labels).float().mean()
-            return functional.cross_entropy(scores, labels), {"accuracy": right}
+            loss = functional.cross_entropy(scores, labels)
+            if job.tensor is None:
+                return loss, {"accuracy": right, "again": loss.detach()}
+            # A metric that only all of a tensor-parallel group know.
+            mesh = model[0].weight.device_mesh["tensor"]
+            part = DTensor.from_local(loss.detach() / job.tensor, mesh, [Partial()])
+            return loss, {"accuracy": right, "again": part}
 
         for step in loop:
             loss = step.backward(compute)
             if scaler is None:
+                assert math.isclose(step.metrics["again"], loss, rel_tol=1e-5)
                 norm = torch.nn.utils.clip_grad_norm_(loop.model.parameters(), 1.0)
                 loop.optimizer.step()
             else:

@@ -14,9 +14,10 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO
 
 from remora.isolation import UidRange
@@ -26,7 +27,8 @@ from trainers.node_folders import is_in_use, work_root
 
 #: Projects whose folders a node keeps.
 MOST_PROJECTS = 20
-#: Files that one folder may hold, and the depth of what is removed as a whole (`huggingface/hub/models--NAME`).
+#: Files and folders that one folder may hold, and the depth of what is removed as a whole
+#: (`huggingface/hub/models--NAME`).
 MOST_FILES, _DEPTH = 500_000, 3
 #: Bytes of one block in what the kernel says of a file.
 _BLOCK = 512
@@ -43,11 +45,11 @@ class ProjectCache:
 
 @dataclass(frozen=True)
 class Kept:
-    """One file in such a folder."""
+    """One file or folder in such a folder."""
 
     name: str
     size_bytes: int
-    #: Seconds since the epoch.
+    #: Seconds since the epoch; 0.0 for a folder, in which looking is no use.
     used_at: float
 
 
@@ -85,13 +87,16 @@ def project_cache(
 
 
 def kept(folder: Path) -> list[Kept]:
-    """The files of a project's folder.  What cannot be counted, for it is too deep or too many, has no bound."""
+    """What is in a project's folder, each with a block at least, for the kernel's own record of it.
+
+    What cannot be counted, for it is too deep or too many, has no bound.
+    """
     found, uncountable = [], [Kept("", 2**62, 0.0)]
     try:
         with ConfinedFolder(folder) as opened:
-            for name, status in opened.files():
-                used = max(status.st_atime, status.st_mtime)
-                found.append(Kept(name, status.st_blocks * _BLOCK, used))
+            for name, status in opened.entries():
+                used = 0.0 if stat.S_ISDIR(status.st_mode) else max(status.st_atime, status.st_mtime)
+                found.append(Kept(name, max(1, status.st_blocks) * _BLOCK, used))
                 if len(found) > MOST_FILES:
                     return uncountable
     except (OutsideFolder, PermissionError):
@@ -112,13 +117,15 @@ def to_remove(files: Iterable[Kept], most_bytes: int) -> list[str]:
         name = "/".join(file.name.split("/")[:_DEPTH])
         sizes[name] = sizes.get(name, 0) + file.size_bytes
         used[name] = max(used.get(name, 0.0), file.used_at)
+    # A folder above others goes after them, at the end with all.
+    above = {str(folder) for name in sizes for folder in PurePosixPath(name).parents}
     total, gone = sum(sizes.values()), []
-    for name in sorted(sizes, key=lambda one: (used[one], one)):
+    for name in sorted(sizes.keys() - (above - {""}), key=lambda one: (used[one], one)):
         if total <= most_bytes:
             break
         total -= sizes[name]
         gone.append(name)
-    return gone
+    return gone if total <= most_bytes else [""]
 
 
 def _make(cache: ProjectCache, most_bytes: int) -> None:

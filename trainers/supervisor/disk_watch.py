@@ -1,17 +1,19 @@
 """Watches how much a job's files take of its node's disk, where operators set a limit.
 
 No file system that nodes have counts by folder, and few count by user, so the folders are walked: rarely, so that all
-workers of a node together take a fiftieth of a core at most.
+workers of a node together take a fiftieth of a core at most.  What a process has deleted and keeps open is in no folder
+and takes as much; of a job with a user of its own it is found in /proc.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,10 @@ _PAUSE_S, _PAUSES = 10.0, 50
 _MOST_DEEP = 256
 #: Bytes of one block in what the kernel says of a file.
 _BLOCK = 512
+#: Open files of a job's processes that are looked at.
+_MOST_OPEN = 1_000_000
+#: More than any disk has, in bytes.
+_UNCOUNTABLE = 1 << 62
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -77,47 +83,99 @@ def used_bytes(
 ) -> int:
     """What the files below some folders take of the disk, each counted once however many names it has.
 
-    With `uid` those of that user.  Follows no link; what vanishes meanwhile is passed over.  What lies in more than 256
-    folders cannot be counted, and is taken for more than any disk has.  Raises OSError.
+    Folders count too, and all have a block at least, for the kernel's own record of them.  With `uid` those of that
+    user, and what its processes hold open of the same file systems without a name.  Follows no link; what vanishes
+    meanwhile is passed over.  What lies in more than 256 folders, or is among more than a million open files, cannot be
+    counted, and is taken for more than any disk has.  Raises OSError.
     """
-    seen: set[tuple[int, int]] = set()
+    look = _Look(uid, is_over)
     total = 0
     for folder in folders:
         try:
             opened = os.open(folder, _FOLDER)
         except FileNotFoundError:
             continue
-        total += _used_in(opened, uid, seen, is_over, _MOST_DEEP)
-    return total
+        look.devices.add(os.fstat(opened).st_dev)
+        total += look.used_in(opened, _MOST_DEEP)
+    return total + (0 if uid is None else look.held_open(uid))
 
 
-def _used_in(
-    folder: int, uid: int | None, seen: set[tuple[int, int]], is_over: Callable[[], bool], depth: int
-) -> int:
-    """The same for an open folder, which is closed."""
-    total = 0
+class _Look:
+    """One look at the files of a job."""
+
+    def __init__(self, uid: int | None, is_over: Callable[[], bool]) -> None:
+        self._uid, self._is_over = uid, is_over
+        #: Files that were counted and may be met again.
+        self._seen: set[tuple[int, int]] = set()
+        #: File systems of the folders.
+        self.devices: set[int] = set()
+
+    def used_in(self, folder: int, depth: int) -> int:
+        """What an open folder takes with all below, and close it."""
+        try:
+            if depth == 0:
+                return _UNCOUNTABLE
+            total = self._counted(os.fstat(folder))
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in entries]
+            for name in names:
+                if self._is_over():
+                    break
+                try:
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    below = os.open(name, _FOLDER, dir_fd=folder) if stat.S_ISDIR(status.st_mode) else None
+                except OSError:
+                    # Gone, or another thing by now.
+                    continue
+                total += self._counted(status) if below is None else self.used_in(below, depth - 1)
+        finally:
+            os.close(folder)
+        return total
+
+    def held_open(self, uid: int) -> int:
+        """What processes of a user hold open that has no name any more."""
+        total, left = 0, _MOST_OPEN
+        for process in _processes_of(uid):
+            for status in _open_files(process):
+                left -= 1
+                if left < 0:
+                    return _UNCOUNTABLE
+                if self._is_over():
+                    return total
+                if status.st_nlink == 0 and status.st_dev in self.devices:
+                    total += self._counted(status, is_met_again=True)
+        return total
+
+    def _counted(self, status: os.stat_result, *, is_met_again: bool = False) -> int:
+        if self._uid not in (None, status.st_uid):
+            return 0
+        if is_met_again or (status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode)):
+            if (status.st_dev, status.st_ino) in self._seen:
+                return 0
+            self._seen.add((status.st_dev, status.st_ino))
+        return max(1, status.st_blocks) * _BLOCK
+
+
+def _processes_of(uid: int) -> Iterator[str]:
+    """Ids of the processes of a user.  A process can have its folder in /proc belong to root, so they say it."""
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            text = (folder / "status").read_bytes()
+        except OSError:
+            continue
+        if str(uid).encode() in text.partition(b"\nUid:")[2].partition(b"\n")[0].split():
+            yield folder.name
+
+
+def _open_files(process: str) -> Iterator[os.stat_result]:
+    """The status of each file that a process has open; none of one that is gone or may not be looked into."""
+    folder = f"/proc/{process}/fd"
     try:
-        if depth == 0:
-            return 1 << 62
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
-        for name in names:
-            if is_over():
-                break
-            try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                below = os.open(name, _FOLDER, dir_fd=folder) if stat.S_ISDIR(status.st_mode) else None
-            except OSError:
-                # Gone, or another thing by now.
-                continue
-            if below is not None:
-                total += _used_in(below, uid, seen, is_over, depth - 1)
-            elif uid in (None, status.st_uid):
-                if status.st_nlink > 1:
-                    if (status.st_dev, status.st_ino) in seen:
-                        continue
-                    seen.add((status.st_dev, status.st_ino))
-                total += status.st_blocks * _BLOCK
-    finally:
-        os.close(folder)
-    return total
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    yield entry.stat()
+    except OSError:
+        return

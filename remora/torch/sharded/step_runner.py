@@ -176,8 +176,10 @@ class StepRunner:
         if self._scaler is not None:
             share = self._scaler.scale(share)
         share.backward()
+        # On every rank: what is sharded is put together by all of them, and one of a tensor-parallel group counts.
+        notes = found.notes(samples_share, per_sample, self._number)
         if counts:
-            for place, numbers in found.notes(samples_share, per_sample, self._number):
+            for place, numbers in notes:
                 self._notes[place : place + len(numbers)] += numbers
 
     def finish(self, built: BuiltModel, groups: ProcessGroups) -> StepResult:

@@ -144,6 +144,9 @@ class MortalLauncher:
     def prepare(self, token: int) -> None:
         self._launcher.prepare(token)
 
+    def attempts(self) -> list[str]:
+        return []
+
     def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         self._launcher.build_ahead(wanted)
 

@@ -109,3 +109,19 @@ def test_a_driver_that_could_not_be_told_is_told_later_and_nobody_else_suffers(w
     world.tick()
     assert driver.heard == [{node.id: waits}]
     starts(world, waits)
+
+
+def test_of_one_that_cannot_be_sent_it_the_others_hear_it_in_that_turn(world: World) -> None:
+    driver = one_that_grows(world)
+    waits, _ = one_that_waits(world)
+    starts(world, waits)
+    world.tick(5)
+    own = world.launcher.driver_of(waits)
+    (node,) = bought_for(world, waits)
+    world.launcher.failing[f"keep {driver.plan.attempt_id}"] = AttributeError("keep")
+    own.tell("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
+    world.tick(2)
+    assert (own.heard[1:], driver.heard[1:]) == ([{}], [])
+    world.launcher.failing.clear()
+    world.tick()
+    assert driver.heard[1:] == [{}]

@@ -38,6 +38,8 @@ class Driver:
         return {"step": 3, "losses": [0.5, 0.25]}
     def code(self):
         return Trap("answer")
+    def poll(self, after, limit):
+        return Trap("answer")
     def raises(self):
         error = ValueError("no")
         error.note = Trap("error")
@@ -66,6 +68,13 @@ for ask in (driver.code, driver.raises):
         print(ray.get(ask.remote()))
     except Exception as error:
         print(type(error).__name__)
+from trainers.launch import RayLauncher
+for name in ("hostile", "ours"):
+    driver_actors.give(f"attempt-{name}", f"driver-{name}")
+launcher, answers = RayLauncher(timeout_s=60.0), {}
+while "attempt-ours" not in answers:
+    answers |= launcher.poll(["attempt-hostile", "attempt-ours"], {})
+print(sorted(answers))
 print(os.getpid())
 """
 
@@ -106,7 +115,8 @@ def test_a_process_that_accepts_values_only_runs_nothing_of_a_hostile_actor(
 
     *said, process = run(home, ASKING, head.ray_address, "values")
     assert said[:2] == ["None", VALUES], "a driver of ours is asked as ever"
-    assert len(said) == 4
+    assert len(said) == 5
+    assert said[-1] == "['attempt-ours']", "and is polled beside the hostile one"
     assert tripped(canary, process) == []
 
     *said, process = run(home, ASKING, head.ray_address, "anything")

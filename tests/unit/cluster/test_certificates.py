@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from cluster.local.addresses import head_address
+from cluster.local.addresses import addresses_towards, head_address
 from cluster.local.certificates import (
     begin,
     ends_soon,
@@ -31,10 +32,10 @@ from cluster.ray.certificates import (
     TLS_VARIABLES,
     CertificateUnusable,
     Credentials,
-    addresses_in,
     expires_at,
     issue,
     make_authority,
+    names_of,
     parse_authority,
 )
 
@@ -192,9 +193,55 @@ def test_the_services_certificate_keeps_the_addresses_at_which_it_is_reached(
     assert own.read_bytes() == first
     own_environment(encrypted, clock=at(NOW + 0.6 * MACHINE_DAYS * DAY_S))
     assert own.read_bytes() != first
-    assert sorted(addresses_in(own.read_bytes())) == sorted(
+    assert sorted(names_of(own.read_bytes())) == sorted(
         ["10.70.0.4", head_address(encrypted.home), "localhost", "127.0.0.1"]
     )
+
+
+def test_the_services_certificate_names_where_it_is_reached_from_its_head(
+    encrypted: ClusterFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_environment(encrypted, clock=at(NOW))
+    own = encrypted.tls / OWN_FILE
+    first = own.read_bytes()
+    head = make_head(encrypted, "node_a")
+    # Heads that become known later: one in the file, and one in the settings.
+    encrypted.address.write_text("127.9.8.7:6379\n")
+    monkeypatch.setenv("REMORA_RAY_ADDRESS", "[::1]:6379")
+    own_environment(encrypted, clock=at(NOW))
+    renewed = own.read_bytes()
+    assert renewed != first
+    assert {"127.9.8.7", "::1", "127.0.0.1", head_address(encrypted.home)} <= set(names_of(renewed))
+    authority = parse_authority(encrypted.authority.read_bytes())
+    shake(encrypted.home, Credentials(certificate=renewed, key=b""), head, authority.certificate, "127.9.8.7")
+    own_environment(encrypted, clock=at(NOW))
+    assert own.read_bytes() == renewed, "nothing is new"
+    for unknown in ("", "words", "h\u00e9ad:1", "no-such-head.invalid:6379", "10.0.0.1:99999999"):
+        encrypted.address.write_text(unknown)
+        own_environment(encrypted, clock=at(NOW))
+    assert "10.0.0.1" not in names_of(own.read_bytes())
+
+
+def make_head(folders: ClusterFolders, name: str) -> Credentials:
+    return issue(parse_authority(folders.authority.read_bytes()), name, ["127.9.8.7"], NOW)
+
+
+def test_this_machines_address_is_that_on_the_way_to_the_head() -> None:
+    # To an address of its own a machine goes by that same one.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.bind(("127.0.0.1", 0))
+        host, port = one.getsockname()
+        assert addresses_towards(f"{host}:{port}") == ["127.0.0.1", "127.0.0.1"]
+    assert addresses_towards("[0:0::1]:6379")[0] == "::1", "as a certificate names it"
+    assert addresses_towards("no-such-head.invalid:6379") == ["no-such-head.invalid"]
+
+
+def test_names_that_a_certificate_was_made_with_survive_its_renewal(encrypted: ClusterFolders) -> None:
+    own_environment(encrypted, ["10.1.0.4", "head.example"], clock=at(NOW))
+    own_environment(encrypted, clock=at(NOW + 0.6 * MACHINE_DAYS * DAY_S))
+    renewed = (encrypted.tls / OWN_FILE).read_bytes()
+    assert expires_at(renewed) == pytest.approx(NOW + 1.6 * MACHINE_DAYS * DAY_S, abs=1)
+    assert {"10.1.0.4", "head.example", head_address(encrypted.home)} <= set(names_of(renewed))
 
 
 def test_a_damaged_certificate_of_the_service_is_replaced(encrypted: ClusterFolders) -> None:

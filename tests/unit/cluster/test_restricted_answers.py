@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -81,7 +82,49 @@ def made(folder: Path) -> dict[str, bytes]:
         "a module that was not imported": b"cantigravity\nfly\n.",
         "what would end the process": b"cbuiltins\nSystemExit\n.",
         "getattr": pickle.dumps(Calls(getattr, "a", "b")),
+        "getattr of a class of ours": pickle.dumps(Calls(getattr, Record, "__init__")),
+        "getattr of an enumeration": pickle.dumps(Calls(getattr, EndReason, "__members__")),
     }
+
+
+def built(what: bytes, state: bytes) -> bytes:
+    """A pickle that gives an object this state."""
+    return what + state + b"b."
+
+
+#: What is there once in a process, whoever asks for it, as a pickle puts it onto its stack.
+SHARED = {
+    "a class": b"ctrainers.plan\nRecord\n",
+    "a class of the standard library": b"ccollections\nCounter\n",
+    "an enumeration": b"cremora.states\nEndReason\n",
+    "a member": b"cremora.states\nEndReason\n(S'completed'\ntR",
+    "a member by its name": b"cbuiltins\ngetattr\n(cremora.states\nEndReason\nS'COMPLETED'\ntR",
+    "getattr": b"cbuiltins\ngetattr\n",
+}
+#: As a dictionary, and as attributes.
+STATES = {"fields": b"(dS'mark'\nI1\ns", "attributes": b"(N(dS'mark'\nI1\nst"}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("what", SHARED)
+def test_nothing_that_stays_is_changed(what: str, state: str) -> None:
+    loads(SHARED[what] + b".")
+    with pytest.raises(CodeRefused) as caught:
+        loads(built(SHARED[what], STATES[state]))
+    assert "\n" not in str(caught.value)
+    for one in (Record, Counter, EndReason, EndReason.COMPLETED):
+        assert not hasattr(one, "mark")
+
+
+def test_an_instance_has_the_state_that_came() -> None:
+    record = Record(seq=1, at=2.0, kind="log", body={})
+    arrived = loads(pickle.dumps([record, ValueError("no")]))
+    assert arrived[0] == record
+    assert [type(one) for one in arrived] == [Record, ValueError]
+
+
+def test_a_member_of_an_enumeration_arrives_by_its_name() -> None:
+    assert loads(SHARED["a member by its name"] + b".") is EndReason.COMPLETED
 
 
 @pytest.mark.parametrize("name", sorted(made(Path("/"))))

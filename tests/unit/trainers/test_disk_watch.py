@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -39,6 +40,52 @@ def test_of_a_user_only_its_own_files_count(tmp_path: Path) -> None:
     write(tmp_path / "fetched")
     os.chown(tmp_path / "own", 4242, 4242)
     assert 1 << 18 <= used_bytes([tmp_path], 4242) < 1 << 19
+
+
+def test_folders_and_empty_files_take_something_too(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / "many" / str(number)).mkdir(parents=True)
+        (tmp_path / "many" / f"empty-{number}").touch()
+    assert used_bytes([tmp_path]) >= 202 * 512
+
+
+#: Becomes a user, and keeps a file open that it deletes, by two descriptors.
+HOLDS = """
+import ctypes, os, sys
+os.chdir(sys.argv[1])
+os.setuid(4242)
+file = open("deleted", "w+b")
+file.write(b"x" * (1 << 20)); file.flush()
+os.remove("deleted")
+os.dup(file.fileno())
+# Its folder in /proc belongs to root from now on.
+assert ctypes.CDLL(None).prctl(4, 0) == 0
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root looks into processes of others")
+def test_what_a_process_holds_open_counts_after_it_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o777)
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"held\n"
+            assert list(folder.iterdir()) == []
+            assert 1 << 20 <= used_bytes([folder], 4242) < 3 << 19
+            assert used_bytes([folder], 4243) == 0
+            assert used_bytes([Path("/proc/self/ns")], 4242) < 1 << 20, "on another file system"
+            monkeypatch.setattr(disk_watch, "_MOST_OPEN", 3)
+            assert used_bytes([folder], 4242) >= 1 << 62
+            process.communicate()
+        assert used_bytes([folder], 4242) == 0
+    finally:
+        remove_tree(folder)
 
 
 def test_folders_without_end_are_more_than_any_disk_has(tmp_path: Path) -> None:

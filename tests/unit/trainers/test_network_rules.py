@@ -46,8 +46,9 @@ def listen(uid, address, port=0):
     finally:
         os.seteuid(0)
 
-def reach(address):
-    with socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET) as one:
+def reach(address, protocol=0):
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM, protocol) as one:
         one.settimeout(20)
         return one.connect_ex(address[:2])
 
@@ -93,12 +94,15 @@ changes = [rules.update(), rules.update()]
 late = places["late"] = listen(0, "127.0.0.1")
 addresses["late"] = late.getsockname()
 refusal = as_user(job, lambda: reach(addresses["late"]))
+multipath = os.path.exists("/proc/sys/net/mptcp") and [
+    as_user(job, lambda: reach(addresses[name], 262)) for name in ("worker", "late")
+]
 subprocess.run(["nft", "flush", "ruleset"], check=True)
 changes += [rules.update(), rules.update()]
 found = {"before": before, "job": reached(job), "node": reached(0), "changes": changes, "table": tables()}
 rules.remove()
 rules.remove()
-print(json.dumps({**found, "refusal": refusal, "after": reached(job), "left": tables()}))
+print(json.dumps({**found, "refusal": refusal, "multipath": multipath, "after": reached(job), "left": tables()}))
 """
 )
 #: The node's user opens ports again and again, and each is tried at once: the rules know nothing of them.
@@ -121,6 +125,27 @@ def is_reached(uid):
 print(json.dumps({uid: sum(is_reached(uid) for _ in range(200)) for uid in (0, job)}))
 ours.send(bytes(2))
 os.wait()
+"""
+)
+#: A user stands for sockets without an owner, which not every kernel makes on behalf of a command.
+UNOWNED = (
+    COMMON
+    + """
+from remora.network_rules import ruleset
+STANDS = 4242
+ip("addr", "add", "168.63.129.16/32", "dev", "lo")
+open("/proc/sys/net/ipv4/ip_unprivileged_port_start", "w").write("0")
+text = ruleset(range_, 0).replace("meta skuid != 4294967295", f"meta skuid != {STANDS}")
+subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True)
+places = {
+    "wire": listen(STANDS, "168.63.129.16", 443),
+    "api": listen(0, "127.0.0.1"),
+    "api6": listen(0, "::1"),
+    "worker": listen(job, "127.0.0.1"),
+    "worker6": listen(job, "::1"),
+}
+addresses = {name: one.getsockname() for name, one in places.items()}
+print(json.dumps({uid: reached(uid) for uid in (STANDS, 0, STANDS + 1)}))
 """
 )
 #: Another node, in a network namespace of its own: what is known of it is closed, and its other ports are open.
@@ -215,6 +240,7 @@ def test_a_job_reaches_its_workers_and_neither_the_cloud_nor_the_platform() -> N
     assert seen["job"] == ["names", "worker", "worker6"]
     assert seen["node"] == [*every, "late"]
     assert seen["refusal"] == errno.ECONNREFUSED, "at once, as by a port at which nothing listens"
+    assert seen["multipath"] in (False, [0, errno.ECONNREFUSED]), "by MPTCP, too"
     assert seen["changes"] == [True, False, True, False], "installed when they are new, or gone"
     assert seen["table"] == ["table inet remora_0_2000900000_2000900001"]
     assert (seen["left"], seen["after"]) == ([], [*every, "late"])
@@ -223,6 +249,12 @@ def test_a_job_reaches_its_workers_and_neither_the_cloud_nor_the_platform() -> N
 @needs_nft
 def test_a_port_that_the_platform_opens_is_closed_from_its_first_moment() -> None:
     assert play(RACE) == {"0": 0, str(UIDS.first): 200}
+
+
+@needs_nft
+def test_a_connection_that_has_no_owner_reaches_what_a_job_reaches() -> None:
+    every = ["wire", "api", "api6", "worker", "worker6"]
+    assert play(UNOWNED) == {"4242": ["worker", "worker6"], "0": every, "4243": every}
 
 
 @needs_nft
@@ -246,6 +278,11 @@ def test_rules_name_numbers_and_nothing_else() -> None:
     text = ruleset(UIDS, 1000)
     assert "meta skuid 2000900000-2000900001 jump jobs" in text
     assert "meta skuid != { 0, 1000 } goto allowed" in text
+    # What has no owner matches no rule about owners, so it goes on to the next one: a SYN is that of a job.
+    unowned = "meta skuid != 4294967295 return\n    tcp flags & (syn | ack) == syn jump jobs"
+    assert unowned in text
+    assert text.index("jump answers") < text.index(unowned)
+    assert "meta skuid != 4294967295 goto noted\n    limit rate over 1000/second" in text
     closed = closed_elsewhere("remora", [Ports("10.0.0.1", 6379, 6379), Ports("fd00::1", 80, 90)])
     assert "10.0.0.1 . 6379-6379" in closed
     assert "fd00::1 . 80-90" in closed

@@ -164,3 +164,24 @@ def test_what_was_used_longest_ago_goes_first_and_in_whole_folders() -> None:
     assert to_remove(files, 125) == ["pip"]
     assert to_remove(files, 100) == ["pip", "huggingface/hub/b"]
     assert to_remove(files, 0) == ["pip", "huggingface/hub/b", "huggingface/hub/a"]
+
+
+def test_folders_above_others_count_and_go_with_all_of_them() -> None:
+    files = [Kept("a", 10, 0.0), Kept("a/b", 10, 0.0), Kept("a/b/c", 10, 0.0), Kept("a/b/c/d", 5, 3.0)]
+    files += [Kept("a/empty", 10, 0.0)]
+    assert to_remove(files, 45) == []
+    assert to_remove(files, 35) == ["a/empty"]
+    assert to_remove(files, 20) == ["a/empty", "a/b/c"]
+    assert to_remove(files, 19) == [""]
+
+
+def test_folders_and_links_take_something_too(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = node / "kept"
+    for number in range(40):
+        (folder / "a" / str(number)).mkdir(parents=True)
+        (folder / "a" / f"link-{number}").symlink_to("elsewhere")
+    found = kept(folder)
+    assert len(found) == 81
+    assert sum(one.size_bytes for one in found) >= 81 * 512
+    monkeypatch.setattr(project_cache, "MOST_FILES", 80)
+    assert to_remove(kept(folder), MOST) == [""], "they are too many"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -9,7 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RaySystemError
 
 from trainers import driver_actors, storage_server
 from trainers.storage_grants import Scope, Scopes, StorageAnswer, StorageRequest
@@ -138,6 +139,16 @@ def test_an_attempt_that_is_served_no_more_is_not_answered(
     assert red.answers.empty()
 
 
+def test_an_actor_that_is_no_driver_keeps_no_other_waiting(
+    ray: Ray, serve: Callable[[dict[str, Scopes]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_server, "_PAUSE_S", 3600.0)
+    monkeypatch.setitem(ray.drivers, "a", object())  # type: ignore[arg-type]
+    blue = ray.drivers["b"] = Driver()
+    serve({"a": RED, "b": BLUE})
+    assert blue.ask(1).refusal == "jobs/blue"
+
+
 def test_it_goes_on_when_ray_does_not_answer_for_a_moment(
     ray: Ray, serve: Callable[[dict[str, Scopes]], None]
 ) -> None:
@@ -146,3 +157,25 @@ def test_it_goes_on_when_ray_does_not_answer_for_a_moment(
     serve({"a": RED})
     assert red.ask(1).refusal == "jobs/red"
     assert not ray.is_gone.is_set()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [7, None, [7], [(1, "a")], [("a", REQUEST)], [(1, REQUEST, 2)], {1: REQUEST}, pickle.UnpicklingError("code"),
+     RaySystemError("refused"), KeyError("cause")],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_no_list_of_requests_pauses_its_driver_alone(
+    ray: Ray, serve: Callable[[dict[str, Scopes]], None], monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    monkeypatch.setattr(storage_server, "_PAUSE_S", 3600.0)
+    hostile, blue = ray.drivers["a"], ray.drivers["b"] = Driver(), Driver()
+    serve({"a": RED, "b": BLUE})
+    asked = hostile.polls.get(timeout=10.0)
+    if isinstance(answer, Exception):
+        asked.set_exception(answer)
+    else:
+        asked.set_result(answer)
+    for number in range(3):
+        assert blue.ask(number).refusal == "jobs/blue"
+    assert hostile.polls.empty()
