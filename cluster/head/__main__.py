@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cluster.head.commands import Part, flags, variables
 from cluster.local.certificates import machine_variables
-from cluster.local.environment import process_environment
+from cluster.local.environment import machine_environment
 from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
 from cluster.ray.joining import ray_start
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
         folders.address.write_text(f"{given.head}\n")
     try:
         tls = machine_variables(folders, name, address, temporary)
-        environment = process_environment(folders.home, **variables(part, folders.home / "gcs"), **tls)
+        environment = machine_environment(folders.home, **variables(part, folders.home / "gcs"), **tls)
     except ProviderError as error:
         print(error, file=sys.stderr)
         return 2
