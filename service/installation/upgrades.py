@@ -26,7 +26,7 @@ LIVES_S = 5.0
 _LOOK_S = 0.1
 
 
-def next_unit(units: Sequence[Unit], started_from: Mapping[str, str], release: str) -> Unit | None:
+def next_unit(units: Sequence[Unit], working: Mapping[str, str], release: str) -> Unit | None:
     """The process to replace next, None when all that are replaced are of the release.
 
     One at a time: first the processes of the API, of which the others answer meanwhile, then the controllers, of which
@@ -34,7 +34,7 @@ def next_unit(units: Sequence[Unit], started_from: Mapping[str, str], release: s
     work is done or an operator restarts them.
     """
     order = {Kind.API: 0, Kind.CONTROLLER: 1}
-    waiting = [unit for unit in units if unit.kind in order and started_from.get(unit.name, "") != release]
+    waiting = [unit for unit in units if unit.kind in order and working.get(unit.name, "") != release]
     return min(waiting, key=lambda unit: order[unit.kind], default=None)
 
 
@@ -111,28 +111,27 @@ class Upgrade:
             )
         self._say(f"{problem}; going back to {before}")
         put_in_force(self._layout, before)
-        self._replace(before, retires=False)
+        try:
+            self._replace(before, retires=False)
+        except InstallationProblem as another:
+            problem = f"{problem}; {another}"
         raise InstallationProblem(f"{problem}; {before} is in force again")
 
     def _replace(self, release: str, *, retires: bool = True) -> None:
         units = units_of(self._installation, self._drivers(release))
         self._supervisor.write(units)
         self._supervisor.apply()
-        while (unit := next_unit(units, self._started_from(units), release)) is not None:
-            if retires and self._is_last(unit, units, release):
+        # One of the release may have been started by a call that was killed, and not work.
+        working: dict[str, str] = {}
+        while (unit := next_unit(units, working, release)) is not None:
+            working[unit.name] = release
+            if retires and unit.kind is Kind.CONTROLLER and next_unit(units, working, release) is None:
                 # A new controller that leads makes drivers ready for the next jobs; the others do not lead yet.
                 self._retire(release)
-                retires = False
-            self._supervisor.restart(unit.name)
+            if self._layout.started_from(unit.name) != release:
+                self._supervisor.restart(unit.name)
             self._wait(unit, release)
             self._say(f"{unit.name} runs {release}")
-        if retires:
-            self._retire(release)
-
-    def _is_last(self, unit: Unit, units: Sequence[Unit], release: str) -> bool:
-        """Whether it is the last one to replace, and a controller."""
-        without = [one for one in units if one != unit]
-        return unit.kind is Kind.CONTROLLER and not next_unit(without, self._started_from(without), release)
 
     def _drivers(self, release: str) -> list[str]:
         """A node for drivers of this release, and of each release whose node was not retired."""
@@ -143,8 +142,6 @@ class Upgrade:
 
     def _retire(self, release: str) -> None:
         """Let drivers' nodes of other releases, on any machine, take no more drivers."""
-        if not self._installation.controllers:
-            return
         given = ["--home", str(self._layout.home), "--head", self._installation.head]
         command = [sys.executable, "-P", "-m", "cluster.head.retire", *given, "--for", f"drivers-{release}"]
         done = self._call(command, process_environment(self._layout.home))
@@ -169,9 +166,6 @@ class Upgrade:
             text=True,
             check=False,
         )
-
-    def _started_from(self, units: Sequence[Unit]) -> dict[str, str]:
-        return {unit.name: self._layout.started_from(unit.name) for unit in units}
 
     def _wait(self, unit: Unit, release: str) -> None:
         deadline, alive = time.monotonic() + READY_S, Alive()

@@ -240,7 +240,7 @@ def test_the_key_of_secrets_is_copied_from_where_it_is(
         file.write(f"REMORA_SECRETS_KEY_FILE={key}\n")
     back_up(layout, tmp_path / "none.tar", release="1.0-a", at=AT)
     _put_secret(database_url)
-    with pytest.raises(InstallationProblem, match="have secrets, but their key .*the.key is missing"):
+    with pytest.raises(InstallationProblem, match=r"have secrets, but their key .*the\.key is missing"):
         back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
     assert not (tmp_path / "one.tar").exists()
     key.parent.mkdir()
