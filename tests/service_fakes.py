@@ -110,6 +110,8 @@ class FakeLauncher:
         self.claimed: set[str] = set()
         #: Raised by the next calls of that name, until removed.
         self.failing: dict[str, Exception] = {}
+        #: True: it is the time to list all attempts that have drivers.
+        self.lists_attempts = False
         #: True: new drivers live, and nothing that they are sent reaches them.
         self.loses_plans = False
         #: True: drivers do not react when they are killed.
@@ -144,7 +146,7 @@ class FakeLauncher:
         pass
 
     def attempts(self) -> list[str]:
-        return list(self.drivers)
+        return list(self.drivers) if self.lists_attempts else []
 
     def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         self.preparations = tuple(wanted)

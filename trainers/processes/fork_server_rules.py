@@ -15,8 +15,8 @@ _READ_AT_START = (
 #: Those of them that take effect in a forked process all the same.
 _FOLLOWED = (
     *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
-    # Python forgets the one that it has found (`fork_server_child`), torch asks for its own when it compiles.
-    *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"),
+    # Python forgets the one that it has found (`fork_server_child`), torch and Triton ask for theirs when they compile.
+    *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
 )
 #: Read by torch's rendezvous when it is made, not before.
 _READ_LATE = "TORCHELASTIC_"

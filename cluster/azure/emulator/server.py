@@ -50,11 +50,16 @@ def application(
     tokens = Tokens(cloud.faults, clock)
     front_end, sets = ArmFrontEnd(cloud, tokens, clock, GROUP, REGION), EmulatedScaleSets(cloud)
     deployed = deployer.resources
+
+    def secret(name: str) -> str | None:
+        found = secrets(name)
+        return deployed.secret(name) if found is None else found
+
     routes = [
         *machine_routes.routes(front_end),
         *scale_set_routes.routes(front_end, sets),
         tokens.route(),
-        *KeyVault(lambda name: secrets(name) or deployed.secret(name), cloud.faults, tokens).routes(),
+        *KeyVault(secret, cloud.faults, tokens).routes(),
         retail.route(cloud.faults, REGION),
         *Control(cloud, sets, tokens, clock).routes(),
         *Deployments(front_end, deployer, tokens, TENANT).routes(),

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from remora.views import ClusterLedger, Job, Page, Problem
 from service.api.app import create_app
+from service.api.sse import StreamOwner
 from service.identities.principals import LOCAL
 from service.queue import lifecycle
 from service.queue.ledger import Entries, UseRow
@@ -386,12 +387,12 @@ class TestBadPaths:
         headers = {"Accept": "text/event-stream"}
         with contextlib.ExitStack() as others:
             for _ in range(4):
-                others.enter_context(streams.one(LOCAL))
+                others.enter_context(streams.one(StreamOwner(LOCAL, "default")))
             for kind in ("events", "logs"):
                 answer = client.get(f"/v1/jobs/{job.id}/{kind}", headers=headers)
                 problem(answer, 429, "too_many_streams")
         for _ in range(5):  # each that has ended is no longer counted
-            streams.check(LOCAL)
+            streams.check(StreamOwner(LOCAL, "default"))
             assert client.get(f"/v1/jobs/{job.id}/events", headers=headers).status_code == 200
 
     def test_parameters_have_bounds(self, client: TestClient) -> None:

@@ -20,6 +20,7 @@ def test_the_driver_of_an_unknown_attempt_is_ended_and_no_other(database: Databa
         if any(driver.has_plan for driver in world.launcher.drivers.values()):
             break
     (attempt,) = world.attempts(known)
+    world.launcher.lists_attempts = True
     # Another world, of which this database knows nothing.
     stray = "att_that_was_made_after_the_backup"
     world.launcher.drivers[stray] = world.launcher.drivers[attempt.id]

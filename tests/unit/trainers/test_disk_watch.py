@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.trainers.test_supervisor import Stage, driver, stage
+from tests.unit.trainers.supervisor_stage import Stage
 from trainers.confined_folders import remove_tree
 from trainers.supervisor import disk_watch
 from trainers.supervisor.disk_watch import DiskWatch, used_bytes
-
-__all__ = ["driver", "stage"]
 
 
 def write(path: Path, size: int = 1 << 20) -> None:
