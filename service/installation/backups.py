@@ -13,7 +13,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ import sqlalchemy as sa
 from cluster.local.certificates import write_private
 from service.installation.databases import POSTGRESQL, SQLITE, database_url, dump, load, revision_of_copy
 from service.installation.layout import InstallationProblem, Layout
+from service.steady_clock import CLOCK
 from service.store import leases
 from service.store.database import Database
 from service.store.failures import StoreError
@@ -142,7 +142,7 @@ def _tokens_before(layout: Layout, settings: Mapping[str, str]) -> dict[str, int
     try:
         found = _with_database(layout, settings, leases.tokens)
     except (sa.exc.SQLAlchemyError, StoreError):
-        found = {_EVERY: int(time.time())}
+        found = {_EVERY: int(CLOCK())}
     tokens = {name: max(kept.get(name, 0), found.get(name, 0)) for name in {*kept, *found}}
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(tokens), encoding="utf-8")

@@ -93,7 +93,8 @@ def test_the_nodes_of_other_releases_end(server: Server) -> None:
     retired = server.retire_for("drivers-1.1-b")
     assert (retired.returncode, retired.stdout.split()) == (0, ["drivers-1.0-a"]), retired.stderr
     until(lambda: server.nodes["drivers-1.0-a"].poll() is not None, "the retired node ends")
-    print("it ended with", server.nodes["drivers-1.0-a"].returncode)
+    # Then its supervisor does not start it again.
+    assert server.nodes["drivers-1.0-a"].returncode == 0
     assert {name for name, node in server.nodes.items() if node.poll() is None} == {
         "head",
         "drivers",
