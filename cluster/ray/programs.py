@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ray._private import state as ray_state
@@ -18,15 +18,13 @@ from ray.core.generated import autoscaler_pb2, common_pb2
 from ray.experimental import internal_kv
 
 from cluster.ray.membership import NODE_LABEL, MembershipUnknown, RayMembership
-from cluster.scheduling.ray_programs import Bundle, Gang, LabelTerm, RayDemand, Strategy
+from cluster.scheduling.ray_programs import MOST_BUNDLES, Bundle, Gang, LabelTerm, RayDemand, Strategy
 from remora.ray_labels import FOR_JOBS_LABEL
 
 #: Namespace of the Ray jobs that are ours: of the controller, and so of drivers and workers.
 OURS = "remora"
 #: Different shapes, and placement groups, that are read of one answer: others wait until these have what they ask for.
 MOST = 1000
-#: Bundles of one placement group, and of one shape, that are counted.
-MOST_BUNDLES = 10_000
 _TIMEOUT_S = 5
 #: Resources that a bundle of a placement group makes on its node: `CPU_group_0_<id>`, `CPU_group_<id>`.
 _OF_GROUP = re.compile(r"(?P<name>.+)_group_(?P<index>\d+_)?(?P<id>[0-9a-f]{36})")
@@ -117,7 +115,6 @@ def demand_of(state: Any, ours: frozenset[str], with_actors: frozenset[str] = fr
     `ours` are ids of their placement groups; `with_actors` are nodes, by Ray's ids, with actors of programs that hold
     nothing.
     """
-    gangs = [gang for one in state.pending_gang_resource_requests[:MOST] if (gang := _gang(one, ours))]
     constraints = [
         one for constraint in state.cluster_resource_constraints for one in constraint.resource_requests
     ]
@@ -128,7 +125,7 @@ def demand_of(state: Any, ours: frozenset[str], with_actors: frozenset[str] = fr
     ]
     return RayDemand(
         tasks=_counted(state.pending_resource_requests),
-        gangs=tuple(gangs),
+        gangs=tuple(_gangs(state.pending_gang_resource_requests[:MOST], ours)),
         minimum=_counted(constraints),
         held={
             node.labels[NODE_LABEL]: held
@@ -150,6 +147,21 @@ def _counted(requests: Iterable[Any]) -> tuple[tuple[Bundle, int], ...]:
         if bundle is not None and one.count > 0 and len(found) < MOST:
             found.append((bundle, min(one.count, MOST_BUNDLES)))
     return tuple(found)
+
+
+def _gangs(requests: Iterable[Any], ours: frozenset[str]) -> Iterator[Gang]:
+    """The smallest placement groups, as long as there are not too many bundles of all together."""
+    left = MOST_BUNDLES
+    for request in sorted(requests, key=_size):
+        if _size(request) <= left and (gang := _gang(request, ours)) is not None:
+            left -= len(gang.bundles)
+            yield gang
+
+
+def _size(request: Any) -> int:
+    """Bundles of a placement group that are read."""
+    wanted = request.bundle_selectors
+    return min(len(wanted[0].resource_requests), MOST_BUNDLES) if wanted else 0
 
 
 def _gang(request: Any, ours: frozenset[str]) -> Gang | None:

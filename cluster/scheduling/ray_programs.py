@@ -32,6 +32,10 @@ SETTLED_S = 2.0
 
 #: Requests that are decided about at a time, the oldest first; others wait until these have what they ask for.
 MOST = 200
+#: Bundles of all placement groups that are looked at together.
+MOST_BUNDLES = 10_000
+#: Different shapes of tasks, and of placement groups, that are looked at together.
+_MOST_SHAPES = 1000
 #: Things that programs hold and wait for against which a minimum is counted.
 _MOST_COVERED = 2000
 
@@ -82,8 +86,13 @@ class Bundle:
     selectors: tuple[tuple[LabelTerm, ...], ...] = ()
 
     @property
-    def text(self) -> str:
+    def shape(self) -> tuple[object, ...]:
         """Equal for equal bundles."""
+        return (*sorted(self.resources.items()), self.selectors)
+
+    @property
+    def text(self) -> str:
+        """The same as text."""
         labels = [[str(term) for term in terms] for terms in self.selectors]
         return json.dumps([sorted(self.resources.items()), labels])
 
@@ -177,21 +186,34 @@ NO_PROGRAMS = Programs()
 
 
 def requests_of(seen: RayDemand) -> list[ProgramRequest]:
-    """All that programs ask for, equal things together."""
+    """What programs ask for, equal things together; of very many things the first ones, and of groups all or none."""
     found: dict[str, ProgramRequest] = {}
 
     def add(one: ProgramRequest) -> None:
         before = found.get(one.id)
         found[one.id] = one if before is None else replace(one, count=before.count + one.count)
 
-    for bundle, count in seen.tasks:
+    for bundle, count in seen.tasks[:_MOST_SHAPES]:
         add(_request(Kind.TASKS, bundle, count))
-    for gang in seen.gangs:
-        for bundle, count in _shapes(gang):
+    for gang, shapes in _read(seen.gangs):
+        for bundle, count in shapes:
             add(_request(Kind.PLACEMENT_GROUP, bundle, count, gang))
     for bundle, count in _beyond(seen):
         add(_request(Kind.MINIMUM, bundle, count))
     return list(found.values())
+
+
+def _read(gangs: Iterable[Gang]) -> Iterator[tuple[Gang, list[tuple[Bundle, int]]]]:
+    """The smallest placement groups with their shapes, as long as there are not too many of all together."""
+    bundles, shapes = MOST_BUNDLES, _MOST_SHAPES
+    for gang in sorted(gangs, key=lambda one: len(one.bundles)):
+        if len(gang.bundles) > bundles:
+            continue
+        bundles -= len(gang.bundles)
+        found = list(_shapes(gang))
+        if len(found) <= shapes:
+            shapes -= len(found)
+            yield gang, found
 
 
 def _request(kind: Kind, bundle: Bundle, count: int, gang: Gang | None = None) -> ProgramRequest:
@@ -215,9 +237,9 @@ def _shapes(gang: Gang) -> Iterator[tuple[Bundle, int]]:
         terms = tuple(dict.fromkeys(term for one in gang.bundles for term in _first(one)))
         yield Bundle(dict(whole), (terms,) if terms else ()), 1
         return
-    equal: dict[str, list[Bundle]] = {}
+    equal: dict[tuple[object, ...], list[Bundle]] = {}
     for bundle in gang.bundles:
-        equal.setdefault(bundle.text, []).append(bundle)
+        equal.setdefault(bundle.shape, []).append(bundle)
     for same in equal.values():
         yield same[0], len(same)
 
@@ -228,13 +250,15 @@ def _first(bundle: Bundle) -> tuple[LabelTerm, ...]:
 
 def _beyond(seen: RayDemand) -> Iterator[tuple[Bundle, int]]:
     """What of the minimum neither what programs hold nor what they wait for covers: it counts whether used or not."""
-    covered = [dict(held) for held in seen.held.values()]
-    covered += [dict(bundle.resources) for gang in seen.gangs for bundle in gang.bundles]
-    tasks = (bundle for bundle, count in seen.tasks for _ in range(count))
-    covered += [dict(bundle.resources) for bundle in itertools.islice(tasks, _MOST_COVERED)]
+    if not seen.minimum:
+        return
+    gangs = (bundle.resources for gang in seen.gangs for bundle in gang.bundles)
+    tasks = (bundle.resources for bundle, count in seen.tasks for _ in range(count))
+    all_covered = itertools.chain(seen.held.values(), gangs, tasks)
+    covered = [dict(one) for one in itertools.islice(all_covered, _MOST_COVERED)]
     for bundle, count in seen.minimum[:MOST]:
         left = count
-        for free in covered[:_MOST_COVERED]:
+        for free in covered:
             fitting = min(left, slots({"memory": 0.0, **free}, bundle.resources))
             take(free, bundle.resources, fitting)
             left -= fitting
@@ -267,14 +291,30 @@ def sighted(
 def settled(
     requests: Iterable[ProgramRequest], seen: Mapping[str, Sighting], now: float
 ) -> list[ProgramRequest]:
-    """The requests that have lasted, with the fewest of the last seconds, the oldest first."""
+    """The requests that have lasted, with the fewest of the last seconds, the oldest first; of groups all or none."""
     lasting = [
         replace(one, since=sighting.since, count=one.count if is_gang else min(n for _, n in sighting.counts))
         for one in requests
         if (sighting := seen.get(one.id)) is not None and now - sighting.since >= SETTLED_S
         for is_gang in (one.kind is Kind.PLACEMENT_GROUP,)
     ]
-    return sorted(lasting, key=lambda one: (one.since, one.id))[:MOST]
+    return _first_of(sorted(lasting, key=lambda one: (one.since, one.id)))
+
+
+def _first_of(requests: Sequence[ProgramRequest]) -> list[ProgramRequest]:
+    """The first of them, at most `MOST`; one is left out with the others of its placement group."""
+    together = Counter(one.gang for one in requests if one.gang)
+    room, fits = MOST, dict[str, bool]()
+    found: list[ProgramRequest] = []
+    for one in requests:
+        group = one.gang or one.id
+        if group not in fits:
+            size = together.get(one.gang, 1)
+            fits[group] = size <= room
+            room -= size if fits[group] else 0
+        if fits[group]:
+            found.append(one)
+    return found
 
 
 def programs_of(

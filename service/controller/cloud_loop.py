@@ -19,9 +19,11 @@ from service.loops.deletion import Deletion
 from service.loops.drill import drill
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.loops.ray_programs import ProgramWatch
+from service.loops.recount import Recount
 from service.loops.retention import Retention
 from service.loops.scale import scale
 from service.loops.tick import Tick
+from service.store.leases import Lease
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +58,14 @@ class CloudLoop:
         self._observed_at = -math.inf
         self._state = ObservationState(connection)
         self._retention = Retention(monotonic)
+        self._recount = Recount(monotonic)
         self.deletion = Deletion(monotonic)
         #: Why jobs do not have all the nodes that they could use, by job id, as the newest plan said.
         self.why_short: Mapping[str, str] = {}
-        #: What Ray programs ask for and hold, as the newest observation said.
-        self.programs: Programs = NO_PROGRAMS
+        #: What Ray programs ask for and hold, as the newest observation said; None: it did not ask.
+        self._programs: Programs | None = None
+        #: Under which lease that was.
+        self._observed_under: Lease | None = None
         self._watch = ProgramWatch()
 
     def use(self, connection: ClusterConnection) -> None:
@@ -71,14 +76,24 @@ class CloudLoop:
         self._state = ObservationState(connection)
         self._observed_at = -math.inf
 
+    def programs(self, lease: Lease) -> Programs | None:
+        """What Ray programs ask for and hold; None: this was not asked under this lease, so that it is not known."""
+        if self._connection.ray_programs is None:
+            return NO_PROGRAMS
+        return self._programs if self._observed_under == lease else None
+
     def drill(self, tick: Tick) -> None:
         """Bring each drill one step on.  Raises Fenced."""
         drill(tick, self._connection.rehearsal)
 
     def retain(self, tick: Tick) -> None:
-        """Delete some rows and files, old ones and those of deleted jobs; a storage may be slow.  Raises Fenced."""
+        """Delete some rows and files, old ones and those of deleted jobs, and count some of what is kept.
+
+        A storage may be slow.  Raises Fenced.
+        """
         self.deletion.step(tick)
         self._retention.step(tick)
+        self._recount.step(tick)
 
     def scale(self, new_tick: Callable[[], Tick]) -> None:
         """Observe the cluster, unless that was done just now, and carry out a plan; its tick begins after that.
@@ -103,8 +118,10 @@ class CloudLoop:
             self._note_failure(connection, error, now)
             record_cluster_hidden(new_tick(), str(error))
             return
-        scaled = scale(new_tick(), access, observation, self._watch)
-        self.why_short, self.programs = scaled.why_short, scaled.programs
+        tick = new_tick()
+        scaled = scale(tick, access, observation, self._watch)
+        self.why_short, self._programs = scaled.why_short, scaled.programs
+        self._observed_under = tick.lease
         if connection is self._connection:
             self._state = ObservationState(connection)
 

@@ -131,7 +131,7 @@ class Controller:
                     launcher,
                     connection.supply,
                     self._cloud.why_short,
-                    self._cloud.programs,
+                    self._cloud.programs(lease),
                 ),
             ),
             # 5. Storages for those that run, and for those that were just started.

@@ -55,11 +55,12 @@ def dispatch(
     launcher: Launcher,
     supply: Supply,
     why_short: Mapping[str, str] | None = None,
-    programs: Programs = NO_PROGRAMS,
+    programs: Programs | None = NO_PROGRAMS,
 ) -> None:
     """Admit what fits and launch it; `why_short` says by job id why the planner gets no nodes.
 
-    Nothing starts on what Ray programs hold of nodes.  Raises Fenced.
+    Nothing starts on what Ray programs hold of nodes, and nothing at all while that is not known (None) and the
+    policies serve them.  Raises Fenced.
     """
     with tick.deciding:
         decided = _decide(tick, live, supply, why_short or {}, programs)
@@ -81,7 +82,7 @@ class _Decided:
 
 
 def _decide(
-    tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str], programs: Programs
+    tick: Tick, live: LiveAttempts, supply: Supply, why_short: Mapping[str, str], programs: Programs | None
 ) -> _Decided:
     """Admit and record what fits."""
     # 1. Load.
@@ -148,9 +149,10 @@ def _load(
     tick: Tick,
     live: Sequence[JobAttempt],
     offerings: Sequence[Offering],
-    programs: Programs,
+    seen: Programs | None,
 ) -> _Snapshot:
     now, policies = tick.now, policies_in_force(connection, tick.settings)
+    programs = NO_PROGRAMS if seen is None else seen
     rows = remembered_nodes(connection, policies, now)
     workload = load_workload(connection, policies, offerings, rows, live, now, programs=programs)
     busy = workers_by_node(rows, [attempt for _, attempt in live])
@@ -158,8 +160,9 @@ def _load(
     is_any = bool(workload.waiting)
     paid = spending.spent(connection, now)[1] if is_any and counts_money(policies) else {}
     kept = load_kept_nodes(connection, nodes, workload, workload.counting(policies, paid) if is_any else None)
-    if not is_any:
-        return _Snapshot(workload, kept=kept)
+    if not is_any or (seen is None and policies.ray_programs is not None):
+        # Nodes may be free for this process alone, after a change of the leader or of the policies.
+        return _Snapshot(replace(workload, waiting=[]), kept=kept)
     spent = _have_spent(connection, workload.rows.values(), now)
     # Processes of an ended attempt may still run: its job does not start again before they have ended.
     unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}

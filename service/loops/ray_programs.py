@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,14 +29,18 @@ from service.queue.rows import NewEvent, RayRequestRow
 from service.store import ray_requests as store
 from service.store.policies import append_cluster_event
 
+_WAITS = "it waits for room on nodes that are there"
+#: Of a placement group with different bundles: what else its owner pays for meanwhile.
+_BY_SHAPE = "; nodes for other bundles of its placement group may be there already, and stay while it waits"
+
 
 class ProgramWatch:
     """Remembers since when each request has been seen; for the thread that observes the cluster."""
 
     def __init__(self) -> None:
         self._seen: Mapping[str, Sighting] = {}
-        #: The policies of the last tick serve Ray programs, so that Ray is asked what they ask for.
-        self.is_wanted = False
+        #: The policies serve Ray programs, so that Ray is asked what they ask for; before the first tick they may.
+        self.is_wanted = True
 
     def serves(self, asked: RayDemand | None, policies: Policies) -> bool:
         """Ray was asked what programs ask for, and the policies serve them; otherwise all is forgotten."""
@@ -82,6 +87,7 @@ def record_requests(
         return
     before = {row.id: row for row in tick.load(store.all_requests)}
     project = "" if policies.ray_programs is None else policies.ray_programs.project
+    shapes = Counter(one.gang for one in programs.requests if one.gang)
     after = [
         RayRequestRow(
             id=one.id,
@@ -94,8 +100,7 @@ def record_requests(
             is_refused=one.id in programs.refused,
             reason=shortened(
                 programs.refused.get(one.id)
-                or waits.get(one.id)
-                or "it waits for room on nodes that are there"
+                or f"{waits.get(one.id) or _WAITS}{_BY_SHAPE if shapes[one.gang] > 1 else ''}"
             ),
         )
         for one in programs.requests

@@ -88,8 +88,8 @@ class Scaled:
 
     #: Why jobs do not have all the nodes that they could use, by job id.
     why_short: Mapping[str, str]
-    #: What Ray programs ask for and hold.
-    programs: Programs = NO_PROGRAMS
+    #: What Ray programs ask for and hold; None: Ray was not asked, or the policies do not serve them.
+    programs: Programs | None = None
 
 
 def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation, watch: ProgramWatch) -> Scaled:
@@ -101,7 +101,8 @@ def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation, wa
         requests, waits, programs = _decide(tick, access, observation, watch)
     # 5. Send the requests: rows record all of them, whether an answer comes late or never.
     _send_requests(tick, access, observation.members, requests)
-    return Scaled({wait.job_id: wait.reason for wait in waits if wait.job_id}, programs)
+    seen = programs if observation.ray_demand is not None and watch.is_wanted else None
+    return Scaled({wait.job_id: wait.reason for wait in waits if wait.job_id}, seen)
 
 
 def _decide(

@@ -49,8 +49,8 @@ class ScheduleRow:
     submitted_by: str | None = None
     #: Id of the token by which it was proved who that is; None: by an issuer, or nothing had to be proved.
     credential: str | None = None
-    #: Groups of which the submitter was a member.
-    groups: list[str] = field(default_factory=list)
+    #: Groups of which the submitter was a member; None: not known, as it was stored by a release that did not ask.
+    groups: list[str] | None = field(default_factory=list)
 
     @property
     def cron(self) -> str:

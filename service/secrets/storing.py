@@ -70,7 +70,9 @@ def _next(
     connection: sa.Connection, key: Key, before: SecretRow | None, new: NewSecret, now: float
 ) -> SecretRow:
     # Also where the one before was deleted: what was stored of it must not stand for this one.
-    version = store.newest_version(connection, new.project, new.name) + 1
+    newest = store.newest_version(connection, new.project, new.name)
+    # The row may be of a process of the release before, which remembers no versions.
+    version = max(newest, 0 if before is None else before.version) + 1
     place = SecretPlace(new.project, new.name, version, new.source)
     sealed = seal(key, place, new.content.encode())
     return SecretRow(

@@ -1,6 +1,7 @@
 """How much is kept of each project and of each principal: sums that change in the transaction of each write.
 
-They are never counted again; a test compares them with the rows.
+A test compares them with the rows; a process of the release before counts nothing, so that a controller counts them
+again (`service.loops.recount`).
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ def take(connection: sa.Connection, holder: str, kind: Kept, amount: int, most: 
         refusal = check_kept(whose(holder), kind, after - amount, amount, most)
         if refusal is not None:
             raise NoRoom(refusal)
+
+
+def lock(connection: sa.Connection, holder: str, kind: Kept) -> None:
+    """Keep an amount, also one of nothing, from changing by others until the transaction ends."""
+    row = {"holder": holder, "kind": kind.value, "amount": 0}
+    connection.execute(_add(connection.dialect.name), row)
 
 
 def amount(connection: sa.Connection, holder: str, kind: Kept) -> int:

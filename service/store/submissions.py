@@ -116,8 +116,7 @@ def why_refused(
     checks: list[Callable[[], object]] = [
         lambda: secret_rows.check_there(connection, spec),
         lambda: check_outputs(connection, spec, limits.policies),
-        lambda: check_references(connection, spec, access),
-        lambda: _awaited(connection, row_of(spec, now), store.find_jobs),
+        lambda: _check_others(connection, spec, now, access),
     ]
     if spec.schedule is None:
         checks.append(lambda: check_room(connection, spec.project, count, limits))
@@ -130,6 +129,12 @@ def why_refused(
         except NoRoom as full:
             problems.append(SpecProblem("", full.refusal.message))
     return problems
+
+
+def _check_others(connection: sa.Connection, spec: JobSpec, now: float, access: Access) -> None:
+    """Raise SpecError for jobs that it names; of those that are not there for who submits nothing more is said."""
+    check_references(connection, spec, access)
+    _awaited(connection, row_of(spec, now), store.find_jobs)
 
 
 def submit(

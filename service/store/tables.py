@@ -195,9 +195,10 @@ schedules = sa.Table(
     sa.Column("key", sa.String(128)),
     sa.Column("body_digest", sa.String(64)),
     sa.Column("submitted_by", sa.Text),
-    # By which token, or as a member of which groups, its submitter has the roles that its jobs need.
+    # By which token, or as a member of which groups, its submitter has the roles that its jobs need; groups are NULL
+    # where they are not known.
     sa.Column("credential", sa.String(40)),
-    sa.Column("groups", sa.JSON, nullable=False, server_default="[]"),
+    sa.Column("groups", sa.JSON(none_as_null=True)),
     sa.UniqueConstraint("key", name="uq_schedules_key"),
     sa.Index("ix_schedules_project_id", "project", "id"),
     sa.Index("ix_schedules_next_at", "next_at"),

@@ -320,6 +320,21 @@ class TestWallsBetweenProjects:
         database.transact(lambda c: bundles.forget(c, digest))
         assert not database.query(lambda c: bundles.is_held(c, held, digest))
 
+    def test_a_dry_run_tells_nothing_of_jobs_of_other_projects(self, service: Service) -> None:
+        ended, absent = service.submit("blue"), f"job_{'0' * 26}"
+        service.made("POST", f"/v1/jobs/{ended}/cancel")
+
+        def problems(who: str, job_id: str) -> list[tuple[str, str]]:
+            body = {"command": COMMAND, "project": "red", "after": [{"job": job_id}]}
+            answer = service.ask(who, "POST", "/v1/jobs", json=body, params={"dry_run": "true"})
+            assert answer.status_code == 200, answer.text
+            return [(one["field"], one["message"].replace(job_id, "ID")) for one in answer.json()["problems"]]
+
+        red = service.token({"red": "submitter"})
+        assert problems(red, ended) == problems(red, absent) == [("after.0.job", "there is no job ID")]
+        ((field, said),) = problems(service.token({"red": "submitter", "blue": "viewer"}), ended)
+        assert (field, "cancelled" in said) == ("after.0", True)
+
     @pytest.mark.parametrize("kind", ["jobs", "arrays", "schedules", "clone"])
     def test_jobs_of_other_projects_cannot_be_named(self, service: Service, kind: str) -> None:
         blue = service.submit("blue")

@@ -124,6 +124,28 @@ def test_what_no_pool_can_hold_is_refused_once_with_an_event(world: World, clien
     assert living(world) == []
 
 
+def test_of_a_group_of_different_bundles_a_part_may_be_bought_which_its_reasons_say(
+    world: World, client: TestClient
+) -> None:
+    apply(world, SERVING.format(usd=5).replace("max_nodes: 4", "max_nodes: 1"))
+    half = Bundle({"CPU": 0.5})
+    world.ray_programs.demand = RayDemand(gangs=(Gang("ab" * 18, Strategy.PACK, (CPU, half)),))
+    for _ in world.ticks_until("a node for one of them"):
+        if len(ready(world)) == 1:
+            break
+    world.tick()
+    said = [one.reason for one in asked(client)]
+    assert len(said) == 2
+    for reason in said:
+        assert reason.endswith(
+            "; nodes for other bundles of its placement group may be there already, and stay while it waits"
+        )
+    assert any("pool 'cpu' may have 1 node" in reason for reason in said)
+    world.now += 600.0
+    world.tick(3)
+    assert len(ready(world)) == 1, "it stays"
+
+
 def test_a_spent_budget_of_the_project_stops_growth_with_its_reason(world: World, client: TestClient) -> None:
     apply(world, SERVING.format(usd=0))
     world.ray_programs.demand = GANG
@@ -150,6 +172,32 @@ def test_no_job_starts_on_what_a_program_holds(world: World) -> None:
             break
     (own,) = [node for node in ready(world) if node.project is None]
     assert own.bought_for == job_id
+
+
+@pytest.mark.parametrize("change", ["leader", "policies"])
+def test_no_job_starts_before_it_is_known_what_programs_hold(world: World, change: str) -> None:
+    """The loops that start jobs do not wait for the one that asks Ray."""
+    world.ray_programs.demand = GANG
+    for _ in world.ticks_until("nodes for the gang"):
+        if len(ready(world)) == 2:
+            break
+    held = ready(world)[0]
+    world.ray_programs.demand = RayDemand(held={held.id: {"CPU": 1.0}})
+    if change == "leader":
+        controller = world.succeed()
+    else:
+        controller = world.controller
+        apply(world, DOCUMENT.format(max_nodes=2))
+        world.tick(2)
+        apply(world, SERVING.format(usd=5))
+    world.now += 0.25
+    jobs = [world.submit(min_workers=1, max_workers=1) for _ in range(2)]
+    assert controller.holder.step(world.now) is not None
+    assert controller.work(lambda: world.now)
+    assert [world.job(one).state for one in jobs] == [JobState.QUEUED, JobState.QUEUED]
+    # The first observation of a leader asks Ray; after new policies, the second one does.
+    world.tick(1 if change == "leader" else 2)
+    assert [world.job(one).state for one in jobs] == [JobState.ADMITTED, JobState.QUEUED]
 
 
 def test_where_programs_are_not_served_nothing_is_asked_bought_or_shown(

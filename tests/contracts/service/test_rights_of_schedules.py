@@ -127,6 +127,33 @@ def test_one_of_a_user_pauses_without_a_role_and_goes_on_with_one(team: Team) ->
     assert team.events() == ["schedule.paused", "schedule.resumed", "schedule.paused"]
 
 
+def test_one_that_the_release_before_stored_goes_on_as_before(team: Team) -> None:
+    """That release wrote neither tokens nor groups: of a user without groups nothing is known to be lost."""
+    token = team.token()
+    schedule = team.schedule(token["token"])
+    database = team.owner.world.database
+
+    def as_stored(**columns: Any) -> None:
+        # Without the columns that the release did not know, as an insert of it leaves them.
+        kept = [one.name for one in schedules.columns if one.name not in ("credential", "groups")]
+
+        def work(connection: sa.Connection) -> None:
+            row = {**connection.execute(sa.select(schedules)).one()._mapping, **columns}
+            connection.execute(sa.text("DELETE FROM schedule_runs"))
+            connection.execute(sa.delete(schedules))
+            old = sa.table("schedules", *(sa.column(name, schedules.c[name].type) for name in kept))
+            connection.execute(sa.insert(old), {name: row[name] for name in kept})
+
+        database.transact(work)
+
+    as_stored(submitted_by="user:corp/ann")
+    assert team.run(schedule)[0] == "submitted"
+    as_stored(submitted_by=f"token:{token['id']}")
+    assert team.run(schedule)[0] == "submitted"
+    team.ask(team.operator, "DELETE", f"/v1/tokens/{token['id']}")
+    assert team.run(schedule) == ("paused", f"paused: the token {token['id']} was revoked")
+
+
 def test_what_its_submitter_no_longer_sees_is_no_reference_of_its_jobs(team: Team) -> None:
     other = team.ask(team.operator, "POST", "/v1/jobs", json={"command": "true", "project": "speech"})["id"]
     token = team.token(grants={"vision": "submitter", "speech": "viewer"}, owner="user:ann")

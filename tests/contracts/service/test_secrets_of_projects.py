@@ -18,7 +18,7 @@ from remora.states import EndReason, JobState
 from service.loops.attempt_secrets import _PAUSE_S, AttemptSecrets
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
 from service.queue.intake import NoRoom
-from service.queue.secrets import MAX_SECRETS_OF_PROJECT, SecretRow, SecretSource
+from service.queue.secrets import MAX_SECRETS_OF_PROJECT, SecretPlace, SecretRow, SecretSource
 from service.secrets import rotation, storing
 from service.secrets.encryption import CannotOpen, Sealed, seal, unseal
 from service.secrets.key_file import KeyFile, KeysUnusable
@@ -28,6 +28,7 @@ from service.secrets.storing import NewSecret, store_secret
 from service.settings import Settings
 from service.store import secret_rows
 from service.store.database import Database
+from service.store.tables import secret_versions
 from service.store.tables import secrets as table
 from tests.contracts.service.owners import Owner, owner_of
 
@@ -120,6 +121,25 @@ class TestTheStore:
                 values(database, key_file)
         assert put(database, key_file, value=f"{VALUE}-3").version == 3
         assert values(database, key_file) == {"TOKEN": f"{VALUE}-3"}
+
+    @pytest.mark.parametrize("is_remembered", [True, False])
+    def test_one_of_the_release_before_is_the_newest_one(
+        self, database: Database, key_file: KeyFile, *, is_remembered: bool
+    ) -> None:
+        """During an upgrade a process of that release writes the row alone, and remembers no version."""
+        first = put(database, key_file)
+        place = SecretPlace("vision", "TOKEN", 2, first.source)
+        sealed = seal(key_file.read()[0], place, b"of-before")
+
+        def work(connection: sa.Connection) -> None:
+            connection.execute(sa.update(table).values(version=2, ciphertext=sealed.ciphertext))
+            if not is_remembered:
+                connection.execute(sa.delete(secret_versions))
+
+        database.transact(work)
+        assert values(database, key_file) == {"TOKEN": "of-before"}
+        assert put(database, key_file, value="next").version == 3
+        assert values(database, key_file) == {"TOKEN": "next"}
 
     def test_a_project_has_its_own_secrets_and_not_more_than_a_hundred(
         self, database: Database, key_file: KeyFile, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,19 @@ from remora.roles import EVERYWHERE, Role
 from remora.spec.spec import JobSpec
 from service.clouds.fixed_pool import fixed_pool
 from service.identities.tokens import TokenRow
+from service.loops.recount import Recount
+from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.intake import LINES_LEFT, Kept, NoRoom
 from service.queue.schedules import ScheduleRow
 from service.queue.secrets import SecretRow, SecretSource
+from service.settings import Settings
 from service.store import (
     bundles,
     deletion,
     holdings,
     jobs,
+    recounting,
     schedules,
     secret_rows,
     submissions,
@@ -43,7 +48,8 @@ from service.store.telemetry import LogFilter
 from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
 from tests.contracts.service.two_projects import Service, packed, service_of
-from tests.service_fakes import records
+from tests.service_fakes import World, hold_lease, records
+from tests.statements import statements
 
 PROJECTS = ("red", "blue")
 PRINCIPALS = ("user:ann", "token:tok_b")
@@ -91,6 +97,19 @@ def kept(database: Database) -> dict[tuple[str, Kept], int]:
     """What the totals say."""
     rows = database.query(lambda connection: list(connection.execute(sa.select(tables.holdings))))
     return {(row.holder, Kept(row.kind)): row.amount for row in rows if row.amount}
+
+
+def secret_row(project: str, name: str, now: float) -> SecretRow:
+    return SecretRow(
+        project=project,
+        name=name,
+        version=1,
+        source=SecretSource.VALUE,
+        key_id="key",
+        ciphertext=b"x",
+        created_at=now,
+        updated_at=now,
+    )
 
 
 class Life:
@@ -172,16 +191,7 @@ class Life:
             bundles.forget(connection, digest)
 
     def secret(self, connection: sa.Connection) -> None:
-        row = SecretRow(
-            project=self.draw.choice(PROJECTS),
-            name=self.draw.choice("ABC"),
-            version=1,
-            source=SecretSource.VALUE,
-            key_id="key",
-            ciphertext=b"x",
-            created_at=self.now,
-            updated_at=self.now,
-        )
+        row = secret_row(self.draw.choice(PROJECTS), self.draw.choice("ABC"), self.now)
         secret_rows.put(connection, row, LIMITS.limits_of(row.project).secrets)
 
     def delete_secret(self, connection: sa.Connection) -> None:
@@ -244,6 +254,79 @@ def test_totals_are_the_sums_of_the_rows_whatever_was_written_and_deleted(
         # What running jobs have stored already is no reason to lose it.
         if most is not None and kind not in (Kept.OUTPUT_BYTES, Kept.LOG_LINES):
             assert amount <= most, (holder, kind)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_amounts_that_drifted_are_counted_again_when_a_controller_begins(
+    database: Database, tmp_path: Path, seed: int
+) -> None:
+    """As after an upgrade, during which processes of the release before wrote rows and no amounts."""
+    life = Life(database, seed)
+    kinds = set[Kept]()
+    while kinds != set(Kept):
+        for _ in range(20):
+            life.step()
+        kinds = {kind for _, kind in kept(database)}
+    right = kept(database)
+
+    def drift(connection: sa.Connection) -> None:
+        for holder, kind in sorted(right):
+            mine = tables.holdings.c.holder == holder, tables.holdings.c.kind == kind.value
+            if life.draw.random() < 0.3:
+                connection.execute(sa.delete(tables.holdings).where(*mine))
+            else:
+                more = life.draw.choice([-7, 5])
+                connection.execute(
+                    sa.update(tables.holdings).where(*mine).values(amount=tables.holdings.c.amount + more)
+                )
+        gone = ("project:gone", Kept.LOG_LINES), ("user:gone", Kept.TOKENS), ("project:gone", Kept.SECRETS)
+        holdings.add(connection, dict.fromkeys(gone, 3))
+
+    database.transact(drift)
+    assert kept(database) != right
+    world = World(database, Settings(home=tmp_path, database_url=str(database.url)))
+    assert world.controller.tick(life.now)
+    assert kept(database) == right == recounted(database)
+
+
+def test_statements_of_a_count_do_not_grow_with_jobs_and_lines_and_change_nothing_that_is_right(
+    database: Database, tmp_path: Path
+) -> None:
+    life = Life(database, 1)
+    lease = database.transact(hold_lease)
+
+    def sent() -> list[str]:
+        tick = Tick(database, Settings(home=tmp_path), lease, life.now)
+        with statements(database) as found:
+            Recount(lambda: 0.0).step(tick)
+        return found
+
+    counts = []
+    for steps in (60, 120):
+        for _ in range(steps):
+            life.step()
+        found = sent()
+        assert {one.split()[0] for one in found if one != "BEGIN"} == {"SELECT"}
+        assert not any("FOR UPDATE" in one for one in found), "nothing is locked or written"
+        counts.append(len(found))
+    assert counts[0] == counts[1]
+
+
+def test_an_amount_is_counted_again_beside_a_write_of_its_rows(database: Database) -> None:
+    """Each in a transaction of its own, in whatever order they come to the amount."""
+    database.transact(lambda c: holdings.add(c, {("project:red", Kept.SECRETS): 9}))
+
+    def write(number: int) -> None:
+        row = secret_row("red", f"S{number}", 1000.0)
+        database.transact(lambda connection: secret_rows.put(connection, row))
+
+    def count() -> None:
+        database.transact(lambda c: recounting.put_right(c, Kept.SECRETS, "project:red"))
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(*one) for n in range(20) for one in ((write, n), (count,))]:
+            future.result()
+    assert kept(database) == recounted(database) == {("project:red", Kept.SECRETS): 20}
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -256,6 +258,51 @@ def test_a_request_counts_once_it_has_lasted_and_with_the_fewest_of_the_last_sec
     assert counts == [2]
     seen, counts = looked(seen, 0, 3 * SETTLED_S + 0.5)
     assert seen == {}
+
+
+class Looked(tuple[Bundle, ...]):
+    """Bundles of a group that count how many of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[Bundle]:
+        for one in super().__iter__():
+            Looked.looks += 1
+            yield one
+
+
+@pytest.mark.parametrize("minimum", [(), ((CPU, 6),)])
+def test_a_look_at_very_many_groups_is_bounded_and_the_small_ones_come_first(
+    minimum: tuple[tuple[Bundle, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped: list[object] = []
+    dumps = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda what: dumped.append(what) or dumps(what))
+    Looked.looks = 0
+    alike = Looked([CPU] * 10_000)
+    large = [Gang(f"{at:036x}", Strategy.PACK, alike) for at in range(1000)]
+    small = Gang("f" * 36, Strategy.PACK, (FOUR, CPU))
+    found = requests_of(RayDemand(gangs=(*large, small), minimum=minimum))
+    assert {one.gang for one in found if one.gang} == {small.id}
+    assert Looked.looks <= (2000 if minimum else 0)
+    assert [one.gang for one in requests_of(RayDemand(gangs=tuple(large)))] == [large[0].id]
+    assert Looked.looks <= 10_000 + (2000 if minimum else 0)
+    assert len(dumped) < 20, "text is made of shapes, not of bundles"
+
+
+def test_very_many_shapes_of_tasks_are_not_all_looked_at() -> None:
+    shapes = tuple((Bundle({"CPU": 1.0 + at}), 1) for at in range(3000))
+    assert len(requests_of(RayDemand(tasks=shapes))) == 1000
+
+
+def test_of_a_placement_group_all_shapes_are_decided_about_or_none() -> None:
+    def many(group: str, count: int) -> Gang:
+        return Gang(group * 36, Strategy.PACK, tuple(Bundle({"CPU": 1.0 + at}) for at in range(count)))
+
+    requests = requests_of(RayDemand(gangs=(many("a", 150), many("b", 120), many("c", 30), many("d", 250))))
+    seen = sighted({}, requests, NOW - SETTLED_S)
+    counted = Counter(one.gang[0] for one in settled(requests, seen, NOW))
+    assert counted in ({"a": 150, "c": 30}, {"b": 120, "c": 30})
 
 
 amounts = st.sampled_from([1.0, 2.0, 4.0, 9.0])

@@ -10,12 +10,8 @@ down_revision = '0034'
 branch_labels = None
 depends_on = None
 
-#: What is there, by holder and kind: counted once.
+#: What is there, by holder and kind; log lines, which may be many, are counted by the next controller.
 COUNTED = (
-    "SELECT 'project:' || project, 'log_lines', count(*) FROM log_lines JOIN jobs ON jobs.id = log_lines.job_id"
-    ' GROUP BY project',
-    "SELECT 'project:' || project, 'output_bytes', sum(size_bytes) FROM outputs JOIN jobs ON jobs.id = outputs.job_id"
-    ' GROUP BY project',
     "SELECT 'project:' || project, 'secrets', count(*) FROM secrets GROUP BY project",
     "SELECT 'project:' || project, 'schedules', count(*) FROM schedules GROUP BY project",
     "SELECT 'project:' || project, 'tokens', count(*) FROM token_grants JOIN tokens ON tokens.id = token_id"
@@ -24,19 +20,27 @@ COUNTED = (
 )
 
 
+OF_OUTPUTS = (
+    "SELECT 'project:' || project, 'output_bytes', sum(size_bytes) FROM outputs JOIN jobs ON jobs.id = outputs.job_id"
+    ' GROUP BY project'
+)
+
+
 def upgrade() -> None:
-    op.add_column('attempts', sa.Column('dropped_lines', sa.BigInteger(), nullable=False, server_default='0'))
-    op.add_column('outputs', sa.Column('size_bytes', sa.BigInteger(), nullable=False, server_default='0'))
-    op.add_column('bundles', sa.Column('size_bytes', sa.BigInteger(), nullable=False, server_default='0'))
     op.create_table(
         'holdings',
         sa.Column('holder', sa.String(300), primary_key=True),
         sa.Column('kind', sa.String(32), primary_key=True),
         sa.Column('amount', sa.BigInteger(), nullable=False),
     )
-    measure_outputs()
     for counted in COUNTED:
         op.execute(f'INSERT INTO holdings (holder, kind, amount) {counted}')  # noqa: S608
+    op.add_column('outputs', sa.Column('size_bytes', sa.BigInteger(), nullable=False, server_default='0'))
+    measure_outputs()
+    op.execute(f'INSERT INTO holdings (holder, kind, amount) {OF_OUTPUTS}')  # noqa: S608
+    # Last, as it locks what running processes write.
+    op.add_column('bundles', sa.Column('size_bytes', sa.BigInteger(), nullable=False, server_default='0'))
+    op.add_column('attempts', sa.Column('dropped_lines', sa.BigInteger(), nullable=False, server_default='0'))
 
 
 def measure_outputs() -> None:

@@ -17,7 +17,8 @@ def upgrade() -> None:
         sa.Column('version', sa.BigInteger(), nullable=False),
     )
     op.add_column('schedules', sa.Column('credential', sa.String(40)))
-    op.add_column('schedules', sa.Column('groups', sa.JSON(), nullable=False, server_default='[]'))
+    # NULL where it is not known, as for all that were stored before.
+    op.add_column('schedules', sa.Column('groups', sa.JSON()))
     op.execute(
         "UPDATE schedules SET credential = substr(submitted_by, 7) WHERE submitted_by LIKE 'token:%'"
     )
