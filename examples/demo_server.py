@@ -89,7 +89,7 @@ def run(home: Path, console: Console) -> dict[str, Any]:
         wait_for(lambda: len(ready(client)) == NODES, START_S, f"{NODES} nodes did not become ready")
         console.print(f"Installed from {first.name}: API at {' and '.join(urls)}, {NODES} nodes.")
         jobs = [client.submit(training("undisturbed-by-all", 2, 3000, 0.04))]
-        wait_for(lambda: client.job(jobs[0].id).step > 50, PATIENCE_S, "the job did not train")
+        wait_for(lambda: (client.job(jobs[0].id).step or 0) > 50, PATIENCE_S, "the job did not train")
         with Watch(urls) as watch:
             machine.command("upgrade", "--wheel", str(second), *machine.packages)
         console.print(

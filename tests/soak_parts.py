@@ -167,9 +167,11 @@ PARTS: Mapping[str, Part] = {
             "tests/e2e/test_demo.py",
             "tests/e2e/test_demo_azure.py",
             "tests/e2e/test_demo_huggingface.py",
+            "tests/e2e/test_demo_server.py",
             "tests/e2e/test_demo_team.py",
         ),
         (
+            "examples/demo_server.py",
             "examples/demo_team.py",
             "examples/team",
             "examples/demo.py",

@@ -1,6 +1,7 @@
-"""python -m cluster.head.retire --home DIR --head IP:PORT --name NAME: let a drivers' node take no more drivers.
+"""python -m cluster.head.retire --home DIR --head IP:PORT --for NAME: let a drivers' node be the only one for drivers.
 
-Those that it has go on; Ray ends it with the last one.
+Nodes of other releases, on whichever machine they are, take no more drivers.  Those that they have go on; Ray ends a
+node with its last one.  Nothing is retired before the node NAME is there.  Prints the names of those that are retired.
 """
 
 from __future__ import annotations
@@ -8,13 +9,27 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cluster.head.commands import NAME_LABEL
+from cluster.head.commands import NAME_LABEL, Part
 
 #: Seconds that its last driver may take: longer than any attempt.
 _PATIENCE_S = 365 * 24 * 3600.0
+#: Seconds in which the node that takes the next drivers has to join the cluster.
+JOINED_S = 60.0
+_LOOK_S = 0.25
+#: Nodes for drivers that belong to a release are called so; an operator's own have other names, and go on.
+_OF_A_RELEASE = f"{Part.DRIVERS}-"
+
+
+def others(nodes: Iterable[Mapping[str, Any]], name: str) -> dict[str, str] | None:
+    """Living drivers' nodes of other releases, Ray's ids by their names (pure); None while `name` is not there."""
+    named = {node["Labels"].get(NAME_LABEL, ""): node["NodeID"] for node in nodes if node["Alive"]}
+    if name not in named:
+        return None
+    return {one: node for one, node in named.items() if one.startswith(_OF_A_RELEASE) and one != name}
 
 
 def main(words: Sequence[str]) -> int:
@@ -22,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.head.retire", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="the service's home")
     parser.add_argument("--head", required=True, help="address and port of the head")
-    parser.add_argument("--name", required=True, help="name of the drivers' node")
+    parser.add_argument("--for", dest="name", required=True, help="name of the node for the next drivers")
     given = parser.parse_args(words)
 
     import ray
@@ -32,11 +47,17 @@ def main(words: Sequence[str]) -> int:
 
     try:
         connect(given.home, given.head)
-        for node in ray.nodes():
-            if node["Alive"] and node["Labels"].get(NAME_LABEL) == given.name:
-                drain(node["NodeID"], "another release is in force", time.time() + _PATIENCE_S)
+        deadline = time.monotonic() + JOINED_S
+        while (found := others(ray.nodes(), given.name)) is None:
+            if time.monotonic() > deadline:
+                print(f"{given.name} is not in the Ray cluster", file=sys.stderr)
+                return 1
+            time.sleep(_LOOK_S)
+        for name, node in sorted(found.items()):
+            drain(node, "another release is in force", time.time() + _PATIENCE_S)
+            print(name)
     except Exception as error:  # Ray raises what its RPC library raises
-        print(f"{given.name} could not be retired: {error}", file=sys.stderr)
+        print(f"the Ray cluster does not answer: {error}", file=sys.stderr)
         return 1
     finally:
         ray.shutdown()

@@ -83,12 +83,13 @@ def _inherited(without: Collection[str]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in without}
 
 
+def is_of_machines(name: str) -> bool:
+    """Whether a head or node may have a variable of the service (pure)."""
+    return name in _OF_MACHINES or not name.startswith((_SETTINGS, *_OF_THE_SERVICE))
+
+
 def _inherited_by_machines(without: Collection[str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in _inherited(without).items()
-        if name in _OF_MACHINES or not name.startswith((_SETTINGS, *_OF_THE_SERVICE))
-    }
+    return {name: value for name, value in _inherited(without).items() if is_of_machines(name)}
 
 
 def _python_path() -> str:

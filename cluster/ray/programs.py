@@ -211,7 +211,7 @@ def _terms(selector: Any) -> tuple[LabelTerm, ...]:
     return tuple(
         LabelTerm(
             one.label_key,
-            tuple(one.label_values),
+            tuple(sorted(one.label_values)),
             one.operator == common_pb2.LabelSelectorOperator.LABEL_OPERATOR_IN,
         )
         for one in selector.label_constraints

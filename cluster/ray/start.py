@@ -37,6 +37,25 @@ def lead_workers_through(launcher: Path) -> None:
     RayParams.__init__ = make
 
 
+def end_when_retired() -> None:
+    """Let this process end with 0 after its raylet did, as it does with the last work of a node that was drained.
+
+    Ray itself takes that for expected, and would wait for ever without any process.
+    """
+    from ray._private.node import Node
+
+    dead_processes = Node.dead_processes
+
+    def look(self: Any) -> Any:
+        found = dead_processes(self)
+        if any(kind == "raylet" and process.returncode == 0 for kind, process in found):
+            self.kill_all_processes(check_alive=False, allow_graceful=False)
+            os._exit(0)
+        return found
+
+    Node.dead_processes = look
+
+
 def name_type(arguments: Sequence[str]) -> None:
     """Call the node in `ray status` by its pool, whose label is among the flags."""
     labels = next((one for one in arguments if one.startswith("--labels=")), "--labels=")
@@ -50,6 +69,8 @@ def main() -> None:
     name_type(sys.argv)
     if os.environ.get(FORKED_VARIABLE) and sys.platform == "linux":
         lead_workers_through(LAUNCHER)
+    if any(one.startswith("--labels=remora-role=drivers") for one in sys.argv):
+        end_when_retired()
     from ray.scripts.scripts import main as ray
 
     ray()

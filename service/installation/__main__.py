@@ -6,14 +6,18 @@ What each command does, and what it costs those who use the service, is in docs/
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from service.installation import backups, releases
+from service.installation.arguments import parser
+from service.installation.databases import database_url
 from service.installation.layout import (
     Installation,
     InstallationProblem,
@@ -25,21 +29,21 @@ from service.installation.layout import (
 )
 from service.installation.running import become
 from service.installation.supervisors import supervisor_of
-from service.installation.units import Unit, units_of
-from service.installation.upgrades import Upgrade, releases_of_drivers, wait_until_stopped
+from service.installation.units import Kind, Unit, units_of
+from service.installation.upgrades import Upgrade, releases_of_drivers
+from service.store.database import Database
+from service.store.failures import StoreError
+from service.store.migrate import migrate, revision_of
 
 #: The folder with the packages of the service.
 ROOT = Path(__file__).resolve().parents[2]
-PREFIX = Path("/opt/remora")
-#: Where the head listens unless it is said.
-HEAD = "127.0.0.2:6379"
 #: Files of settings that deploy/azure writes on its machines.
 DEPLOYED = (Path("/etc/remora/service.env"), Path("/etc/remora/database.env"))
 
 
 def main(words: Sequence[str]) -> int:
     """Run one command; the exit status of the process."""
-    given = _parser().parse_args(words)
+    given = parser().parse_args(words)
     try:
         layout = layout_of(given.prefix.absolute())
         _COMMANDS[given.command](given, layout)
@@ -59,18 +63,11 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
                 f"{layout.prefix} has an installation already; put another release in force with"
                 " `remora-server upgrade`"
             )
-        _follow(layout)
+        _follow(given, layout)
         return
     installation = _of_role(given) if given.role else _as_given(given)
     layout = placed(layout, installation)
-    layout.prefix.mkdir(parents=True, exist_ok=True)
-    for folder in (layout.settings.parent, layout.home, layout.run, layout.logs, layout.backups):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _give(folder, installation.user)
-    if not layout.settings.exists():
-        with os.fdopen(os.open(layout.settings, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write("# Settings of all processes, NAME=VALUE; see docs/settings.md.\n")
-    _give(layout.settings, installation.user)
+    _make_folders(layout, installation)
     release = (
         releases.make(layout, given.wheel, given.python, given.packages_of)
         if given.wheel is not None
@@ -88,6 +85,18 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
         print(f"{release} is installed; start it with: supervisord -c {layout.units}/supervisord.conf")
 
 
+def _make_folders(layout: Layout, installation: Installation) -> None:
+    """Make what is missing of an installation's folders, and its file of settings."""
+    layout.prefix.mkdir(parents=True, exist_ok=True)
+    for folder in (layout.settings.parent, layout.home, layout.run, layout.logs, layout.backups):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _give(folder, installation.user)
+    if not layout.settings.exists():
+        with os.fdopen(os.open(layout.settings, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write("# Settings of all processes, NAME=VALUE; see docs/settings.md.\n")
+    _give(layout.settings, installation.user)
+
+
 def _give(path: Path, user: str) -> None:
     """Let a file or folder be the user's that the processes run as, where there is one."""
     if user:
@@ -100,7 +109,7 @@ def _as_given(given: argparse.Namespace) -> Installation:
         apis=2 if given.apis is None else given.apis,
         port=7265 if given.port is None else given.port,
         controllers=2 if given.controllers is None else given.controllers,
-        head=given.head or HEAD,
+        head=given.head,
         has_head=not given.without_head,
         user=given.user,
         home="" if given.home is None else str(given.home.absolute()),
@@ -139,8 +148,15 @@ def _own_release(layout: Layout) -> str:
     return own.name
 
 
-def _follow(layout: Layout) -> None:
+def _follow(given: argparse.Namespace, layout: Layout) -> None:
     """Put the release of this command in force with the settings as they are now."""
+    if given.role:
+        # The role, addresses and folders of the machine may have changed, too; who runs the processes has not.
+        had = read_installation(layout)
+        installation = replace(_of_role(given), supervisor=had.supervisor, user=given.user or had.user)
+        layout = placed(layout, installation)
+        _make_folders(layout, installation)
+        installation.write(layout.record)
     release, before = _own_release(layout), layout.release()
     target = layout.backups / f"before-{release}.tar"
     if before != release and read_installation(layout).apis and not target.exists():
@@ -176,17 +192,39 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
     installation = read_installation(layout)
     manifest = backups.read_manifest(given.source)
     supervisor = supervisor_of(installation, layout)
-    units = _units(installation, layout)
-    wait_until_stopped(layout, units, supervisor)
+    problems = []
+    # What writes to the database, and no process that jobs need.
+    names = [unit.name for unit in units_of(installation) if unit.kind in (Kind.API, Kind.CONTROLLER)]
     try:
+        for name in names:
+            supervisor.stop(name)
+        (layout.home / "api.url").unlink(missing_ok=True)
         backups.restore(layout, given.source)
-        for path in layout.home.iterdir():
-            if path.is_file() and not path.is_symlink():
-                _give(path, installation.user)
-    finally:
-        for unit in units:
-            supervisor.start(unit.name)
+        for path in backups.files_written(layout):
+            _give(path, installation.user)
+    except (InstallationProblem, OSError) as problem:
+        problems.append(f"the backup is not in place: {problem}")
+    for name in names:
+        try:
+            supervisor.start(name)
+        except InstallationProblem as problem:
+            problems.append(str(problem))
+    if problems:
+        raise InstallationProblem("; ".join(problems))
     _say(f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service")
+
+
+def _migrate(_: argparse.Namespace, layout: Layout) -> None:
+    read_installation(layout)
+    settings = layout.read_settings()
+    # Libraries of databases read their own, such as PGPASSWORD.
+    os.environ.update(settings)
+    try:
+        with contextlib.closing(Database(database_url(layout, settings))) as database:
+            migrate(database)
+            print(database.query(revision_of))
+    except StoreError as error:
+        raise InstallationProblem(str(error)) from None
 
 
 def _status(_: argparse.Namespace, layout: Layout) -> None:
@@ -219,58 +257,10 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Layout], None]] = {
     "upgrade": _upgrade,
     "backup": _backup,
     "restore": _restore,
+    "migrate": _migrate,
     "status": _status,
     "run": _run,
 }
-
-
-def _parser() -> argparse.ArgumentParser:
-    shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--prefix", type=Path, default=PREFIX, help=f"folder of the installation; {PREFIX}")
-    parser = argparse.ArgumentParser(prog="remora-server", description=__doc__.partition("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        return commands.add_parser(name, help=text, description=text, parents=[shared])
-
-    def of_wheel(command: argparse.ArgumentParser, *, required: bool) -> None:
-        command.add_argument("--wheel", type=Path, required=required, help="the release, a wheel of Remora")
-        command.add_argument("--python", default=releases.this_python(), help="interpreter of the release")
-        command.add_argument(
-            "--packages-of",
-            default="",
-            metavar="PYTHON",
-            help="use the packages that are installed for this interpreter, and no index",
-        )
-
-    install = add("install", "install the service in a folder")
-    of_wheel(install, required=False)
-    install.add_argument(
-        "--role",
-        choices=["both", "head", "service"],
-        help="on a machine of deploy/azure, which has its settings in /etc/remora: what it is; again after each change",
-    )
-    install.add_argument("--home", type=Path, help="the service's home; PREFIX/state")
-    install.add_argument(
-        "--settings", type=Path, action="append", default=[], help="another file of settings"
-    )
-    install.add_argument("--supervisor", choices=["systemd", "supervisord"], default="systemd")
-    install.add_argument("--apis", type=int, help="processes of the API; 2")
-    install.add_argument("--port", type=int, help="port of the first of them; 7265")
-    install.add_argument("--controllers", type=int, help="controllers, of which one leads; 2")
-    install.add_argument("--head", help=f"address and port of the Ray head, which nodes reach; {HEAD}")
-    install.add_argument("--without-head", action="store_true", help="the head is on another machine")
-    install.add_argument("--user", default="", help="user that the processes run as")
-    of_wheel(
-        add("upgrade", "put another release in force, process by process, while jobs go on"), required=True
-    )
-    add("backup", "copy database and keys to one file while jobs go on").add_argument(
-        "to", type=Path, help="a new file"
-    )
-    add("restore", "put a backup in place; running jobs go on").add_argument("source", type=Path)
-    add("status", "processes and the releases that they run")
-    add("run", "be one process of the installation").add_argument("name")
-    return parser
 
 
 def _say(text: str) -> None:

@@ -11,8 +11,6 @@ import io
 import json
 import os
 import shutil
-import sqlite3
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
@@ -21,9 +19,14 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from cluster.local.certificates import write_private
+from service.installation.databases import POSTGRESQL, SQLITE, database_url, dump, load, revision_of_copy
 from service.installation.layout import InstallationProblem, Layout
+from service.steady_clock import CLOCK
 from service.store import leases
 from service.store.database import Database
+from service.store.failures import StoreError
+from service.store.migrate import knows
 
 T = TypeVar("T")
 
@@ -32,9 +35,17 @@ FORM = 1
 _MANIFEST = "backup.json"
 #: Bytes of a manifest that are read at most.
 _MOST_BYTES = 2**20
-#: Files of the home that belong to a backup, where they are there.
-_OF_HOME = ("secrets.key", "ray.token", "operator.token")
-_SQLITE, _POSTGRESQL = "database.sqlite", "database.pgdump"
+#: Files of the home that belong to a backup, where they are there, by their names in it.
+_OF_HOME = {
+    "secrets.key": "secrets.key",
+    "ray.token": "ray.token",
+    "ray-authority.pem": "ray-tls/authority.pem",
+    "operator.token": "operator.token",
+}
+#: A cluster that runs goes on with what it was started with.
+_OF_THE_CLUSTER = ("ray.token", "ray-authority.pem")
+#: In the tokens of leases: the least of every lease.
+_EVERY = ""
 
 
 def back_up(layout: Layout, target: Path, *, release: str, at: str) -> dict[str, Any]:
@@ -48,10 +59,16 @@ def back_up(layout: Layout, target: Path, *, release: str, at: str) -> dict[str,
     settings = layout.read_settings()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
-        parts = {**_files(layout), _dump(layout, settings, Path(folder)): None}
+        files = _files(layout, settings)
+        parts = {**files, dump(layout, settings, Path(folder)): None}
         for name, source in parts.items():
             if source is not None:
                 shutil.copyfile(source, Path(folder) / name)
+        if "secrets.key" not in files and _with_database(layout, settings, _has_secrets):
+            raise InstallationProblem(
+                f"the projects have secrets, but their key {_path_of('secrets.key', layout, settings)} is missing: a"
+                " backup could not decrypt them; put the key there, or name it by REMORA_SECRETS_KEY_FILE"
+            )
         digests = {name: _digest(Path(folder) / name) for name in sorted(parts)}
         manifest = {"form": FORM, "release": release, "at": at, "files": digests}
         draft = Path(folder) / "draft.tar"
@@ -94,30 +111,38 @@ def restore(layout: Layout, source: Path) -> dict[str, Any]:
     tokens = _tokens_before(layout, settings)
     with tempfile.TemporaryDirectory(dir=layout.home, prefix=".restore-") as folder:
         _unpack(source, Path(folder), manifest)
+        _check_schema(source, Path(folder), manifest)
         for name in manifest["files"]:
             unpacked = Path(folder) / name
-            if name == _SQLITE:
-                _load_sqlite(unpacked, _sqlite_path(layout, settings))
-            elif name == _POSTGRESQL:
-                _load_postgresql(unpacked, settings)
-            elif not (name == "ray.token" and (layout.home / name).exists()):
-                # A cluster that runs goes on with the secret that it was started with.
-                unpacked.replace(layout.home / name)
-    _with_database(layout, settings, lambda connection: leases.raise_tokens(connection, tokens))
+            if name in (SQLITE, POSTGRESQL):
+                load(unpacked, layout, settings)
+            else:
+                _put(unpacked, _path_of(name, layout, settings), keeps=name in _OF_THE_CLUSTER)
+    _with_database(layout, settings, lambda connection: _raise_tokens(connection, tokens))
     return manifest
 
 
-def _tokens_before(layout: Layout, settings: Mapping[str, str]) -> dict[str, int]:
-    """The tokens of the database that is replaced, also when an earlier restoration was killed; none where it is new.
+def files_written(layout: Layout) -> list[Path]:
+    """What a restoration may have made: the files of the home, the key of secrets, and Ray's authority."""
+    found = [path for path in layout.home.iterdir() if path.is_file()]
+    settings = layout.read_settings()
+    more = [_path_of(name, layout, settings) for name in ("secrets.key", "ray-authority.pem")]
+    folders = [path.parent for path in more if path.parent.parent == layout.home]
+    return [path for path in {*found, *more, *folders} if path.exists() and not path.is_symlink()]
 
-    They are written down first: killed before they are raised again, they would be those of the backup.
+
+def _tokens_before(layout: Layout, settings: Mapping[str, str]) -> dict[str, int]:
+    """The tokens of the database that is replaced, also when an earlier restoration was killed.
+
+    They are written down first: killed before they are raised again, they would be those of the backup.  Where they
+    cannot be read, it is the time in seconds, which no lease has reached by changing its owner.
     """
     path = layout.home / "leases.json"
     kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     try:
         found = _with_database(layout, settings, leases.tokens)
-    except sa.exc.SQLAlchemyError:
-        found = {}
+    except (sa.exc.SQLAlchemyError, StoreError):
+        found = {_EVERY: int(CLOCK())}
     tokens = {name: max(kept.get(name, 0), found.get(name, 0)) for name in {*kept, *found}}
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(tokens), encoding="utf-8")
@@ -125,92 +150,57 @@ def _tokens_before(layout: Layout, settings: Mapping[str, str]) -> dict[str, int
     return tokens
 
 
+def _raise_tokens(connection: sa.Connection, tokens: Mapping[str, int]) -> None:
+    least = tokens.get(_EVERY, 0)
+    found = leases.tokens(connection)
+    leases.raise_tokens(connection, {name: max(tokens.get(name, 0), least) for name in found})
+
+
+def _has_secrets(connection: sa.Connection) -> bool:
+    # A database of an earlier release has no such table.
+    if not sa.inspect(connection).has_table("secrets"):
+        return False
+    return connection.execute(sa.text("SELECT 1 FROM secrets LIMIT 1")).first() is not None
+
+
 def _with_database(layout: Layout, settings: Mapping[str, str], work: Callable[[sa.Connection], T]) -> T:
-    database = Database(settings.get("REMORA_DATABASE_URL") or f"sqlite:///{_sqlite_path(layout, settings)}")
+    database = Database(database_url(layout, settings))
     try:
         return database.transact(work)
     finally:
         database.close()
 
 
-def _files(layout: Layout) -> dict[str, Path]:
-    return {name: layout.home / name for name in _OF_HOME if (layout.home / name).is_file()}
+def _path_of(name: str, layout: Layout, settings: Mapping[str, str]) -> Path:
+    """Where a file of a backup belongs."""
+    key = settings.get("REMORA_SECRETS_KEY_FILE", "") if name == "secrets.key" else ""
+    return Path(key).expanduser() if key else layout.home / _OF_HOME[name]
 
 
-def _dump(layout: Layout, settings: Mapping[str, str], folder: Path) -> str:
-    """Copy the database into the folder; the name of the file."""
-    if url := settings.get("REMORA_DATABASE_URL", ""):
-        parsed = _postgresql(url)
-        if parsed is not None:
-            _call(["pg_dump", "--format=custom", "--no-owner", f"--file={folder / _POSTGRESQL}"], parsed)
-            return _POSTGRESQL
-    path = _sqlite_path(layout, settings)
-    if not path.is_file():
-        raise InstallationProblem(f"there is no database at {path}; the service has never run here")
-    try:
-        with (
-            sqlite3.connect(f"file:{path}?mode=ro", uri=True) as live,
-            sqlite3.connect(folder / _SQLITE) as copy,
-        ):
-            live.backup(copy)
-    except sqlite3.Error as error:
-        raise InstallationProblem(f"the database {path} cannot be copied: {error}") from None
-    return _SQLITE
+def _files(layout: Layout, settings: Mapping[str, str]) -> dict[str, Path]:
+    paths = {name: _path_of(name, layout, settings) for name in _OF_HOME}
+    return {name: path for name, path in paths.items() if path.is_file()}
 
 
-def _load_sqlite(copied: Path, path: Path) -> None:
-    """Write a copy over the database through SQLite, so that whoever has it open sees the one or the other."""
-    try:
-        with sqlite3.connect(copied) as source, sqlite3.connect(path) as target:
-            source.backup(target)
-    except sqlite3.Error as error:
-        raise InstallationProblem(f"the database {path} cannot be replaced: {error}") from None
+def _put(unpacked: Path, path: Path, *, keeps: bool) -> None:
+    """Write a file where it belongs, unless the same is there; with `keeps`, unless any is."""
+    content = unpacked.read_bytes()
+    if path.exists() and (keeps or path.read_bytes() == content):
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(path, content)
 
 
-def _load_postgresql(dumped: Path, settings: Mapping[str, str]) -> None:
-    parsed = _postgresql(settings.get("REMORA_DATABASE_URL", ""))
-    if parsed is None:
-        raise InstallationProblem(
-            "the backup is of a PostgreSQL database; set REMORA_DATABASE_URL to the one to restore it to"
-        )
-    words = ["--clean", "--if-exists", "--no-owner", "--single-transaction", "--exit-on-error"]
-    _call(["pg_restore", *words, f"--dbname={parsed.database}", str(dumped)], parsed)
-
-
-def _sqlite_path(layout: Layout, settings: Mapping[str, str]) -> Path:
-    url = settings.get("REMORA_DATABASE_URL", "")
-    found = sa.make_url(url).database if url else None
-    return Path(found) if found else layout.home / "remora.db"
-
-
-def _postgresql(url: str) -> sa.URL | None:
-    if not url:
-        return None
-    try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
-        raise InstallationProblem("REMORA_DATABASE_URL is not a database URL") from None
-    return parsed if parsed.get_backend_name() in ("postgresql", "postgres") else None
-
-
-def _call(command: list[str], url: sa.URL) -> None:
-    """Run a program of PostgreSQL; the password goes by the environment, where no other user sees it."""
-    given = {
-        "PGHOST": url.host or str(url.query.get("host", "")),
-        "PGPORT": str(url.port or ""),
-        "PGUSER": url.username or "",
-        "PGPASSWORD": url.password or "",
-        "PGDATABASE": url.database or "",
-    }
-    environment = {**os.environ, **{name: value for name, value in given.items() if value}}
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise InstallationProblem(
-            f"{command[0]} is not installed; it is part of PostgreSQL's client"
-        ) from None
-    if done.returncode:
-        raise InstallationProblem(f"{command[0]} failed: {done.stderr.strip()[-400:]}")
+def _check_schema(source: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise InstallationProblem when this release cannot start on the database of a backup."""
+    for name in manifest["files"]:
+        if name in (SQLITE, POSTGRESQL):
+            revision = revision_of_copy(folder / name)
+            if not knows(revision):
+                raise InstallationProblem(
+                    f"the database in {source} has the schema {revision[:40]!r}, which this release does not know;"
+                    f" restore it with {str(manifest.get('release'))[:60]!r} or a later one"
+                )
 
 
 def _pack(file: Any, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -225,7 +215,7 @@ def _pack(file: Any, folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def _unpack(source: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Take the files that the manifest names, and no others, out of the archive and compare them with their digests."""
-    known = {*_OF_HOME, _SQLITE, _POSTGRESQL}
+    known = {*_OF_HOME, SQLITE, POSTGRESQL}
     wanted = dict(manifest["files"])
     if not wanted.keys() <= known:
         raise InstallationProblem(f"{source} names files that no backup has")

@@ -6,7 +6,7 @@ PREFIX/etc/remora.env      the settings, one NAME=VALUE per line, for all proces
 PREFIX/releases/RELEASE/   a virtual environment for each release
 PREFIX/current             a link to the release in force
 PREFIX/state/              the service's home (REMORA_HOME), unless it is elsewhere
-PREFIX/run/                the release that each process was started from, and the supervisor's socket
+PREFIX/run/                release and process id of each process when it was started last, and the supervisor's socket
 PREFIX/units/              what systemd or supervisord reads
 PREFIX/backups/            one is made before each upgrade
 ```
@@ -99,10 +99,26 @@ class Layout:
 
     def started_from(self, unit: str) -> str:
         """Name of the release from which a process was started last, empty when it never was."""
+        return self._of_start(unit)[0]
+
+    def pid_of(self, unit: str) -> int:
+        """Id of the process that was started last, which may have ended; 0 when there never was one."""
+        said = self._of_start(unit)[1]
+        return int(said) if said.isdecimal() else 0
+
+    def write_start(self, unit: str, release: str, pid: int) -> None:
+        """Say that a process starts, which is done before it does.  Raises OSError."""
+        self.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self.run / f".{unit}"
+        draft.write_text(f"{release}\n{pid}\n", encoding="utf-8")
+        draft.replace(self.run / unit)
+
+    def _of_start(self, unit: str) -> tuple[str, str]:
         try:
-            return (self.run / unit).read_text(encoding="utf-8").strip()
-        except OSError:
-            return ""
+            lines = [*(self.run / unit).read_text(encoding="utf-8").splitlines(), "", ""]
+        except (OSError, UnicodeDecodeError):
+            return "", ""
+        return lines[0].strip(), lines[1].strip()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,6 +84,14 @@ def in_use(layout: Layout) -> set[str]:
     return found
 
 
+def migrations_of(layout: Layout, release: str) -> Path:
+    """The folder with the migrations of a release's schema; it may not be there."""
+    found = (layout.releases / release).glob(
+        "lib/python3*/site-packages/remora/_server/service/store/migrations"
+    )
+    return next(found, layout.releases / release / "migrations")
+
+
 def remove_others(layout: Layout, kept: set[str]) -> list[str]:
     """Remove the releases that are not among these; returns their names."""
     found = sorted(path.name for path in layout.releases.iterdir() if path.is_dir())

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster.local.environment import process_environment
+from cluster.local.environment import is_of_machines, machine_environment, process_environment
 from cluster.ray.joining import FORKED_VARIABLE
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.units import Kind, Unit
@@ -33,11 +33,17 @@ def environment_of(
     settings: Mapping[str, str],
     before: Mapping[str, str],
 ) -> dict[str, str]:
-    """Variables of a process (pure): what it was started with, then the settings, then what the installation fixes."""
+    """Variables of a process (pure): what it was started with, then the settings, then what the installation fixes.
+
+    Processes of Ray get the settings of machines alone: neither the database's password nor a key of secrets.
+    """
+    cloud = settings.get("REMORA_CLOUD", "local")
+    if unit.kind in (Kind.HEAD, Kind.DRIVERS):
+        settings = {name: value for name, value in settings.items() if is_of_machines(name)}
     fixed = {"REMORA_HOME": str(layout.home), "PYTHONUNBUFFERED": "1"}
     if unit.kind in (Kind.API, Kind.CONTROLLER):
         fixed["REMORA_RAY_ADDRESS"] = installation.head
-    if settings.get("REMORA_CLOUD", "local") != "azure":
+    if cloud != "azure":
         # Nodes that a controller starts on this machine have them from there.
         fixed |= {PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: FORKED}
     return {**before, **settings, **fixed}
@@ -55,12 +61,10 @@ def become(unit: Unit, installation: Installation, layout: Layout, root: Path) -
         (layout.run / unit.name).unlink(missing_ok=True)
         return
     settings = layout.read_settings()
-    environment = environment_of(unit, installation, layout, settings, process_environment(layout.home))
+    inherits = machine_environment if unit.kind in (Kind.HEAD, Kind.DRIVERS) else process_environment
+    environment = environment_of(unit, installation, layout, settings, inherits(layout.home))
     environment["PYTHONPATH"] = str(root)
-    layout.run.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = layout.run / f".{unit.name}"
-    draft.write_text(f"{release}\n", encoding="utf-8")
-    draft.replace(layout.run / unit.name)
+    layout.write_start(unit.name, release, os.getpid())
     # The link to the release in force may change while this process imports.
     python = str(Path(sys.prefix).resolve() / "bin" / "python")
     if not Path(python).exists():

@@ -114,15 +114,16 @@ class Supervisord:
 
     def restart(self, unit: str) -> None:
         """As `Supervisor.restart`."""
-        self._call("restart", unit)
+        self.stop(unit)
+        self.start(unit)
 
     def stop(self, unit: str) -> None:
         """As `Supervisor.stop`."""
-        self._call("stop", unit)
+        self._call("stop", unit, fine="ERROR (not running)")
 
     def start(self, unit: str) -> None:
         """As `Supervisor.start`."""
-        self._call("start", unit, fine="already started")
+        self._call("start", unit, fine="ERROR (already started)")
 
     def _call(self, *words: str, fine: str = "") -> None:
         _run([sys.executable, "-m", "supervisor.supervisorctl", "-c", str(self.configuration), *words], fine)

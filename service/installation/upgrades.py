@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from cluster.local.environment import process_environment
 from service.embedded.parts import get
 from service.installation.layout import Installation, InstallationProblem, Layout, read_installation
-from service.installation.releases import in_use, put_in_force, remove_others
+from service.installation.releases import in_use, migrations_of, put_in_force, remove_others
 from service.installation.supervisors import Supervisor, supervisor_of
 from service.installation.units import Kind, Unit, units_of
+from service.store.migrate import knows
 
 #: Seconds in which a process of the API has to answer.
 READY_S = 120.0
+#: Seconds for which one controller has to live, longer than what it needs to begin, so that it counts as started.
+LIVES_S = 5.0
 _LOOK_S = 0.1
 
 
-def next_unit(units: Sequence[Unit], started_from: Mapping[str, str], release: str) -> Unit | None:
+def next_unit(units: Sequence[Unit], working: Mapping[str, str], release: str) -> Unit | None:
     """The process to replace next, None when all that are replaced are of the release.
 
     One at a time: first the processes of the API, of which the others answer meanwhile, then the controllers, of which
@@ -28,7 +34,7 @@ def next_unit(units: Sequence[Unit], started_from: Mapping[str, str], release: s
     work is done or an operator restarts them.
     """
     order = {Kind.API: 0, Kind.CONTROLLER: 1}
-    waiting = [unit for unit in units if unit.kind in order and started_from.get(unit.name, "") != release]
+    waiting = [unit for unit in units if unit.kind in order and working.get(unit.name, "") != release]
     return min(waiting, key=lambda unit: order[unit.kind], default=None)
 
 
@@ -48,13 +54,17 @@ class Upgrade:
         self._say = say
         #: The release that was in force before.
         self._kept: set[str] = set()
+        #: Drivers' nodes of other releases were asked to end: what they carry can be started nowhere else.
+        self._has_retired = False
+        #: Why that was in vain.
+        self._problems: list[str] = []
 
     def run(self, release: str, *, starts_again: bool = False) -> None:
-        """Put a release in force.  Raises InstallationProblem when a process of the API does not answer with it.
+        """Put a release in force.  Raises InstallationProblem when one of its processes does not work.
 
-        What was replaced by then is put back to the release that was in force before.  With `starts_again` the
-        processes of the API and the controllers are started again if they are of the release already: their settings
-        have changed.
+        The database is brought to its schema first; nothing was replaced when that fails.  Later, what was replaced is
+        put back to the release before, if that one can read the schema.  With `starts_again` the processes of the API
+        and the controllers are started again if they are of the release already: their settings have changed.
         """
         before = self._layout.release()
         self._kept = {before}
@@ -62,27 +72,64 @@ class Upgrade:
             for unit in units_of(self._installation):
                 if unit.kind in (Kind.API, Kind.CONTROLLER):
                     (self._layout.run / unit.name).unlink(missing_ok=True)
+        revision = self._migrate(release)
         put_in_force(self._layout, release)
         try:
             self._replace(release)
         except InstallationProblem as problem:
-            if before == release:
-                raise
-            self._say(f"{problem}; going back to {before}")
-            put_in_force(self._layout, before)
+            self._go_back(before, release, revision, str(problem))
+        if self._problems:
+            raise InstallationProblem(
+                f"all processes run {release}, but drivers' nodes of other releases could not be retired"
+                f" ({'; '.join(self._problems)}); run the same command again"
+            )
+
+    def _migrate(self, release: str) -> str:
+        """Let the release bring the database to its schema, however long that takes; the revision.
+
+        The release before still runs: from now on it works on this schema, but cannot be started on it.
+        """
+        if not (self._installation.apis or self._installation.controllers):
+            return ""
+        program = self._layout.releases / release / "bin" / "remora-server"
+        said = self._call([str(program), "migrate", "--prefix", str(self._layout.prefix)], {"PYTHONPATH": ""})
+        if said.returncode:
+            raise InstallationProblem(
+                f"{release} cannot migrate the database, and nothing was replaced: {_last_line(said.stderr)}"
+            )
+        return _last_line(said.stdout)
+
+    def _go_back(self, before: str, release: str, revision: str, problem: str) -> None:
+        """Put the release before in force again where it can work; always raises InstallationProblem."""
+        if before == release:
+            raise InstallationProblem(problem)
+        if self._has_retired or (revision and not knows(revision, migrations_of(self._layout, before))):
+            why = "the drivers' node" if self._has_retired else "the schema of the database"
+            raise InstallationProblem(
+                f"{problem}; {release} stays in force, as {why} is its own: repair what is wrong and run the same"
+                " command again"
+            )
+        self._say(f"{problem}; going back to {before}")
+        put_in_force(self._layout, before)
+        try:
             self._replace(before, retires=False)
-            raise InstallationProblem(f"{problem}; {before} is in force again") from None
+        except InstallationProblem as another:
+            problem = f"{problem}; {another}"
+        raise InstallationProblem(f"{problem}; {before} is in force again")
 
     def _replace(self, release: str, *, retires: bool = True) -> None:
         units = units_of(self._installation, self._drivers(release))
         self._supervisor.write(units)
         self._supervisor.apply()
-        while (unit := next_unit(units, self._started_from(units), release)) is not None:
-            if retires and unit.kind is Kind.CONTROLLER:
-                # Before the first new controller makes drivers ready for the next jobs.
+        # One of the release may have been started by a call that was killed, and not work.
+        working: dict[str, str] = {}
+        while (unit := next_unit(units, working, release)) is not None:
+            working[unit.name] = release
+            if retires and unit.kind is Kind.CONTROLLER and next_unit(units, working, release) is None:
+                # A new controller that leads makes drivers ready for the next jobs; the others do not lead yet.
                 self._retire(release)
-                retires = False
-            self._supervisor.restart(unit.name)
+            if self._layout.started_from(unit.name) != release:
+                self._supervisor.restart(unit.name)
             self._wait(unit, release)
             self._say(f"{unit.name} runs {release}")
 
@@ -94,46 +141,78 @@ class Upgrade:
         return sorted({release, *releases_of_drivers(names)})
 
     def _retire(self, release: str) -> None:
-        """Let drivers' nodes of other releases take no more drivers."""
-        for name in self._drivers(release):
-            if name == release:
-                continue
-            given = ["--home", str(self._layout.home), "--head", self._installation.head]
-            command = [sys.executable, "-P", "-m", "cluster.head.retire", *given, "--name", f"drivers-{name}"]
-            done = subprocess.run(
-                command,
-                env=process_environment(self._layout.home),
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise InstallationProblem(
-                    f"{done.stderr.strip().splitlines()[-1][:300] if done.stderr.strip() else 'Ray did not answer'};"
-                    " run the same command again"
-                )
-            self._say(f"drivers-{name} ends with its last driver")
+        """Let drivers' nodes of other releases, on any machine, take no more drivers."""
+        given = ["--home", str(self._layout.home), "--head", self._installation.head]
+        command = [sys.executable, "-P", "-m", "cluster.head.retire", *given, "--for", f"drivers-{release}"]
+        done = self._call(command, process_environment(self._layout.home))
+        names = done.stdout.split()
+        self._has_retired = self._has_retired or bool(names)
+        for name in names:
+            self._say(f"{name} ends with its last driver")
+        if done.returncode:
+            self._problems.append(_last_line(done.stderr))
 
-    def _started_from(self, units: Sequence[Unit]) -> dict[str, str]:
-        return {unit.name: self._layout.started_from(unit.name) for unit in units}
+    def _call(self, command: list[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a command as the user whose files the home has, without a limit of time."""
+        user = self._installation.user or None
+        return subprocess.run(
+            command,
+            env={**os.environ, **variables},
+            user=user,
+            group=user,
+            extra_groups=[] if user else None,
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def _wait(self, unit: Unit, release: str) -> None:
-        deadline = time.monotonic() + READY_S
-        while not self._is_ready(unit, release):
+        deadline, alive = time.monotonic() + READY_S, Alive()
+        while not self._is_ready(unit, release, alive):
             if time.monotonic() > deadline:
                 raise InstallationProblem(
                     f"{unit.name} of {release} does not work after {READY_S:.0f} s; see its log in {self._layout.logs}"
                 )
             time.sleep(_LOOK_S)
 
-    def _is_ready(self, unit: Unit, release: str) -> bool:
+    def _is_ready(self, unit: Unit, release: str, alive: Alive) -> bool:
         if self._layout.started_from(unit.name) != release:
             return False
-        return unit.kind is not Kind.API or answers(unit.port, self._layout.read_settings())
+        if unit.kind is Kind.API:
+            return answers(unit.port, self._layout.read_settings())
+        pid = self._layout.pid_of(unit.name)
+        return alive.seconds(pid, time.monotonic(), runs=_runs(pid)) >= LIVES_S
 
     def prune(self) -> list[str]:
         """Remove the releases of which no process runs, except the one in force before; returns their names."""
         return remove_others(self._layout, {self._layout.release(), *self._kept, *in_use(self._layout)})
+
+
+class Alive:
+    """For how long one process has been seen to live; one that is started again begins again."""
+
+    def __init__(self) -> None:
+        self._pid, self._since = 0, 0.0
+
+    def seconds(self, pid: int, now: float, *, runs: bool) -> float:
+        """Seconds since it was first seen; `now` is the time of a monotonic clock."""
+        if not runs or pid != self._pid:
+            self._pid, self._since = pid if runs else 0, now
+        return now - self._since if runs else 0.0
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process lives."""
+    try:
+        return pid > 0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"
 
 
 def answers(port: int, settings: Mapping[str, str]) -> bool:
@@ -142,11 +221,3 @@ def answers(port: int, settings: Mapping[str, str]) -> bool:
     scheme = "https" if certificate else "http"
     url = f"{scheme}://127.0.0.1:{port}/healthz"
     return get(url, certificate=Path(certificate) if certificate else None) is not None
-
-
-def wait_until_stopped(layout: Layout, units: Sequence[Unit], supervisor: Supervisor) -> None:
-    """End the processes that write to the database.  Raises InstallationProblem."""
-    for unit in units:
-        if unit.kind in (Kind.API, Kind.CONTROLLER):
-            supervisor.stop(unit.name)
-    Path(layout.home / "api.url").unlink(missing_ok=True)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import tarfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 
 from service.installation import backups
 from service.installation.backups import back_up, read_manifest, restore
 from service.installation.layout import InstallationProblem, Layout
 from service.store.database import Database
 from service.store.leases import tokens
-from service.store.tables import leases
+from service.store.migrate import configuration, migrate, revision_of
+from service.store.tables import leases, secrets
+from tests.postgres import PostgresServer
 
 AT = "2026-11-26T08:00:00+00:00"
 
@@ -22,7 +27,23 @@ AT = "2026-11-26T08:00:00+00:00"
 @pytest.fixture
 def layout(tmp_path: Path, database_url: str) -> Layout:
     """An installation with this database, and a key of secrets."""
-    layout = Layout(tmp_path / "installed")
+    return installed(tmp_path / "installed", database_url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """URL of a database of each kind that had no migration."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'old.db'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres")
+    url = server.create(migrated=False)
+    yield url
+    server.drop(url)
+
+
+def installed(folder: Path, database_url: str) -> Layout:
+    layout = Layout(folder)
     layout.settings.parent.mkdir(parents=True)
     layout.settings.write_text(f"REMORA_DATABASE_URL={database_url}\n")
     layout.home.mkdir()
@@ -169,3 +190,115 @@ def test_a_service_that_never_ran_has_nothing_to_back_up(tmp_path: Path) -> None
     with pytest.raises(InstallationProblem, match="has never run here"):
         back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
     assert not (tmp_path / "one.tar").exists()
+
+
+def test_a_backup_of_an_older_schema_is_restored_over_a_newer_one(tmp_path: Path, empty_url: str) -> None:
+    layout = installed(tmp_path / "installed", empty_url)
+    database = Database(empty_url)
+    database.transact(lambda connection: command.upgrade(configuration(connection), "0033"))
+    put(empty_url, "before")
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    for _ in range(2):
+        migrate(database)
+        newest = database.query(revision_of)
+        database.close()
+        restore(layout, tmp_path / "one.tar")
+        database = Database(empty_url)
+        assert newest > database.query(revision_of) == "0033"
+    # As the first process does that starts afterwards.
+    migrate(database)
+    assert database.query(revision_of) == newest
+    database.close()
+    assert names(empty_url) == ["before"]
+
+
+def test_one_of_a_later_schema_replaces_nothing(layout: Layout, database_url: str, tmp_path: Path) -> None:
+    put(database_url, "before")
+    _set_revision(database_url, "later")
+    back_up(layout, tmp_path / "later.tar", release="9.0-z", at=AT)
+    put(database_url, "after")
+    with pytest.raises(InstallationProblem, match=r"schema 'later', which .* restore it with '9\.0-z'"):
+        restore(layout, tmp_path / "later.tar")
+    assert sorted(names(database_url)) == ["after", "before"]
+
+
+def _set_revision(url: str, revision: str) -> None:
+    database = Database(url)
+    database.transact(
+        lambda connection: connection.execute(
+            sa.text("UPDATE alembic_version SET version_num = :new"), {"new": revision}
+        )
+    )
+    database.close()
+
+
+def test_the_key_of_secrets_is_copied_from_where_it_is(
+    layout: Layout, database_url: str, tmp_path: Path
+) -> None:
+    key = tmp_path / "elsewhere" / "the.key"
+    with layout.settings.open("a") as file:
+        file.write(f"REMORA_SECRETS_KEY_FILE={key}\n")
+    back_up(layout, tmp_path / "none.tar", release="1.0-a", at=AT)
+    _put_secret(database_url)
+    with pytest.raises(InstallationProblem, match=r"have secrets, but their key .*the\.key is missing"):
+        back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    assert not (tmp_path / "one.tar").exists()
+    key.parent.mkdir()
+    key.write_text("the key elsewhere")
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    key.unlink()
+    restore(layout, tmp_path / "one.tar")
+    assert key.read_text() == "the key elsewhere"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key in backups.files_written(layout)
+
+
+def _put_secret(url: str) -> None:
+    database = Database(url)
+    row = {
+        "project": "red", "name": "token", "version": 1, "source": "value", "key_id": "k", "ciphertext": b"x",
+        "created_at": 1.0, "updated_at": 1.0,
+    }  # fmt: skip
+    database.transact(lambda connection: connection.execute(sa.insert(secrets).values(row)))
+    database.close()
+
+
+def test_a_cluster_that_is_lost_gets_its_authority_back(layout: Layout, tmp_path: Path) -> None:
+    authority = layout.home / "ray-tls" / "authority.pem"
+    authority.parent.mkdir()
+    authority.write_text("the old authority")
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    authority.write_text("that of a cluster that runs")
+    restore(layout, tmp_path / "one.tar")
+    assert authority.read_text() == "that of a cluster that runs"
+    authority.unlink()
+    authority.parent.rmdir()
+    restore(layout, tmp_path / "one.tar")
+    assert authority.read_text() == "the old authority"
+    assert {authority, authority.parent} <= set(backups.files_written(layout))
+
+
+@pytest.mark.parametrize("left", ["nothing", "damaged"])
+def test_tokens_of_a_database_that_cannot_be_read_are_left_behind(
+    tmp_path: Path, empty_url: str, left: str
+) -> None:
+    layout = installed(tmp_path / "installed", empty_url)
+    database = Database(empty_url)
+    migrate(database)
+    put(empty_url, "controller", token=3)
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    began = int(time.time()) - 1
+    if database.is_sqlite and left == "damaged":
+        database.close()
+        for path in tmp_path.glob("old.db*"):
+            path.unlink()
+        (tmp_path / "old.db").write_bytes(b"no database " * 1000)
+    else:
+        database.transact(leases.drop)
+        database.close()
+    restore(layout, tmp_path / "one.tar")
+    assert began <= tokens_of(empty_url)["controller"] <= time.time() + 1
+    # Killed after the database was replaced and before its tokens were raised.
+    put(empty_url, "controller", token=3)
+    restore(layout, tmp_path / "one.tar")
+    assert began <= tokens_of(empty_url)["controller"] <= time.time() + 1

@@ -5,12 +5,16 @@ from __future__ import annotations
 import configparser
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.head.retire import others
+from service.installation import __main__ as commands
 from service.installation.layout import (
     Installation,
     InstallationProblem,
@@ -22,7 +26,7 @@ from service.installation.releases import name_of, put_in_force
 from service.installation.running import arguments_of, environment_of
 from service.installation.supervisors import Supervisord
 from service.installation.units import Kind, supervisord_configuration, systemd_unit, units_of
-from service.installation.upgrades import next_unit
+from service.installation.upgrades import Alive, next_unit
 
 LAYOUT = Layout(Path("/srv/remora"))
 
@@ -186,3 +190,68 @@ def test_a_line_of_the_settings_that_is_none_is_not_shown(tmp_path: Path) -> Non
     with pytest.raises(InstallationProblem, match=r"line 2 of .* is not NAME=VALUE") as raised:
         read_settings_file(path)
     assert "hunter2" not in str(raised.value)
+
+
+def test_processes_of_ray_get_no_secret_of_the_service() -> None:
+    units = {unit.kind: unit for unit in units_of(installation(), ["1.0-a"])}
+    settings = {
+        "REMORA_DATABASE_URL": "postgresql://u:p@h/d", "REMORA_SECRETS_KEY_FILE": "/k", "PGPASSWORD": "p",
+        "AZURE_CLIENT_SECRET": "s", "REMORA_JOB_UIDS": "1-2", "NCCL_DEBUG": "INFO",
+    }  # fmt: skip
+    for kind in (Kind.HEAD, Kind.DRIVERS):
+        made = environment_of(units[kind], installation(), LAYOUT, settings, {})
+        assert settings.keys() & made.keys() == {"REMORA_JOB_UIDS", "NCCL_DEBUG"}
+    assert settings.items() <= environment_of(units[Kind.API], installation(), LAYOUT, settings, {}).items()
+
+
+def test_a_process_lives_for_as_long_as_it_was_seen_without_another_one() -> None:
+    alive = Alive()
+    assert [alive.seconds(7, 10.0, runs=True), alive.seconds(7, 14.0, runs=True)] == [0.0, 4.0]
+    # It ended, and its supervisor started another one.
+    assert [alive.seconds(8, 15.0, runs=True), alive.seconds(8, 16.0, runs=True)] == [0.0, 1.0]
+    assert alive.seconds(8, 17.0, runs=False) == 0.0
+    assert [alive.seconds(8, 18.0, runs=True), alive.seconds(8, 19.0, runs=True)] == [0.0, 1.0]
+
+
+def test_what_was_started_is_written_down(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    assert (layout.started_from("api-1"), layout.pid_of("api-1")) == ("", 0)
+    layout.write_start("api-1", "1.0-a", 4711)
+    assert (layout.started_from("api-1"), layout.pid_of("api-1")) == ("1.0-a", 4711)
+    # As an earlier release wrote it.
+    (layout.run / "api-1").write_text("1.0-a\n")
+    assert (layout.started_from("api-1"), layout.pid_of("api-1")) == ("1.0-a", 0)
+
+
+def test_nodes_for_drivers_of_other_releases_are_found_by_their_labels() -> None:
+    names = {"1": "head", "2": "drivers-1.0-a", "3": "drivers", "4": "", "5": "drivers-0.9-z"}
+    nodes = [
+        {"NodeID": node, "Alive": node != "5", "Labels": {"remora-part": name} if name else {}}
+        for node, name in names.items()
+    ]
+    assert others(nodes, "drivers-1.1-b") is None
+    new = {"NodeID": "6", "Alive": True, "Labels": {"remora-part": "drivers-1.1-b"}}
+    assert others([*nodes, new], "drivers-1.1-b") == {"drivers-1.0-a": "2"}
+
+
+def test_a_machine_that_is_installed_again_follows_its_role_and_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(tmp_path / "installed")
+    release = layout.releases / "1.0-a"
+    release.mkdir(parents=True)
+    put_in_force(layout, "1.0-a")
+    installation(supervisor="supervisord", user="").write(layout.record)
+    deployed = tmp_path / "service.env"
+    deployed.write_text(f"REMORA_HOME={tmp_path}/home\nREMORA_RAY_ADDRESS=10.0.0.9:6380\nREMORA_PORT=443\n")
+    monkeypatch.setattr(commands, "DEPLOYED", (deployed,))
+    monkeypatch.setattr(sys, "prefix", str(release))
+    # No supervisord runs here; what it is to run is written.
+    assert commands.main(["install", "--role", "head", "--prefix", str(layout.prefix)]) == 1
+    expected = replace(
+        installation(), supervisor="supervisord", apis=0, controllers=0, port=443, head="10.0.0.9:6380",
+        home=f"{tmp_path}/home", settings=(str(deployed),),
+    )  # fmt: skip
+    assert read_installation(layout) == expected
+    assert "program:head" in Supervisord(layout).configuration.read_text()
+    assert "program:api" not in Supervisord(layout).configuration.read_text()
