@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import socket
 from collections.abc import Collection
 from ipaddress import ip_address
 from pathlib import Path
+
+from cluster.ray.addresses import address_towards
 
 
 def head_address(home: Path) -> str:
@@ -37,10 +38,7 @@ def addresses_towards(head: str) -> list[str]:
         return []
     own = []
     with contextlib.suppress(OSError, UnicodeError):
-        family, kind, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as towards:
-            towards.connect(place)
-            own.append(str(towards.getsockname()[0]))
+        own.append(address_towards(head.strip()))
     return [_as_written(one) for one in (host, *own)]
 
 
