@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import datetime
 import os
-import shutil
+import pwd
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -44,6 +44,8 @@ DEPLOYED = (Path("/etc/remora/service.env"), Path("/etc/remora/database.env"))
 def main(words: Sequence[str]) -> int:
     """Run one command; the exit status of the process."""
     given = parser().parse_args(words)
+    # The processes of the service read its releases, and may have another user.
+    os.umask(0o022)
     try:
         layout = layout_of(given.prefix.absolute())
         _COMMANDS[given.command](given, layout)
@@ -65,6 +67,10 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
             )
         _follow(given, layout)
         return
+    if given.user and given.supervisor == "supervisord":
+        raise InstallationProblem(
+            "with supervisord, processes run as its own user: leave --user out, and start it so"
+        )
     installation = _of_role(given) if given.role else _as_given(given)
     layout = placed(layout, installation)
     _make_folders(layout, installation)
@@ -88,7 +94,9 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
 def _make_folders(layout: Layout, installation: Installation) -> None:
     """Make what is missing of an installation's folders, and its file of settings."""
     layout.prefix.mkdir(parents=True, exist_ok=True)
-    for folder in (layout.settings.parent, layout.home, layout.run, layout.logs, layout.backups):
+    # Backups hold keys, and whoever installs works in their folder: it stays theirs.
+    layout.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (layout.settings.parent, layout.home, layout.run, layout.logs):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _give(folder, installation.user)
     if not layout.settings.exists():
@@ -98,9 +106,23 @@ def _make_folders(layout: Layout, installation: Installation) -> None:
 
 
 def _give(path: Path, user: str) -> None:
-    """Let a file or folder be the user's that the processes run as, where there is one."""
-    if user:
-        shutil.chown(path, user, user)
+    """Let a file or folder be the user's that the processes run as, where there is one; a link is not followed.
+
+    Raises InstallationProblem when there is no such user.
+    """
+    if not user:
+        return
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise InstallationProblem(
+            f"there is no user {user} on this machine; make it with `useradd --system --user-group {user}`"
+        ) from None
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(opened, entry.pw_uid, entry.pw_gid)
+    finally:
+        os.close(opened)
 
 
 def _as_given(given: argparse.Namespace) -> Installation:

@@ -109,7 +109,9 @@ def restore(layout: Layout, source: Path) -> dict[str, Any]:
     settings = layout.read_settings()
     layout.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     tokens = _tokens_before(layout, settings)
-    with tempfile.TemporaryDirectory(dir=layout.home, prefix=".restore-") as folder:
+    # Not in the home, which may be another user's.
+    layout.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.backups, prefix=".restore-") as folder:
         _unpack(source, Path(folder), manifest)
         _check_schema(source, Path(folder), manifest)
         for name in manifest["files"]:

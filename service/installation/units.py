@@ -71,7 +71,7 @@ def systemd_unit(unit: Unit, installation: Installation, layout: Layout) -> str:
     # Nodes of the local cluster are processes that a controller starts and the next one goes on with.
     kill = "process" if unit.kind is Kind.CONTROLLER else "control-group"
     after = " remora-head.service remora-member.service" if unit.kind is Kind.CONTROLLER else ""
-    user = [f"User={installation.user}", f"Group={installation.user}"] if installation.user else []
+    user = [f"User={installation.user}"] if installation.user else []
     closed = ["NoNewPrivileges=yes", "ProtectSystem=full", "PrivateTmp=yes"] if unit.kind is Kind.API else []
     lines = [
         "[Unit]",
