@@ -179,7 +179,11 @@ refs = [ray.remote(num_cpus=4)(wait).remote() for _ in range(3)]
 group = placement_group([{"CPU": 3}, {"CPU": 3}], strategy="STRICT_SPREAD")
 """
     with program(script):
-        seen = observed(lambda one: bool(one.tasks and one.gangs), "all of it")
+        # What the program of another test asked for may still be there.
+        asked = ((Bundle({"CPU": 4.0}), 3),)
+        seen = observed(
+            lambda one: tuple(one.tasks) == asked and len(one.gangs) == 1, "all of it, and no more"
+        )
         told = subprocess.run(
             [str(Path(sys.executable).with_name("ray")), "status", f"--address={address}"],
             env=process_environment(home),
