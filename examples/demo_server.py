@@ -137,7 +137,7 @@ def facts(jobs: list[Job], watch: Watch, restart_s: float) -> dict[str, Any]:
 
 
 def training(name: str, workers: int, steps: int, least_step_s: float) -> dict[str, Any]:
-    """The specification of a job that trains digits for so many steps."""
+    """The specification of a job that trains digits for `steps` steps."""
     return {
         "name": name,
         "code": str(ROOT / "examples/elastic"),
@@ -317,7 +317,7 @@ def answers(url: str) -> bool:
 
 
 def _free_ports(count: int) -> int:
-    """The first of so many consecutive ports that are free."""
+    """The first of `count` consecutive ports that are free."""
     while True:
         first = free_port("127.0.0.1")
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):

@@ -292,13 +292,13 @@ def settled(
     requests: Iterable[ProgramRequest], seen: Mapping[str, Sighting], now: float
 ) -> list[ProgramRequest]:
     """The requests that have lasted, with the fewest of the last seconds, the oldest first; of groups all or none."""
-    lasting = [
+    persistent = [
         replace(one, since=sighting.since, count=one.count if is_gang else min(n for _, n in sighting.counts))
         for one in requests
         if (sighting := seen.get(one.id)) is not None and now - sighting.since >= SETTLED_S
         for is_gang in (one.kind is Kind.PLACEMENT_GROUP,)
     ]
-    return _first_of(sorted(lasting, key=lambda one: (one.since, one.id)))
+    return _first_of(sorted(persistent, key=lambda one: (one.since, one.id)))
 
 
 def _first_of(requests: Sequence[ProgramRequest]) -> list[ProgramRequest]:

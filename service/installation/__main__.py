@@ -94,7 +94,7 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
 def _make_folders(layout: Layout, installation: Installation) -> None:
     """Make what is missing of an installation's folders, and its file of settings."""
     layout.prefix.mkdir(parents=True, exist_ok=True)
-    # Backups hold keys, and whoever installs works in their folder: it stays theirs.
+    # Backups hold keys, and this command works in their folder: it stays that of the user who installs.
     layout.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (layout.settings.parent, layout.home, layout.run, layout.logs):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -62,8 +62,8 @@ class ProgramWatch:
         """The demands of the programs, from what Ray said just now."""
         requests = requests_of(asked)
         self._seen = sighted(self._seen, requests, now)
-        lasting = settled(requests, self._seen, now)
-        found = programs_of(policies, lasting, asked, nodes, pools, offerings)
+        persistent = settled(requests, self._seen, now)
+        found = programs_of(policies, persistent, asked, nodes, pools, offerings)
         return replace(found, asked_for=frozenset(one.id for one in requests))
 
 

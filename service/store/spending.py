@@ -32,8 +32,8 @@ def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Sp
     """USD of the running day and month (UTC), of the whole cluster and of each project.
 
     A node is paid for from when its machine was first there to its end (`service.queue.bill.paid_s`), at the price of
-    the wish for it.  Its project is that of the job that it was bought for, or that of Ray programs; what pools keep by
-    themselves is no project's.
+    the request for it.  Its project is that of the job that it was bought for, or that of Ray programs; what pools keep
+    by themselves is no project's.
     """
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     day, month = today.timestamp(), today.replace(day=1).timestamp()
