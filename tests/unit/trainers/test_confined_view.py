@@ -10,6 +10,7 @@ import pytest
 
 from remora.isolation import IsolationImpossible, UidRange
 from remora.machine_isolation import offered
+from tests.job_uids import own_uids
 from trainers.isolation import users
 from trainers.isolation.confined import device_groups
 from trainers.isolation.kernel_objects import objects_of, remove_objects
@@ -118,7 +119,7 @@ def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UidRange:
     if offered().uids is None:
         pytest.skip(offered().why_not)
     monkeypatch.setattr(users, "_ROOT", tmp_path)
-    return UidRange(first=2_000_900_000, last=2_000_900_001)
+    return own_uids(2)
 
 
 def test_two_jobs_have_two_users_and_workers_of_one_job_share_its_own(numbers: UidRange) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.job_uids import own_uids
 from tests.needed import is_missing
 from trainers.isolation import users
 
 ROOT = Path(__file__).parents[3]
-TARGET, OTHER, NODE = 2_000_900_002, 2_000_900_003, 2_000_900_004
+_OWN = own_uids(3)
+TARGET, OTHER, NODE = range(_OWN.first, _OWN.last + 1)
 #: The first process of the namespace: it starts a process of the job's user, one of another user, and a node with
 #: capabilities and without root, which ends the job's user.
 SCENE = """

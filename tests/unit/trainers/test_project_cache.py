@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from remora.isolation import UidRange
 from remora.machine_isolation import offered
+from tests.job_uids import own_uids
 from trainers.isolation import confinement, project_cache
 from trainers.isolation.confined import ConfinedJob, confined_job
 from trainers.isolation.mounts import Shown
 from trainers.isolation.project_cache import Kept, kept, to_remove
 
-UIDS = UidRange(first=2_000_910_000, last=2_000_910_009)
+UIDS = own_uids(10)
 MOST = 1 << 20
 confined = pytest.mark.skipif(offered().uids is None, reason=f"no walls here: {offered().why_not}")
 
