@@ -1,4 +1,4 @@
-"""How tensors are sharded, which blocks travel when the sharding changes, and which rank keeps whose backup; pure.
+"""How tensors are sharded, which blocks travel when the sharding changes; pure.
 
 A tensor is split along a dimension as `torch.chunk` does: shards of equal size from the front, the last ones smaller or
 empty.  Tensor parallelism splits first, FSDP splits what is left to each worker, along the same dimension or another.
@@ -161,17 +161,3 @@ def passes(total: int, readers: int, shards: int, micro_batch: int | None) -> in
 
 def _passes_of(samples: int, micro_batch: int | None) -> int:
     return min(samples, 1) if micro_batch is None else -(-samples // micro_batch)
-
-
-def backup_ranks(nodes: Sequence[int]) -> list[int]:
-    """For each rank the one that keeps a copy of its shard of a snapshot, given the node of each rank.
-
-    Every rank keeps one copy.  It lies on another node whenever no node has more than half of the ranks.
-    """
-    order = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
-    largest = max(nodes.count(node) for node in set(nodes))
-    shift = largest % len(order) or 1
-    backup = [0] * len(order)
-    for place, rank in enumerate(order):
-        backup[rank] = order[(place + shift) % len(order)]
-    return backup
