@@ -27,7 +27,7 @@ RETRY_S = 5.0
 #: Characters of a command's last line of error that are reported with its end.
 MOST_WORDS = 300
 #: The same for its message about weights that differ, with their causes.
-_MOST_OF_A_CAUSE = 1000
+MOST_OF_A_CAUSE = 1000
 #: What a worker is doing that has not begun, by the `what` of its message; anything else is an input.
 _PREPARING = {"environment": "the environment is being built", "image": "the image is being pulled"}
 #: Steps that the store can hold.
@@ -197,7 +197,7 @@ class WorkerGroup:
             case "pace":
                 yield from self._compare(rank, message, now)
             case "diverged":
-                self.diverged = self.diverged or str(message["text"])[:_MOST_OF_A_CAUSE]
+                self.diverged = self.diverged or str(message["text"])[:MOST_OF_A_CAUSE]
             case "held":
                 yield from self._answer(rank, message)
             case "relayed":
