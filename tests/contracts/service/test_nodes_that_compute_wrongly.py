@@ -57,6 +57,7 @@ def test_it_is_drained_with_the_reason_and_replaced(world: World) -> None:
     assert reports(world) == []
     train(world, job_id)
     for _ in world.ticks_until("another node is ready"):
+        world.now += 10.0
         ready = [one for one in living(world) if one.state is NodeState.READY]
         if len(ready) == 3:
             break
