@@ -37,6 +37,7 @@ from trainers.driver.kills import Kills
 from trainers.driver.phases import Phase
 from trainers.driver.regrouping import Cause, RankAssignment, Regrouping, assign_ranks
 from trainers.driver.repeated_failures import RepeatedFailures
+from trainers.driver.sick_nodes import SickNodes
 from trainers.driver.verdict import Verdict
 from trainers.ray_train import Member
 
@@ -49,8 +50,6 @@ LOAD_S = 600.0
 JOIN_PAUSE_S = 60.0
 #: Types of messages of scripts and supervisors that `InPlace.receive` takes.
 MEMBERSHIP_MESSAGES = frozenset({"elastic", "parted", "joined", "killed", "miscomputed"})
-#: Nodes that an attempt may call sick: scripts are not trusted, and each costs a machine.
-MOST_SICK_NODES = 3
 #: Seconds until another worker is started after one on a node that is sick.
 SICK_PAUSE_S = 5.0
 
@@ -67,7 +66,7 @@ class InPlace:
         #: The sizes have changed, and the worker group may be too large for them.
         self._is_resized = False
         #: Ray's names of nodes that compute wrongly.
-        self._sick: set[str] = set()
+        self._sick = SickNodes()
 
     @property
     def is_changing(self) -> bool:
@@ -99,6 +98,21 @@ class InPlace:
             text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
             self._attempt.account.line(self._group_members.ranks.get(slot, -1), "remora", text)
 
+    def note_failure(self, slot: int, message: channel.Message) -> None:
+        """A command is over: where its GPU failed, the node is sick, and others that hold the state go on."""
+        attempt, group_members = self._attempt, self._group_members
+        group = attempt.group
+        if group is None or slot not in group_members.present or message.get("stopped"):
+            return
+        rank = group_members.ranks[slot]
+        why = group.gpu_failure_of(rank)
+        if why is None or message.get("exit_code") == 0:
+            return
+        if not self._call_sick("worker.gpu_failed", {slot}, f"the command of rank {rank} failed: {why}"):
+            group.forget_gpu_failure(rank)
+        elif self._may_lose({slot}):
+            self._go_on_without({slot})
+
     def note_exit(self, slot: int) -> None:
         """A command is over; one that was to join is not waited for."""
         if slot in self._group_members.joining:
@@ -124,17 +138,22 @@ class InPlace:
         if not wrong or slot in wrong or slot not in group_members.present:
             return
         text = text[:MOST_OF_A_CAUSE]
-        sick = {group_members.by_slot[one].ray_node_id for one in wrong}
-        if len(self._sick | sick) > MOST_SICK_NODES or not self._may_lose(wrong):
+        if not self._may_lose(wrong) or not self._call_sick("worker.miscomputed", wrong, text):
             attempt.conclude(Verdict(goes_on=False, end_reason=EndReason.DIVERGED, message=text))
             return
-        self._sick |= sick
-        for one in sorted(wrong, key=lambda one: group_members.ranks[one]):
-            address = group_members.by_slot[one].address
-            said = f"{text}; the others go on without it, and its node {address} is drained"
-            attempt.account.event("worker.miscomputed", said, rank=group_members.ranks[one], address=address)
         attempt.spawn(group_members.send_to(wrong, _STOP))
         self._go_on_without(wrong)
+
+    def _call_sick(self, kind: str, slots: set[int], text: str) -> bool:
+        """Report that the nodes of these slots are sick; False when the attempt has done so too often."""
+        members = self._group_members
+        if not self._sick.add(members.by_slot[one].ray_node_id for one in slots):
+            return False
+        for one in sorted(slots, key=lambda one: members.ranks[one]):
+            address = members.by_slot[one].address
+            said = f"{text}; its node {address} is drained"
+            self._attempt.account.event(kind, said, rank=members.ranks[one], address=address)
+        return True
 
     def _park(self, slot: int, generation: int, step: int, why: str) -> None:
         attempt, group_members = self._attempt, self._group_members
@@ -212,7 +231,7 @@ class InPlace:
             raise TimeoutError("the worker group ended before others could join it")
         if any(member.ray_node_id in self._sick for member in members):
             self._join_after = attempt.now() + SICK_PAUSE_S
-            raise TimeoutError("the node of a new worker computes wrongly, and is being drained")
+            raise TimeoutError("the node of a new worker is sick, and is being drained")
         self._group_members.expect(members, attempt.now())
         return attempt.generation
 

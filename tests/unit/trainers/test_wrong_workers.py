@@ -9,7 +9,8 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import scene
-from trainers.driver.in_place import MOST_SICK_NODES, SICK_PAUSE_S
+from trainers.driver.in_place import SICK_PAUSE_S
+from trainers.driver.sick_nodes import MOST_NODES
 
 
 def accuse(stage: Stage, slot: int, *ranks: int) -> None:
@@ -39,7 +40,7 @@ async def test_no_worker_that_joins_is_on_its_node() -> None:
     accuse(stage, 2, 1)
     await stage.settled()
     (member,) = stage.new_members(1)
-    with pytest.raises(TimeoutError, match="computes wrongly"):
+    with pytest.raises(TimeoutError, match="is sick"):
         stage.in_place.expect([replace(member, ray_node_id="node-1")])
     assert not stage.in_place.may_grow()
     await stage.after(SICK_PAUSE_S)
@@ -62,15 +63,15 @@ async def test_a_worker_says_nothing_about_itself_nor_about_another_group() -> N
 
 @scene
 async def test_an_attempt_calls_a_few_nodes_sick_and_then_ends() -> None:
-    workers = MOST_SICK_NODES + 3
+    workers = MOST_NODES + 3
     stage = Stage(workers, max_workers=workers)
-    for _ in range(MOST_SICK_NODES):
+    for _ in range(MOST_NODES):
         for slot in stage.order[:-1]:
             accuse(stage, slot, len(stage.order) - 1)
         await stage.settled()
-    assert len(stage.events("worker.miscomputed")) == MOST_SICK_NODES
+    assert len(stage.events("worker.miscomputed")) == MOST_NODES
     accuse(stage, stage.order[0], 1)
     verdict = stage.attempt.verdict
     assert verdict is not None
     assert (verdict.end_reason, verdict.goes_on) == (EndReason.DIVERGED, False)
-    assert len(stage.events("worker.miscomputed")) == MOST_SICK_NODES
+    assert len(stage.events("worker.miscomputed")) == MOST_NODES
