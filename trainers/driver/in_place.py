@@ -108,9 +108,13 @@ class InPlace:
         why = group.gpu_failure_of(rank)
         if why is None or message.get("exit_code") == 0:
             return
-        if not self._call_sick("worker.gpu_failed", {slot}, f"the command of rank {rank} failed: {why}"):
+        if not self._call_sick({slot}):
             group.forget_gpu_failure(rank)
-        elif self._may_lose({slot}):
+            return
+        address = group_members.by_slot[slot].address
+        text = f"the command of rank {rank} failed: {why}; its node {address} is drained"
+        attempt.account.event("worker.gpu_failed", text, rank=rank, address=address)
+        if self._may_lose({slot}):
             self._go_on_without({slot})
 
     def note_exit(self, slot: int) -> None:
@@ -138,22 +142,20 @@ class InPlace:
         if not wrong or slot in wrong or slot not in group_members.present:
             return
         text = text[:MOST_OF_A_CAUSE]
-        if not self._may_lose(wrong) or not self._call_sick("worker.miscomputed", wrong, text):
+        if not self._may_lose(wrong) or not self._call_sick(wrong):
             attempt.conclude(Verdict(goes_on=False, end_reason=EndReason.DIVERGED, message=text))
             return
+        for one in group_members.in_order():
+            if one in wrong:
+                rank, address = group_members.ranks[one], group_members.by_slot[one].address
+                said = f"{text}; its node {address} is drained"
+                attempt.account.event("worker.miscomputed", said, rank=rank, address=address)
         attempt.spawn(group_members.send_to(wrong, _STOP))
         self._go_on_without(wrong)
 
-    def _call_sick(self, kind: str, slots: set[int], text: str) -> bool:
-        """Report that the nodes of these slots are sick; False when the attempt has done so too often."""
-        members = self._group_members
-        if not self._sick.add(members.by_slot[one].ray_node_id for one in slots):
-            return False
-        for one in sorted(slots, key=lambda one: members.ranks[one]):
-            address = members.by_slot[one].address
-            said = f"{text}; its node {address} is drained"
-            self._attempt.account.event(kind, said, rank=members.ranks[one], address=address)
-        return True
+    def _call_sick(self, slots: set[int]) -> bool:
+        """The nodes of these slots are sick; False when the attempt has said so too often."""
+        return self._sick.add(self._group_members.by_slot[one].ray_node_id for one in slots)
 
     def _park(self, slot: int, generation: int, step: int, why: str) -> None:
         attempt, group_members = self._attempt, self._group_members
