@@ -265,7 +265,7 @@ class Driver:
             attempt.receive(group_members.ranks[slot], message)
         elif kind == "log":
             self._account.line(group_members.ranks.get(slot, -1), message["stream"], message["text"])
-        if kind in ("exit", "trouble"):
+        if kind in ("exit", "trouble", "damaged"):
             group_members.ended.add(slot)
         if kind == "exit":
             self._in_place.note_exit(slot)

@@ -109,6 +109,8 @@ class WorkerGroup:
     is_preparing: bool = False
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
+    #: Why ranks could not use the checkpoint that they were given, by its folder.
+    damaged: dict[str, str] = field(default_factory=dict)
     #: Message of the first rank that found workers with other weights; "": none did.
     diverged: str = ""
     #: True once a command has failed by itself.
@@ -201,6 +203,8 @@ class WorkerGroup:
                 yield from self._compare(rank, message, now)
             case "diverged":
                 self.diverged = self.diverged or str(message["text"])[:MOST_OF_A_CAUSE]
+            case "damaged":
+                self.damaged.setdefault(str(message["folder"]), str(message["why"]))
             case "held":
                 yield from self._answer(rank, message)
             case "relayed":
