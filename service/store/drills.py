@@ -35,9 +35,9 @@ def get_drill(connection: sa.Connection, drill_id: str) -> DrillRow | None:
     return None if row is None else to_drill(row)
 
 
-def open_drills(connection: sa.Connection) -> list[DrillRow]:
-    """Drills that are not over, oldest first."""
-    statement = sa.select(drills).where(OPEN_DRILLS).order_by(drills.c.id)
+def open_drills(connection: sa.Connection, cluster: str) -> list[DrillRow]:
+    """Drills of a cluster that are not over, oldest first."""
+    statement = sa.select(drills).where(OPEN_DRILLS, drills.c.cluster == cluster).order_by(drills.c.id)
     return [to_drill(row) for row in connection.execute(statement)]
 
 
@@ -66,9 +66,10 @@ def _taken(connection: sa.Connection, node_id: str, since: float) -> TakenNode:
     )
 
 
-def running_jobs(connection: sa.Connection) -> list[JobRow]:
-    """Jobs that have workers now."""
-    statement = sa.select(jobs).where(ACTIVE_JOBS, jobs.c.world_size > 0).order_by(jobs.c.id)
+def running_jobs(connection: sa.Connection, cluster: str) -> list[JobRow]:
+    """Jobs of a cluster that have workers now."""
+    mine = ACTIVE_JOBS, jobs.c.cluster == cluster
+    statement = sa.select(jobs).where(*mine, jobs.c.world_size > 0).order_by(jobs.c.id)
     return to_rows(JobRow, connection.execute(statement))
 
 
