@@ -349,6 +349,24 @@ def fill(owner: Owner, world: World, project: str, jobs: int = 3) -> None:
     assert database.query(lambda c: job_store.live_attempts(c, "default"))
 
 
+def test_the_release_before_reads_and_writes_on_after_the_migration(owner: Owner, ward: World) -> None:
+    """Its processes run on until the upgrade has replaced them, and know nothing of clusters."""
+    job_id, database = owner.submit(), owner.world.database
+    by_index = "SELECT id FROM jobs INDEXED BY ix_jobs_line WHERE state = 'queued'"
+    asked = by_index if database.is_sqlite else "SELECT id FROM jobs WHERE state = 'queued'"
+    found = database.query(lambda c: c.execute(sa.text(asked)).scalars().all())
+    assert list(found) == [job_id]
+    database.transact(lambda c: cloud.see(c, "ward", 7.0))
+    old = "INSERT INTO cloud (id, paused_until, unseen_since) VALUES (1, NULL, 5.0)"
+    again = f"{old} ON CONFLICT (id) DO UPDATE SET unseen_since = 6.0"
+    for statement in (old, again):
+        database.transact(lambda c, text=statement: c.execute(sa.text(text)))  # type: ignore[misc]
+    assert database.query(lambda c: cloud.get(c, "default")).unseen_since == 6.0
+    assert database.query(lambda c: cloud.get(c, "ward")).unseen_since == 7.0
+    database.transact(lambda c: cloud.see(c, "second", 8.0))
+    assert database.query(lambda c: cloud.get(c, "second")).unseen_since == 8.0
+
+
 def test_every_loop_says_whether_each_cluster_runs_it(
     owner: Owner, ward: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
