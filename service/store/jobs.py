@@ -358,7 +358,10 @@ def jobs_ahead(
     if not held_up:
         return found
     # The job that waits for nodes is before all of its cluster that wait for their turns.
-    behind = {row.id for row in find_jobs(connection, found).values() if row.cluster in held_up}
+    behind: set[str] = set()
+    for ids in in_parts(sorted(found)):
+        theirs = sa.select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.cluster.in_(held_up))
+        behind.update(connection.execute(theirs).scalars())
     return {job_id: count + (job_id in behind) for job_id, count in found.items()}
 
 

@@ -90,8 +90,13 @@ def report(world: World, job_id: str) -> None:
 
 
 class TestJobs:
-    def test_run_on_the_cluster_of_their_project_and_on_no_other(self, owner: Owner, ward: World) -> None:
+    @pytest.mark.parametrize("order", ["in turns", "oldest first"])
+    def test_run_on_the_cluster_of_their_project_and_on_no_other(
+        self, owner: Owner, ward: World, order: str
+    ) -> None:
         both = owner.world, ward
+        if order == "oldest first":
+            apply(owner.world, DOCUMENT.replace("share: 2", "").replace(", share: 1", ""))
         first, second = owner.submit(project="open"), owner.submit(project="patients")
         nobodys = owner.submit(project="not-named")
         running = [first, second, nobodys]
