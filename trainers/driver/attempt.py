@@ -394,7 +394,7 @@ class Attempt:
         self.lifecycle.wait_again(self.now())
         if verdict.end_reason is EndReason.NODE_LOST:
             group.progress = group.progress.lose(self.now())
-            self.account.event("node.lost", verdict.message, ranks=sorted(nodes))
+            self.account.event("node.lost", verdict.message, ranks=sorted(nodes | group.broken_ranks))
         await group_members.send({"type": "stop", "at_once": True})
         await self._wait_for_ends(group, living, _STOP_S)
         await self.relay.finish()

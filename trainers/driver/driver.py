@@ -248,6 +248,8 @@ class Driver:
 
     def _receive(self, generation: int, slot: int, message: dict[str, Any]) -> None:
         attempt, group_members, kind = self._attempt, self._group_members, message["type"]
+        if kind == "exit":
+            self._in_place.note_failure(slot, message)
         is_member = attempt.group is not None and slot in group_members.present
         if kind == "elastic" and self._backend.needs_ports:
             # Its workers are wired together when they start; a change takes a new worker group.

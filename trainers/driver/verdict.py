@@ -33,6 +33,8 @@ class ChildExit:
     excess: str | None = None
     #: The last line that it wrote to its standard error, which for Python names the error.
     last_words: str = ""
+    #: What it wrote about a GPU that failed, a clause.
+    gpu_failure: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -89,6 +91,9 @@ def judge(failure: GroupFailure) -> Verdict:
         rank, why = failure.troubles[0]
         return Verdict(goes_on=False, end_reason=EndReason.SUPERVISOR_LOST, message=f"Rank {rank}: {why}.")
     failed = sorted((one for one in failure.exits if one.is_failure), key=lambda one: (one.at, one.rank))
+    if broken := [one for one in failed if one.gpu_failure is not None]:
+        text = f"The node of rank {broken[0].rank} is sick: {broken[0].gpu_failure}."
+        return Verdict(goes_on=True, end_reason=EndReason.NODE_LOST, message=text)
     if failed:
         return _judge_exit(failed[0])
     return Verdict(

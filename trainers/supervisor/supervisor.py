@@ -65,6 +65,7 @@ _FOR_DRIVER = frozenset(
         "parted",
         "joined",
         "diverged",
+        "miscomputed",
     }
 )
 #: Seconds a script gets between SIGTERM and SIGKILL.
