@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -20,7 +21,7 @@ def drain_sick(tick: Tick, rows: Sequence[NodeRow]) -> list[NodeRow]:
 
     A node is drained in the transaction that forgets the report.  Raises Fenced.
     """
-    reports = tick.load(sick_reports.all_reports)
+    reports = tick.load(partial(sick_reports.reports_of, cluster=tick.cluster))
     if not reports:
         return list(rows)
     by_address = {one.address: one for one in reversed(reports)}

@@ -198,7 +198,11 @@ def _note_sick(batch: _Batch, said: driver_records.EventRecord) -> None:
     address = said.data.get("address")
     if isinstance(address, str) and len(address) <= LONGEST_ADDRESS:
         report = SickReport(
-            attempt_id=batch.attempt.id, address=address, at=batch.now, message=said.message[:LONGEST_WHY]
+            attempt_id=batch.attempt.id,
+            address=address,
+            at=batch.now,
+            message=said.message[:LONGEST_WHY],
+            cluster=batch.attempt.cluster,
         )
         batch.sick.append(report)
 

@@ -437,6 +437,7 @@ sick_reports = sa.Table(
     sa.Column("address", sa.String(200), primary_key=True),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
+    _cluster(),
 )
 
 # Only ever appended to.

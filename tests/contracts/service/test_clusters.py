@@ -14,10 +14,11 @@ from sqlalchemy import event
 from remora.states import JobState, NodeState
 from service.controller.controller import OF_CLUSTER, OF_SERVICE, Controller
 from service.queue.rows import DrillRow, RayRequestRow, WaitKind, WaitRow
-from service.store import cloud, drills, leases, ledger, ray_requests, waits
+from service.store import cloud, drills, leases, ledger, ray_requests, sick_reports, waits
 from service.store import jobs as job_store
 from service.store.database import Database
 from service.store.ids import new_id
+from service.store.sick_reports import SickReport
 from service.store.tables import metadata
 from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
@@ -348,6 +349,9 @@ def fill(owner: Owner, world: World, project: str, jobs: int = 3) -> None:
         asked = RayRequestRow(id="r", project="ray", kind="tasks", count=1, since=0.0, reason="it waits")
         ray_requests.replace_requests(connection, [asked], [])
         cloud.see(connection, "default", 5.0)
+        # Nodes of another cluster may have the same address.
+        said = SickReport(attempt_id="att", address="127.0.1.1", at=world.now + 1e6, message="it is wrong")
+        sick_reports.add_reports(connection, [said])
 
     database.transact(put)
     assert database.query(lambda c: ledger.open_uses(c, "default"))
@@ -370,6 +374,38 @@ def test_the_release_before_reads_and_writes_on_after_the_migration(owner: Owner
     assert database.query(lambda c: cloud.get(c, "ward")).unseen_since == 7.0
     database.transact(lambda c: cloud.see(c, "second", 8.0))
     assert database.query(lambda c: cloud.get(c, "second")).unseen_since == 8.0
+
+
+#: Tables whose rows are no cluster's: of the service, or found by a row that is of one.
+OF_ALL = {
+    *(
+        "array_scores",
+        "arrays",
+        "audit",
+        "budget_days",
+        "bundle_holders",
+        "bundles",
+        "checkpoints",
+        "dependencies",
+    ),
+    *(
+        "events",
+        "grants",
+        "holdings",
+        "idempotency",
+        "job_labels",
+        "leases",
+        "log_lines",
+        "metrics",
+        "models",
+    ),
+    *("node_events", "outputs", "policies", "pool_reopenings", "refusals", "schedule_runs", "schedules"),
+    *("secret_versions", "secrets", "token_grants", "tokens", "totals"),
+}
+
+
+def test_every_table_says_whether_its_rows_are_of_a_cluster() -> None:
+    assert {table.name for table in metadata.sorted_tables if "cluster" not in table.c} == OF_ALL
 
 
 def test_every_loop_says_whether_each_cluster_runs_it(

@@ -42,7 +42,7 @@ def node(world: World, node_id: str) -> NodeRow:
 
 
 def reports(world: World) -> list[sick_reports.SickReport]:
-    return world.database.query(sick_reports.all_reports)
+    return world.database.query(lambda c: sick_reports.reports_of(c, "default"))
 
 
 def test_it_is_drained_with_the_reason_and_replaced(world: World) -> None:

@@ -4,12 +4,12 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = '0039'
-down_revision = '0038'
+down_revision = '0043'
 branch_labels = None
 depends_on = None
 
 TABLES = (
-    'jobs', 'attempts', 'nodes', 'uses', 'drills', 'waits', 'ray_requests', 'cluster_events', 'cloud',
+    'jobs', 'attempts', 'nodes', 'uses', 'drills', 'waits', 'ray_requests', 'cluster_events', 'cloud', 'sick_reports',
 )  # fmt: skip
 LINE: tuple[str | sa.TextClause, ...] = (
     sa.text('priority DESC'), 'created_at', 'id', 'reason', 'not_before',
