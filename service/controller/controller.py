@@ -110,36 +110,33 @@ class Controller:
             return False
         connection, tick = self._connection, self._begin_tick(lease, clock)
         launcher, live = connection.launcher, LiveAttempts(tick)
-        loops: Loops = (
+        first: Loops = (
             # 1. Records of the drivers; they may free nodes.
             ("track", lambda: track(tick, live, self._launching, launcher)),
             # 2. What jobs use of nodes, by these records.
             ("account", lambda: write_ledger_entries(tick, live)),
             # 3. Ended attempts free their nodes.
             ("sweep", lambda: sweep(tick, live, launcher, self.listing)),
-            # 4. Jobs that start next.
+        )
+        if not all(self._run(lease, name, loop) for name, loop in first):
+            return False
+        # 4. Jobs that waited for others.
+        self._serve_all(clock, lambda of_all: (("waits", lambda: settle_waits(of_all)),))
+        supply, why_short = connection.supply, self._cloud.why_short
+        then: Loops = (
+            # 5. Jobs that start next.
             (
                 "dispatch",
                 lambda: dispatch(
-                    tick,
-                    live,
-                    self._launching,
-                    launcher,
-                    connection.supply,
-                    self._cloud.why_short,
-                    self._cloud.programs(lease),
+                    tick, live, self._launching, launcher, supply, why_short, self._cloud.programs(lease)
                 ),
             ),
-            # 5. Storages for those that run, and for those that were just started.
+            # 6. Storages for those that run, and for those that were just started.
             ("storage", lambda: self._scopes.serve(tick, live, connection.serve_storage)),
-            # 6. Preparations that make the next start faster.
+            # 7. Preparations that make the next start faster.
             ("prepare", lambda: launcher.prepare(lease.token)),
         )
-        if not all(self._run(lease, name, loop) for name, loop in loops):
-            return False
-        # 7. Waits of jobs that others end.
-        self._serve_all(clock, lambda tick: (("waits", lambda: settle_waits(tick)),))
-        return True
+        return all(self._run(lease, name, loop) for name, loop in then)
 
     def ask_cloud(self, clock: Callable[[], float] = CLOCK) -> bool:
         """Run once the loops that ask the cloud; False when another controller holds the lease.  Raises DBAPIError."""
