@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from remora.clusters import DEFAULT_CLUSTER
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 
 T = TypeVar("T")
@@ -164,6 +165,8 @@ class Job(View):
     #: Since when its owner or a budget keeps it from running, while it is paused.
     paused_at: float | None = None
     ended_at: float | None = None
+    #: The Ray cluster on which it runs.
+    cluster: str = DEFAULT_CLUSTER
     #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
     version: int
     #: Id of the principal that submitted it; None: an older service did not say.
@@ -347,6 +350,8 @@ class Node(View):
 
     id: str
     pool: str
+    #: The Ray cluster that it joins.
+    cluster: str = DEFAULT_CLUSTER
     state: NodeState
     address: str | None = None
     #: Ray resources it brings, e.g. {"CPU": 1.0}.
@@ -392,6 +397,8 @@ class Pool(View):
     """One node pool as it is now."""
 
     name: str
+    #: The Ray cluster that its nodes join; None once it was removed.
+    cluster: str | None = DEFAULT_CLUSTER
     #: Numbers of nodes that it may have and keeps ready now, its schedules included; all 0 once it was removed.
     min_nodes: int = 0
     max_nodes: int = 0
@@ -510,6 +517,8 @@ class ClusterEvent(View):
     #: One sentence for people.
     message: str
     data: dict[str, Any] = Field(default_factory=dict)
+    #: The Ray cluster that it happened to; `default` also for what concerns all of them.
+    cluster: str = DEFAULT_CLUSTER
 
 
 class NodeEvent(View):
@@ -728,5 +737,5 @@ class Health(View):
 
     status: str
     version: str
-    #: Seconds since the controller last renewed its lease; None when there is none.
+    #: Seconds since the controller last renewed its lease, of several clusters the longest; None when one has none.
     controller_age_s: float | None = None

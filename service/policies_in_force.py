@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Versions that are tried before the settings are followed again.
 _TRIED = 100
+#: The newest document that was cut to each cluster, and what is left of it: a tick asks several times.
+_CUT: dict[str, tuple[Policies, Policies]] = {}
 
 
 def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies:
@@ -40,9 +42,21 @@ def policies_in_force(connection: sa.Connection, settings: Settings) -> Policies
     raise AssertionError("unreachable: what the settings say can be read")
 
 
+def policies_of_cluster(connection: sa.Connection, settings: Settings) -> Policies:
+    """What the controller of the settings' cluster follows: the pools that are its own."""
+    return _of_cluster(policies_in_force(connection, settings), settings.cluster)
+
+
 def limits_in_force(connection: sa.Connection, settings: Settings) -> JobLimits:
     """How many jobs may wait or run, and what may be kept of their projects, by the settings and the policies."""
     return JobLimits(settings.max_active_jobs, policies_in_force(connection, settings))
+
+
+def _of_cluster(policies: Policies, cluster: str) -> Policies:
+    known = _CUT.get(cluster)
+    if known is None or known[0] is not policies:
+        known = _CUT[cluster] = policies, policies.of_cluster(cluster)
+    return known[1]
 
 
 @lru_cache(maxsize=_TRIED + 2)

@@ -12,6 +12,8 @@ import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from cluster.policies.policies import ClusterName
+from remora.clusters import DEFAULT_CLUSTER
 from remora.isolation import Isolation
 from remora.spec.fields import NAME_FORM, is_name
 from service.openid.issuers import Issuer
@@ -77,6 +79,15 @@ def _stores(stores: dict[str, str]) -> dict[str, str]:
     return stores
 
 
+#: Folder in the home with one folder for each cluster that the policies name.
+CLUSTERS = "clusters"
+
+
+def home_of(home: Path, cluster: str) -> Path:
+    """The folder of a cluster in the service's home: what is in it is of no other cluster."""
+    return home if cluster == DEFAULT_CLUSTER else home / CLUSTERS / cluster
+
+
 class Settings(BaseSettings):
     """Settings of the service's processes.  Every field is documented in `docs/settings.md` (a test compares)."""
 
@@ -111,13 +122,15 @@ class Settings(BaseSettings):
     public_url: str = ""
     #: Issuers of OpenID Connect whose tokens are accepted, by names of the operator's choice: JSON.
     openid: Annotated[dict[str, Issuer], NoDecode, _decoded(_OPENID_FORM), AfterValidator(_issuers)] = {}
-    #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `home/ray.address`.
+    #: The Ray cluster that a controller leads.
+    cluster: ClusterName = DEFAULT_CLUSTER
+    #: Address of the Ray head's GCS (`host:port`); empty until `remora up` starts one and writes `ray.address`.
     ray_address: str = ""
     #: Processes of Ray speak TLS with each other; empty: they do where nodes are other machines.
     ray_tls: Literal["", "on", "off"] = ""
     #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure.
     cloud: Literal["local", "azure-emulated", "azure"] = "local"
-    #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` in `home`.
+    #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` of the cluster.
     azure_file: Path | None = None
     #: Nodes of the local pool that the controller keeps alive.
     nodes: int = Field(default=3, ge=0, le=64)
@@ -189,7 +202,12 @@ class Settings(BaseSettings):
     def azure(self) -> Path:
         """The file in force that says where in Azure the nodes stand."""
         name = "azure-emulated.json" if self.cloud == "azure-emulated" else "azure.json"
-        return (self.azure_file or self.home / name).expanduser()
+        return (self.azure_file or self.cluster_home / name).expanduser()
+
+    @property
+    def cluster_home(self) -> Path:
+        """Folder of the cluster's head and nodes: its token, its certificates, the address of its head."""
+        return home_of(self.home, self.cluster)
 
     @property
     def warm(self) -> tuple[str, ...]:

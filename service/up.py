@@ -7,6 +7,7 @@ service is killed; the API and the controller die with it.  The next service on 
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from cluster.local import head, machine
 from cluster.provider import ProviderError
 from remora import cgroups
 from remora.client.credentials import OPERATOR_TOKEN_FILE
+from remora.clusters import CLUSTER_FORM, DEFAULT_CLUSTER
 from remora.isolation import IsolationImpossible, decide
 from remora.machine_isolation import offered
 from remora.network_filter import HeldRules, is_asked
@@ -31,7 +33,8 @@ from service.embedded.home_lock import HomeLock, HomeTaken
 from service.embedded.parts import (
     ClusterPart,
     ServicePart,
-    end_cluster,
+    end_clusters,
+    further_clusters,
     nodes_ready,
     policies_version,
     port_problem,
@@ -43,25 +46,58 @@ from service.settings import Settings
 
 #: Seconds between two checks of the parts.
 TICK_S = 0.2
+#: Clusters beside the first: each has a head and a controller.
+MOST_CLUSTERS = 8
 
 
 class CannotStart(Exception):
     """The service cannot be started or kept; the message is one sentence for people."""
 
 
+Source = ClusterPart | ServicePart
+
+
+class _Group:
+    """The parts of one cluster, with those that all clusters share beside the first."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.cluster = settings.cluster
+        self.head = ClusterPart(settings)
+        self.sources: dict[Part, Source] = {
+            Part.HEAD: self.head,
+            Part.CONTROLLER: ServicePart(settings, Part.CONTROLLER, "service.controller"),
+        }
+        self.views: dict[Part, PartView] = {}
+
+    def begin(self) -> None:
+        """Nothing of it was looked at yet."""
+        self.views = {part: PartView() for part in self.sources}
+
+    def name(self, part: Part) -> str:
+        """What people call a part of it."""
+        return str(part) if self.cluster == DEFAULT_CLUSTER else f"{part} of the cluster {self.cluster}"
+
+
 class Up:
     """The parts of one embedded service, kept running until `stop` is set."""
 
-    def __init__(self, settings: Settings, lock: HomeLock, console: Console) -> None:
+    def __init__(
+        self, settings: Settings, lock: HomeLock, console: Console, clusters: Sequence[str] = ()
+    ) -> None:
+        """`clusters` are those beside the first."""
         self.stop = threading.Event()
         self._lock = lock
         self._settings = settings
         self._console = console
-        self._cluster = ClusterPart(settings)
+        self._first = _Group(settings)
         self._api = ServicePart(settings, Part.API, "service.main")
-        self._controller = ServicePart(settings, Part.CONTROLLER, "service.controller")
-        self._emulator = EmulatorPart(settings) if settings.cloud == "azure-emulated" else None
-        self._views = {part: PartView() for part, _ in self._sources()}
+        self._first.sources[Part.API] = self._api
+        if settings.cloud == "azure-emulated":
+            self._first.sources[Part.EMULATOR] = EmulatorPart(settings)
+        further = [_Group(settings.model_copy(update={"cluster": name})) for name in clusters]
+        self._groups = (self._first, *further)
+        for group in self._groups:
+            group.begin()
         self._began_at = time.monotonic()
         self._nodes_told = False
         #: Version of the policies that were applied, 0 for none; None until the API was asked.
@@ -75,69 +111,63 @@ class Up:
                 raise CannotStart(
                     f"{self._settings.home} was removed while the service ran in it, so it ends"
                 )
-            self._observe()
-            for action in upkeep.decide(self._views, time.monotonic()):
-                self._apply(action)
+            machine.reap()
+            for group in self._groups:
+                self._observe(group)
+                for action in upkeep.decide(group.views, time.monotonic()):
+                    self._apply(group, action)
             self._tell_nodes()
             self.stop.wait(TICK_S)
 
     def shut_down(self) -> None:
-        """End API, controller and emulator, then all nodes and the head.
+        """End API, controllers and emulator, then all nodes and the heads.
 
         Raises ProviderError when something remains.
         """
-        for part in (self._controller, self._api, self._emulator):
-            if part is not None:
-                part.end()
-        end_cluster(self._settings.home)
+        for part in (Part.CONTROLLER, Part.API, Part.EMULATOR):
+            for group in self._groups:
+                if (source := group.sources.get(part)) is not None:
+                    source.end()
+        end_clusters(self._settings.home)
 
-    def _observe(self) -> None:
-        machine.reap()
-        for part, source in self._sources():
-            before = self._views[part]
+    def _observe(self, group: _Group) -> None:
+        for part, source in group.sources.items():
+            before, name = group.views[part], group.name(part)
             alive = source.is_alive()
             ready = alive and (before.is_ready or source.is_ready())
             after = upkeep.observe(before, is_alive=alive, is_ready=ready, now=time.monotonic())
-            self._views[part] = after
+            group.views[part] = after
             # The controller is known through its nodes.
             if after.is_ready and not before.is_ready and (part is not Part.CONTROLLER or after.failures):
                 self._say(
-                    f"{part:<10} ready after {time.monotonic() - self._began_at:.1f} s: {source.where()}"
+                    f"{name:<10} ready after {time.monotonic() - self._began_at:.1f} s: {source.where()}"
                 )
             if before.is_alive and not after.is_alive and not self.stop.is_set():
                 pause = upkeep.pause_s(after.failures)
-                self._say(f"{part:<10} ended and starts again in {pause:g} s: {source.complaint()}")
+                self._say(f"{name:<10} ended and starts again in {pause:g} s: {source.complaint()}")
 
-    def _sources(self) -> list[tuple[Part, ClusterPart | ServicePart]]:
-        sources: list[tuple[Part, ClusterPart | ServicePart]] = [
-            (Part.HEAD, self._cluster),
-            (Part.API, self._api),
-            (Part.CONTROLLER, self._controller),
-        ]
-        return sources if self._emulator is None else [*sources, (Part.EMULATOR, self._emulator)]
-
-    def _apply(self, action: upkeep.Action) -> None:
-        source = dict(self._sources())[action.part]
+    def _apply(self, group: _Group, action: upkeep.Action) -> None:
+        source = group.sources[action.part]
         match action:
             case upkeep.GiveUp():
-                raise CannotStart(f"the {action.part} does not start: {source.complaint()}")
+                raise CannotStart(f"the {group.name(action.part)} does not start: {source.complaint()}")
             case upkeep.End():
                 source.end()
             case upkeep.Start():
-                self._start(action.part, source)
+                self._start(group, action.part, source)
 
-    def _start(self, part: Part, source: ClusterPart | ServicePart) -> None:
-        self._views[part] = upkeep.started(self._views[part], time.monotonic())
+    def _start(self, group: _Group, part: Part, source: Source) -> None:
+        group.views[part] = upkeep.started(group.views[part], time.monotonic())
         try:
-            source.start(self._cluster.address)
+            source.start(group.head.address)
         except (ProviderError, OSError) as error:
             # Seen as an end at the next look, so that it is tried again after a pause.
-            self._say(f"{part:<10} cannot be started: {error}")
+            self._say(f"{group.name(part):<10} cannot be started: {error}")
 
     def _tell_nodes(self) -> None:
         """Say once when the nodes that were asked for are ready, or that policies say how many there are."""
         wanted = self._settings.nodes
-        if self._nodes_told or not self._views[Part.API].is_ready:
+        if self._nodes_told or not self._first.views[Part.API].is_ready:
             return
         if self._policies is None:
             self._policies = policies_version(self._api.url, self._settings)
@@ -150,7 +180,7 @@ class Up:
             return
         if not wanted:
             return
-        if nodes_ready(self._api.url, self._settings, self._cluster.address) >= wanted:
+        if nodes_ready(self._api.url, self._settings, self._first.head.address) >= wanted:
             self._nodes_told = True
             self._say(f"{'nodes':<10} {wanted} ready after {time.monotonic() - self._began_at:.1f} s")
 
@@ -164,8 +194,8 @@ class Up:
         self._console.print(neutral(text))
 
 
-def up(settings: Settings, console: Console) -> None:
-    """Run the embedded service in the foreground until SIGINT, SIGTERM or SIGHUP.
+def up(settings: Settings, console: Console, clusters: Sequence[str] = ()) -> None:
+    """Run the embedded service in the foreground until SIGINT, SIGTERM or SIGHUP; with further `clusters`.
 
     Raises CannotStart, HomeTaken or ProviderError with one sentence.
     """
@@ -174,7 +204,7 @@ def up(settings: Settings, console: Console) -> None:
         problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
-        service, rules = Up(settings, lock, console), HeldRules(offered())
+        service, rules = Up(settings, lock, console, clusters), HeldRules(offered())
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # Started by nohup, a closed terminal must not end it.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -182,6 +212,8 @@ def up(settings: Settings, console: Console) -> None:
         console.print(f"Remora starts in {settings.home}; stop it with Ctrl-C or `remora down`.")
         if cgroups.walls().folder is None:
             console.print(f"note: {cgroups.walls().sentence}")
+        for note in _left_out(settings.home, clusters):
+            console.print(f"note: {note}")
         if settings.cloud == "local":
             console.print(f"note: {_sentence_on_isolation(settings, rules)}")
         if settings.authentication == "required":
@@ -196,6 +228,15 @@ def up(settings: Settings, console: Console) -> None:
             if why := rules.end():
                 console.print(f"note: {why}")
         console.print("Stopped; jobs and checkpoints are kept.")
+
+
+def _left_out(home: Path, clusters: Sequence[str]) -> list[str]:
+    """What runs of clusters for which nothing is started now."""
+    return [
+        f"the cluster {one.name} still runs and is led by no controller; name it with --cluster {one.name}"
+        for one in further_clusters(home)
+        if one.name not in clusters and head.find_head(one) is not None
+    ]
 
 
 def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
@@ -217,7 +258,7 @@ def down(home: Path, console: Console) -> None:
     Raises HomeTaken when the running one does not end, ProviderError when something remains.
     """
     if not home.is_dir():
-        ended = end_cluster(home)
+        ended = end_clusters(home)
         left = f"Ended {ended} left-over machines of {home}, which was removed."
         console.print(left if ended else f"Nothing to end: there is no {home}.")
         return
@@ -225,7 +266,7 @@ def down(home: Path, console: Console) -> None:
     if lock.end_owner():
         console.print(f"Ended the service in {home}.")
     with lock:
-        ended = end_cluster(home)
+        ended = end_clusters(home)
     if ended:
         console.print(f"Ended {ended} left-over machines of {home}.")
     elif cgroups.walls().folder is not None:
@@ -243,6 +284,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--node-cpus", help="CPUs that each node announces")
     parser.add_argument("--node-gpus", help="GPUs that each node announces")
     parser.add_argument(
+        "--cluster", action="append", default=[], dest="clusters", help="one more Ray cluster; repeat it"
+    )
+    parser.add_argument(
         "--down", action="store_true", help="end the service of the home and what it left behind"
     )
     return parser.parse_args(words)
@@ -250,7 +294,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 def _settings(arguments: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by arguments.  Raises CannotStart for values that are impossible."""
-    given = {k: v for k, v in vars(arguments).items() if k != "down" and v is not None}
+    given = {k: v for k, v in vars(arguments).items() if k not in ("down", "clusters") and v is not None}
     try:
         settings = Settings(**given)
     except ValidationError as error:
@@ -261,7 +305,25 @@ def _settings(arguments: argparse.Namespace) -> Settings:
     home = settings.home.expanduser().resolve()
     # The emulator's own file: that of a real place in Azure is not written over.
     place = home / "azure-emulated.json" if settings.cloud == "azure-emulated" else settings.azure_file
-    return settings.model_copy(update={"home": home, "azure_file": place})
+    # It starts all clusters, whichever one a setting names.
+    return settings.model_copy(update={"home": home, "azure_file": place, "cluster": DEFAULT_CLUSTER})
+
+
+def _clusters(named: Sequence[str], settings: Settings) -> list[str]:
+    """The clusters beside the first, each once.  Raises CannotStart."""
+    found = [one for one in dict.fromkeys(named) if one != DEFAULT_CLUSTER]
+    for name in found:
+        if not re.fullmatch(CLUSTER_FORM, name):
+            raise CannotStart(
+                f"--cluster {name[:80]!a}: a name has small letters, digits and -, 32 characters at most"
+            )
+    if len(found) > MOST_CLUSTERS:
+        raise CannotStart(
+            f"--cluster names {len(found)} clusters, {MOST_CLUSTERS} are possible on one machine"
+        )
+    if found and settings.cloud != "local":
+        raise CannotStart("--cluster is for nodes on this machine; for others, docs/clusters.md says how")
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -270,11 +332,12 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = _arguments(words)
     try:
         settings = _settings(arguments)
+        clusters = _clusters(arguments.clusters, settings)
     except CannotStart as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 2
     try:
-        down(settings.home, console) if arguments.down else up(settings, console)
+        down(settings.home, console) if arguments.down else up(settings, console, clusters)
     except (CannotStart, HomeTaken, ProviderError, head.HeadFailed, OSError) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 1

@@ -465,4 +465,6 @@ class World:
         return self.database.query(lambda connection: jobs.job_attempts(connection, job_id))
 
     def nodes(self) -> list[NodeRow]:
-        return self.database.query(lambda connection: nodes.current_nodes(connection, 0.0))
+        return self.database.query(
+            lambda connection: nodes.current_nodes(connection, self.settings.cluster, 0.0)
+        )

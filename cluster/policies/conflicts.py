@@ -41,18 +41,35 @@ def conflicts(policies: Policies) -> Iterator[Conflict]:
     yield from _steps(policies)
     yield from _twice(("rules",), policies.rules)
     yield from _ray_programs(policies)
+    yield from _clusters(policies)
+
+
+def _clusters(policies: Policies) -> Iterator[Conflict]:
+    """Projects whose jobs could never have a node."""
+    known = set(policies.clusters)
+    for name, project in policies.projects.items():
+        if project.cluster not in known:
+            message = f"no pool is in the cluster {project.cluster!r}; the clusters are {', '.join(policies.clusters)}"
+            yield Conflict((("projects", name, "cluster"),), message)
 
 
 def _ray_programs(policies: Policies) -> Iterator[Conflict]:
-    """Pools that are not there, or named twice."""
+    """Pools that are not there, that are of another cluster, or named twice."""
     if policies.ray_programs is None:
         return
     path = ("ray_programs", "pools")
+    project = policies.ray_programs.project
+    cluster = policies.cluster_of(project)
     yield from _twice(path, policies.ray_programs.pools)
     for at, pool in enumerate(policies.ray_programs.pools):
         if pool not in policies.pools:
             known = ", ".join(policies.pools) or "none"
             yield Conflict(((*path, str(at)),), f"there is no pool {pool!r}; the pools are {known}")
+        elif (own := policies.pools[pool].cluster) != cluster:
+            message = (
+                f"the pool {pool!r} is in the cluster {own!r}, and the project {project!r} in {cluster!r}"
+            )
+            yield Conflict(((*path, str(at)), ("pools", pool, "cluster")), message)
 
 
 @dataclass(frozen=True)

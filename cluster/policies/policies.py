@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from remora.clusters import CLUSTER_FORM, DEFAULT_CLUSTER
 from remora.spec.cron import parse_cron
 from remora.spec.quantities import parse_duration, parse_size
 
@@ -36,6 +37,7 @@ Lines = Annotated[int, Field(strict=True, ge=0, le=10**12)]
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+ClusterName = Annotated[str, StringConstraints(pattern=CLUSTER_FORM)]
 
 
 #: Pools and projects that a document may name.
@@ -80,6 +82,8 @@ class PoolPolicy(_Policy):
 
     #: Sizes in order of preference, e.g. `Standard_NC24ads_A100_v4`.
     sizes: tuple[Word, ...] = Field(min_length=1, max_length=32)
+    #: The Ray cluster that its nodes join.
+    cluster: ClusterName = DEFAULT_CLUSTER
     #: None of the sizes is preferred: of spot the one that the cloud takes back least often is asked for first.
     sizes_are_equal: bool = False
     #: Zones in order of preference; "any" leaves the choice to the cloud.
@@ -143,6 +147,8 @@ class PrincipalLimits(_Policy):
 class ProjectPolicy(_Policy):
     """What one project may use."""
 
+    #: The Ray cluster on which its jobs run; jobs that were accepted before a change stay where they are.
+    cluster: ClusterName = DEFAULT_CLUSTER
     #: Weight against other projects that want more than there is.
     share: Annotated[Number, Field(gt=0, le=1e6)] = 1.0
     gpus: Count | None = None
@@ -204,3 +210,23 @@ class Policies(_Policy):
         """What is kept of a project at most, also of one that is not named."""
         named = self.projects.get(project)
         return ProjectLimits() if named is None else named.limits
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The clusters that have pools, and the one of all that is not named, first."""
+        return tuple(dict.fromkeys((DEFAULT_CLUSTER, *(pool.cluster for pool in self.pools.values()))))
+
+    def cluster_of(self, project: str) -> str:
+        """The cluster on which new jobs of a project run."""
+        named = self.projects.get(project)
+        return DEFAULT_CLUSTER if named is None else named.cluster
+
+    def of_cluster(self, cluster: str) -> Policies:
+        """What the controller of one cluster follows: no other pools than its own; money is that of all clusters."""
+        pools = {name: pool for name, pool in self.pools.items() if pool.cluster == cluster}
+        programs = self.ray_programs
+        if programs is not None and self.cluster_of(programs.project) != cluster:
+            programs = None
+        if len(pools) == len(self.pools) and programs is self.ray_programs:
+            return self
+        return self.model_copy(update={"pools": pools, "ray_programs": programs})

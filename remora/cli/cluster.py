@@ -53,6 +53,14 @@ def up(
             help="Where nodes are made; azure-emulated runs an emulator of Azure here, with nodes as the policies say.",
         ),
     ] = None,
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cluster",
+            metavar="NAME",
+            help="One more Ray cluster, for the pools and projects that the policies put there; repeat it.",
+        ),
+    ] = None,
 ) -> None:
     """Start the embedded service and a cluster of local nodes; Ctrl-C ends both."""
     options = {
@@ -63,6 +71,7 @@ def up(
         "--cloud": cloud,
     }
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
+    given += [text for name in cluster or [] for text in ("--cluster", name)]
     _become_service([*_home_arguments(home), *given])
 
 
@@ -137,7 +146,7 @@ def nodes(
         for node in found
     )
     columns = ("id", "pool", "state", "offering", "address", "resources", "age", "message")
-    output.print_table(columns, rows, "There are no nodes.")
+    output.print_by_cluster(columns, rows, [node.cluster for node in found], "There are no nodes.")
 
 
 def _print_node_events(node_id: str, *, as_json: bool, server: str | None) -> None:
@@ -188,8 +197,10 @@ def pools(context: typer.Context, as_json: JsonOption = False, server: ServerOpt
     if as_json:
         output.print_json(found)
         return
-    rows = [row for pool in found for row in _rows(pool)]
-    output.print_table(("pool", "nodes", "limits", "since", "what holds it up"), rows, "There are no pools.")
+    rows = [(pool.cluster, row) for pool in found for row in _rows(pool)]
+    columns = ("pool", "nodes", "limits", "since", "what holds it up")
+    clusters = [cluster if row[0] else None for cluster, row in rows]
+    output.print_by_cluster(columns, [row for _, row in rows], clusters, "There are no pools.")
     if asked:
         output.print_line("")
         output.print_table(

@@ -12,6 +12,7 @@ from remora.cli import output
 from remora.cli.exits import code_of_state
 from remora.cli.options import FollowOption, JobArgument, JsonOption, RawOption, ServerOption
 from remora.cli.session import connect, detaching
+from remora.clusters import DEFAULT_CLUSTER
 from remora.spec.quantities import format_duration, parse_duration
 from remora.terminal_text import neutral
 
@@ -48,7 +49,8 @@ def list_jobs(
         for job in found
     )
     empty = "There are no jobs. Submit one: remora submit -- python train.py"
-    output.print_table(columns, rows, "There are no such jobs." if state or project or label else empty)
+    said = "There are no such jobs." if state or project or label else empty
+    output.print_by_cluster(columns, rows, [job.cluster for job in found], said)
 
 
 def _partition(word: str) -> tuple[str, str, str]:
@@ -70,6 +72,7 @@ def show(job: JobArgument, as_json: JsonOption = False, server: ServerOption = N
             ("id", found.id),
             ("name", found.name),
             ("project", found.project),
+            ("cluster", None if found.cluster == DEFAULT_CLUSTER else found.cluster),
             ("state", found.state),
             ("reason", found.reason),
             ("message", found.message),

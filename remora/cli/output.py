@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remora.clusters import DEFAULT_CLUSTER
 from remora.spec.quantities import format_duration
 from remora.terminal_text import neutral, neutral_json
 
@@ -84,6 +85,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: st
         widths = [max(len(row[at]) for row in [columns, *rows]) for at in range(len(columns))]
         for row in [[column.upper() for column in columns], *rows]:
             print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_by_cluster(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], clusters: Sequence[str | None], empty: str
+) -> None:
+    """`print_table` with a last but one column for the cluster of each row where there is more than the usual one."""
+    if not {*clusters} - {DEFAULT_CLUSTER, None}:
+        print_table(columns, rows, empty)
+        return
+    shown = [[*row[:-1], cluster or "", row[-1]] for row, cluster in zip(rows, clusters, strict=True)]
+    print_table((*columns[:-1], "cluster", columns[-1]), shown, empty)
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

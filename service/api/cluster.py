@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy.exc import DBAPIError
 from starlette.responses import PlainTextResponse, Response
 
 import remora
+from remora.clusters import DEFAULT_CLUSTER
 from remora.views import Health, Pruned
 from service.api.context import Context, context_of
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problem_documents import invalid_parameter
 from service.api.writes import Noted, note
+from service.policies_in_force import policies_in_force
 from service.store import leases
 from service.store.failures import SENTENCES, failure_of
+from service.store.leases import LeaseRow, LeaseWatch
 from service.store.pruning import ROWS, Limits, limits_of, prune
 from service.store.totals import totals
 
 router = APIRouter()
-
-#: The lease of the controller; its age says whether one is at work.
-CONTROLLER = "controller"
 
 
 @router.get("/healthz", operation_id="health", response_model=Health)
@@ -40,12 +42,12 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     context = context_of(request)
     age = None
     try:
-        age = await _controller_age_s(context)
+        ages = await _controller_ages(context)
     except DBAPIError as error:
         status = SENTENCES.get(failure_of(error), "the database does not answer")
     else:
-        alive = age is not None and age < 3 * context.settings.lease_s
-        status = "ready" if alive else "no controller is at work: jobs are accepted and wait"
+        status = _status(ages, 3 * context.settings.lease_s)
+        age = None if None in ages.values() else max(one for one in ages.values() if one is not None)
     health = Health(status=status, version=remora.__version__, controller_age_s=age)
     code = 200 if status == "ready" else 503
     return Response(health.model_dump_json(), code, media_type="application/json")
@@ -56,19 +58,38 @@ async def metrics(request: Request, _: Annotated[Parameters, Query()]) -> Respon
     """Numbers for Prometheus."""
     context = context_of(request)
     counted = await context.database.read(totals)
-    age = await _controller_age_s(context)
-    text = context.telemetry.text(counted, age)
+    ages = await _controller_ages(context)
+    text = context.telemetry.text(counted, {name: age for name, age in ages.items() if age is not None})
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _controller_age_s(context: Context) -> float | None:
-    """Seconds since the controller's lease was renewed; None when no process ever held it."""
-    row = await context.database.read(lambda connection: leases.get(connection, CONTROLLER))
+def _status(ages: Mapping[str, float | None], most_s: float) -> str:
+    """Whether each cluster has a controller, for people."""
+    without = sorted(name for name, age in ages.items() if age is None or age >= most_s)
+    if not without:
+        return "ready"
+    where = "" if set(ages) == {DEFAULT_CLUSTER} else f" on {', '.join(without)}"
+    return f"no controller is at work{where}: jobs are accepted and wait"
+
+
+async def _controller_ages(context: Context) -> dict[str, float | None]:
+    """Seconds since the lease of each cluster's controller was renewed; None when no process ever held it."""
+
+    def read(connection: sa.Connection) -> tuple[tuple[str, ...], dict[str, LeaseRow]]:
+        clusters = policies_in_force(connection, context.settings).clusters
+        return clusters, leases.find(connection, [leases.controller_of(one) for one in clusters])
+
+    clusters, rows = await context.database.read(read)
+    return {one: _age_s(context, one, rows.get(leases.controller_of(one))) for one in clusters}
+
+
+def _age_s(context: Context, cluster: str, row: LeaseRow | None) -> float | None:
     if row is None:
         return None
     # At the first request there is only the wall clock to compare, its own with that of the owner.
     by_the_clocks_s = max(0.0, context.clock() - row.renewed_at)
-    return context.lease.unchanged_s(row, time.monotonic(), before_s=by_the_clocks_s)
+    watch = context.leases.setdefault(cluster, LeaseWatch())
+    return watch.unchanged_s(row, time.monotonic(), before_s=by_the_clocks_s)
 
 
 #: Seconds that one request deletes for; a client that wants more asks again.

@@ -49,8 +49,8 @@ class Context:
     checks: Checks = field(default_factory=Checks)
     #: Seconds since 1970.
     clock: Callable[[], float] = CLOCK
-    #: For how long the controller's lease has not been renewed.
-    lease: LeaseWatch = field(default_factory=LeaseWatch)
+    #: For how long the lease of each cluster's controller has not been renewed, by its name.
+    leases: dict[str, LeaseWatch] = field(default_factory=dict)
 
 
 def context_of(request: Request) -> Context:

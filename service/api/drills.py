@@ -19,7 +19,7 @@ from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.views import drill_view
 from service.api.writes import Noted, write
-from service.queue.rows import DrillRow
+from service.queue.rows import DrillRow, NodeRow
 from service.store import drills as store
 from service.store.ids import is_id, new_id
 from service.store.nodes import get_node
@@ -53,11 +53,11 @@ class Order(BaseModel):
 async def drill_node(request: Request, node_id: str, _: Annotated[Parameters, Query()]) -> Response:
     """Take this node as its cloud would, and measure what that costs the jobs."""
 
-    def chosen(connection: sa.Connection) -> list[str]:
+    def chosen(connection: sa.Connection) -> list[NodeRow]:
         node = get_node(connection, node_id) if is_id("node", node_id) else None
         if node is None:
             raise node_not_found(node_id)
-        return [node.id] if node.state is NodeState.READY else []
+        return [node] if node.state is NodeState.READY else []
 
     return await _request(request, chosen, f"the node {node_id} is not ready")
 
@@ -66,8 +66,10 @@ async def drill_node(request: Request, node_id: str, _: Annotated[Parameters, Qu
 async def drill_pool(request: Request, pool: str, _: Annotated[Parameters, Query()]) -> Response:
     """Take every ready node of a pool at the same time."""
 
-    def chosen(connection: sa.Connection) -> list[str]:
-        return [node.id for node in store.ready_nodes(connection, pool)]
+    def chosen(connection: sa.Connection) -> list[NodeRow]:
+        found = store.ready_nodes(connection, pool)
+        # A pool that was moved has nodes in two clusters for a while; one controller carries out a drill.
+        return [node for node in found if node.cluster == found[0].cluster]
 
     return await _request(request, chosen, f"the pool {pool[:80]!r} has no ready node")
 
@@ -85,23 +87,29 @@ async def show_drill(request: Request, drill_id: str, _: Annotated[Parameters, Q
     return drill_view(row)
 
 
-async def _request(request: Request, chosen: Callable[[sa.Connection], list[str]], none: str) -> Response:
+async def _request(request: Request, chosen: Callable[[sa.Connection], list[NodeRow]], none: str) -> Response:
     """Store a drill of the nodes that `chosen` finds; `none` is the message when it finds none."""
     context = context_of(request)
     order = await read_object(request, MAX_ORDER_BYTES, MAX_ORDER_VALUES, context.checks, _order)
     now = context.clock()
 
     def work(connection: sa.Connection, noted: Noted) -> DrillRow:
-        node_ids = chosen(connection)
-        if not node_ids:
+        nodes = chosen(connection)
+        if not nodes:
             raise ApiProblem(409, "node_not_ready", none, hint="`remora nodes` shows which are")
-        others = store.open_drills(connection)
+        others = store.open_drills(connection, nodes[0].cluster)
         if others:
             # The costs of two drills at once could not be separated.
             raise ApiProblem(409, "drill_under_way", f"the drill {others[0].id} is not over yet")
-        row = DrillRow(id=new_id("drill", now), node_ids=node_ids, requested_at=now, notice_s=order.notice_s)
+        row = DrillRow(
+            id=new_id("drill", now),
+            node_ids=[node.id for node in nodes],
+            requested_at=now,
+            notice_s=order.notice_s,
+            cluster=nodes[0].cluster,
+        )
         store.insert_drill(connection, row)
-        noted.object, noted.after = row.id, {"nodes": node_ids, "notice_s": order.notice_s}
+        noted.object, noted.after = row.id, {"nodes": row.node_ids, "notice_s": order.notice_s}
         return row
 
     view = drill_view(await write(request, work))

@@ -34,7 +34,7 @@ async def try_out(request: Request) -> DryRun:
     def work(connection: sa.Connection) -> tuple[list[SpecProblem], str | None]:
         limits = limits_in_force(connection, context.settings)
         refused = why_refused(connection, spec, jobs, limits, now, access)
-        return refused, _never(connection, context.settings, row_of(spec, now), now)
+        return refused, _never(connection, context.settings, row_of(spec, now, limits.policies), now)
 
     problems, never = await context.database.read(work)
     of_settings = unknown_here(context.settings, spec)
@@ -48,11 +48,11 @@ async def try_out(request: Request) -> DryRun:
 
 def _never(connection: sa.Connection, settings: Settings, row: JobRow, now: float) -> str | None:
     """Why no pool of the policies in force could ever hold the job, as the queue would say; None: one could."""
-    policies = policies_in_force(connection, settings)
+    policies = policies_in_force(connection, settings).of_cluster(row.cluster)
     if settings.cloud == "local":
         policies = kept_full(policies, now)
     if (offerings := known(settings).catalogue) is None:
         return None
-    nodes = [node_view(one, {}) for one in current_nodes(connection, now)]
+    nodes = [node_view(one, {}) for one in current_nodes(connection, row.cluster, now)]
     pools = complete_pools(policies, as_shown(offerings, nodes), lambda pool: limits_of(pool, now).max_nodes)
     return why_never(demand_of(row, None, None, now), pools)

@@ -117,10 +117,11 @@ def _view(
     closed: _Closed,
 ) -> Pool:
     if name not in policies.pools:
-        return Pool(name=name, nodes=nodes, waits=waits)
+        return Pool(name=name, cluster=None, nodes=nodes, waits=waits)
     limits = limits_of(policies.pools[name], now)
     return Pool(
         name=name,
+        cluster=policies.pools[name].cluster,
         min_nodes=limits.min_nodes,
         max_nodes=limits.max_nodes,
         warm_nodes=limits.warm_nodes,

@@ -40,17 +40,17 @@ class Telemetry:
         if not scope.get("remora.is_stream"):
             self._duration.labels(route).observe(duration_s)
 
-    def text(self, totals: Totals, controller_age_s: float | None) -> bytes:
-        """The whole exposition."""
+    def text(self, totals: Totals, controller_ages: Mapping[str, float]) -> bytes:
+        """The whole exposition; with seconds since the lease of each cluster's controller was renewed."""
         registry = CollectorRegistry()
-        registry.register(_Stored(totals, controller_age_s))
+        registry.register(_Stored(totals, controller_ages))
         return generate_latest(self._registry) + generate_latest(registry)
 
 
 class _Stored(Collector):
-    def __init__(self, totals: Totals, controller_age_s: float | None) -> None:
+    def __init__(self, totals: Totals, controller_ages: Mapping[str, float]) -> None:
         self._totals = totals
-        self._age_s = controller_age_s
+        self._ages = controller_ages
 
     def collect(self) -> Iterable[Metric]:
         totals = self._totals
@@ -71,13 +71,12 @@ class _Stored(Collector):
         yield CounterMetricFamily(
             "remora_lost_seconds", "Seconds between losses and the next new step.", value=totals.lost_s
         )
-        if self._age_s is not None:
-            yield GaugeMetricFamily(
-                "remora_controller_lease_age_seconds", "Since the lease was renewed.", value=self._age_s
-            )
+        if self._ages:
+            name, text = "remora_controller_lease_age_seconds", "Since the lease was renewed."
+            yield _gauge(name, text, "cluster", self._ages)
 
 
-def _gauge(name: str, documentation: str, label: str, values: Mapping[str, int]) -> GaugeMetricFamily:
+def _gauge(name: str, documentation: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(name, documentation, labels=[label])
     for word, count in sorted(values.items()):
         family.add_metric([word], count)

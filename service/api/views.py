@@ -42,6 +42,7 @@ def job_view(row: JobRow) -> Job:
         ended_at=row.ended_at,
         version=row.version,
         submitted_by=row.submitted_by,
+        cluster=row.cluster,
     )
 
 
@@ -122,6 +123,7 @@ def node_view(row: NodeRow, waits: Sequence[WaitRow] = ()) -> Node:
     return Node(
         id=row.id,
         pool=row.pool,
+        cluster=row.cluster,
         state=row.state,
         address=row.address,
         resources=row.resources,

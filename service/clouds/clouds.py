@@ -57,7 +57,7 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
     answer, or does not know the identity, its provider says so at every look.
     """
     if settings.cloud == "local":
-        provider = LocalProvider(settings.home, head, CLOCK)
+        provider = LocalProvider(settings.cluster_home, head, CLOCK)
         rehearsal = LocalRehearsal(provider, membership)
         return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
     azure = read_azure_settings(settings).model_copy(update={"ray_tls": _nodes_use_tls(settings)})
@@ -73,12 +73,12 @@ def _nodes_use_tls(settings: Settings) -> bool:
     """Whether machines join with certificates.  Raises CloudUnusable where they should and there is no authority."""
     if settings.cloud == "azure" and not settings.encrypts_ray:
         return False
-    found = uses_tls(settings.home)
+    found = uses_tls(settings.cluster_home)
     if settings.cloud == "azure" and not found:
         raise CloudUnusable(
             "there is no authority for the certificates of Ray: make it beside the head with `python -m"
-            f" cluster.local.certificates {settings.home} ADDRESS` and give it to the vault, as docs/azure-first-run.md"
-            " says, or set REMORA_RAY_TLS=off"
+            f" cluster.local.certificates {settings.cluster_home} ADDRESS` and give it to the vault, as"
+            " docs/azure-first-run.md says, or set REMORA_RAY_TLS=off"
         )
     return found
 

@@ -47,7 +47,7 @@ class ObservationState:
 class CloudLoop:
     """Runs drills, scales the cluster, and deletes old rows and files.
 
-    One thread calls `drill`, `scale`, `retain` and `close_replaced`, any thread the rest.
+    One thread calls `drill`, `scale`, `close_replaced` and what `upkeep` returns, any thread the rest.
     """
 
     def __init__(self, connection: ClusterConnection, monotonic: Callable[[], float]) -> None:
@@ -86,14 +86,16 @@ class CloudLoop:
         """Bring each drill one step on.  Raises Fenced."""
         drill(tick, self._connection.rehearsal)
 
-    def retain(self, tick: Tick) -> None:
-        """Delete some rows and files, old ones and those of deleted jobs, and count some of what is kept.
+    def upkeep(self, tick: Tick) -> tuple[tuple[str, Callable[[], None]], ...]:
+        """What deletes some rows and files, those of deleted jobs and old ones, and counts some of what is kept.
 
-        A storage may be slow.  Raises Fenced.
+        A storage may be slow.  They raise Fenced.
         """
-        self.deletion.step(tick)
-        self._retention.step(tick)
-        self._recount.step(tick)
+        return (
+            ("deletion", lambda: self.deletion.step(tick)),
+            ("retention", lambda: self._retention.step(tick)),
+            ("recount", lambda: self._recount.step(tick)),
+        )
 
     def scale(self, new_tick: Callable[[], Tick]) -> None:
         """Observe the cluster, unless that was done just now, and carry out a plan; its tick begins after that.

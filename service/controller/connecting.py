@@ -55,7 +55,7 @@ def ray_address(settings: Settings) -> str | None:
     if settings.ray_address:
         return settings.ray_address
     try:
-        return (settings.home / "ray.address").read_text().strip() or None
+        return (settings.cluster_home / "ray.address").read_text().strip() or None
     except OSError:
         return None
 

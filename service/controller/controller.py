@@ -1,4 +1,4 @@
-"""The controller process: it scales, dispatches, tracks and sweeps while it holds the lease.
+"""The controller process of one cluster: it scales, dispatches, tracks and sweeps while it holds the lease.
 
 python -m service.controller [--home DIR] [--log-format plain|json]
 
@@ -12,7 +12,6 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -25,14 +24,14 @@ from sqlalchemy.exc import DBAPIError
 from service.clouds.azure_settings import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
-from service.controller.lease_holder import LeaseHolder
+from service.controller.leases_held import ControllerLeases
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
 from service.loops.ledger_entries import write_ledger_entries
 from service.loops.listing import Listing, read_list
 from service.loops.live_attempts import LiveAttempts
 from service.loops.storage_scopes import StorageScopes
-from service.loops.sweep import sweep
+from service.loops.sweep import settle_waits, sweep
 from service.loops.tick import Tick
 from service.loops.track import track
 from service.private_home import make_private
@@ -42,29 +41,26 @@ from service.steady_clock import CLOCK
 from service.storage_locations import close_folders, open_storage
 from service.store.database import Database
 from service.store.failures import Fenced, StoreError, is_database_wide, why_failed
-from service.store.ids import new_id
 from service.store.leases import Lease
 from service.store.migrate import migrate
 
 log = logging.getLogger(__name__)
 
-LEASE = "controller"
+#: What the controller of each cluster does for its own jobs and nodes alone, under the lease of its cluster.
+OF_CLUSTER = ("track", "account", "sweep", "dispatch", "storage", "prepare", "drill", "scale")
+#: What one of the controllers does for all clusters, under a lease of its own.
+OF_SERVICE = ("waits", "deletion", "retention", "recount")
 #: Seconds between two attempts to connect.
 RETRY_S = 1.0
 #: Seconds that a thread may take to return from a call at the end of the process.
 END_S = 3.0
 
 
-def lease_holder_of(
-    database: Database, settings: Settings, monotonic: Callable[[], float] = time.monotonic
-) -> LeaseHolder:
-    """The lease holder of one controller, under a unique owner name."""
-    owner = f"{socket.gethostname()[:20]}:{os.getpid()}:{new_id('ctl', CLOCK())[-8:]}"
-    return LeaseHolder(database, LEASE, owner, settings.lease_s, monotonic)
+Loops = tuple[tuple[str, Callable[[], None]], ...]
 
 
 class Controller:
-    """Runs the loops while this process holds the lease; any number of controllers may run, one of them acts.
+    """Runs the loops while this process holds the lease; of any number of controllers of a cluster one acts.
 
     `work` and `ask_cloud` run in one thread each; `tick` runs all loops once in the thread that calls it.
     """
@@ -75,7 +71,7 @@ class Controller:
         settings: Settings,
         connection: ClusterConnection,
         monotonic: Callable[[], float] = time.monotonic,
-        holder: LeaseHolder | None = None,
+        holder: ControllerLeases | None = None,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -87,7 +83,7 @@ class Controller:
         self.deletion = self._cloud.deletion
         #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
-        self.holder = holder or lease_holder_of(database, settings, monotonic)
+        self.holder = holder or ControllerLeases(database, settings, monotonic)
 
     @property
     def lease(self) -> Lease | None:
@@ -114,32 +110,33 @@ class Controller:
             return False
         connection, tick = self._connection, self._begin_tick(lease, clock)
         launcher, live = connection.launcher, LiveAttempts(tick)
-        loops: tuple[tuple[str, Callable[[], None]], ...] = (
+        first: Loops = (
             # 1. Records of the drivers; they may free nodes.
             ("track", lambda: track(tick, live, self._launching, launcher)),
             # 2. What jobs use of nodes, by these records.
             ("account", lambda: write_ledger_entries(tick, live)),
             # 3. Ended attempts free their nodes.
             ("sweep", lambda: sweep(tick, live, launcher, self.listing)),
-            # 4. Jobs that start next.
+        )
+        if not all(self._run(lease, name, loop) for name, loop in first):
+            return False
+        # 4. Jobs that waited for others.
+        self._serve_all(clock, lambda of_all: (("waits", lambda: settle_waits(of_all)),))
+        supply, why_short = connection.supply, self._cloud.why_short
+        then: Loops = (
+            # 5. Jobs that start next.
             (
                 "dispatch",
                 lambda: dispatch(
-                    tick,
-                    live,
-                    self._launching,
-                    launcher,
-                    connection.supply,
-                    self._cloud.why_short,
-                    self._cloud.programs(lease),
+                    tick, live, self._launching, launcher, supply, why_short, self._cloud.programs(lease)
                 ),
             ),
-            # 5. Storages for those that run, and for those that were just started.
+            # 6. Storages for those that run, and for those that were just started.
             ("storage", lambda: self._scopes.serve(tick, live, connection.serve_storage)),
-            # 6. Preparations that make the next start faster.
+            # 7. Preparations that make the next start faster.
             ("prepare", lambda: launcher.prepare(lease.token)),
         )
-        return all(self._run(lease, name, loop) for name, loop in loops)
+        return all(self._run(lease, name, loop) for name, loop in then)
 
     def ask_cloud(self, clock: Callable[[], float] = CLOCK) -> bool:
         """Run once the loops that ask the cloud; False when another controller holds the lease.  Raises DBAPIError."""
@@ -153,10 +150,16 @@ class Controller:
         is_mine = is_mine and self._run(
             lease, "scale", lambda: self._cloud.scale(lambda: self._begin_tick(lease, clock))
         )
-        # 3. Deletion of old rows and files.
-        return is_mine and self._run(
-            lease, "retention", lambda: self._cloud.retain(self._begin_tick(lease, clock))
-        )
+        # 3. Deletion of old rows and files, and counts of what is kept.
+        if is_mine:
+            self._serve_all(clock, self._cloud.upkeep)
+        return is_mine
+
+    def _serve_all(self, clock: Callable[[], float], loops_of: Callable[[Tick], Loops]) -> None:
+        """Run loops that one controller runs for all clusters, if this is the one.  Raises DBAPIError."""
+        lease = self.holder.held_for_all()
+        if lease is not None:
+            all(self._run(lease, name, loop) for name, loop in loops_of(self._begin_tick(lease, clock)))
 
     def _begin_tick(self, lease: Lease, clock: Callable[[], float]) -> Tick:
         return Tick(
@@ -250,7 +253,7 @@ class Process:
         self._connect = connect
         self._address: str | None = None
         self._controller: Controller | None = None
-        self._holder = lease_holder_of(database, settings)
+        self._holder = ControllerLeases(database, settings)
         self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
         self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
         #: The newest problem of each thread, by its name; empty: none.
@@ -289,7 +292,8 @@ class Process:
         """One tick of the main thread; why it could not be done, or an empty text."""
         address = ray_address(self._settings)
         if address is None:
-            return f"no Ray head is known: waiting for {self._settings.home / 'ray.address'} or REMORA_RAY_ADDRESS"
+            waits_for = self._settings.cluster_home / "ray.address"
+            return f"no Ray head is known: waiting for {waits_for} or REMORA_RAY_ADDRESS"
         if address != self._address:
             self._address = None
             if self._controller is not None:
@@ -382,6 +386,7 @@ def main(words: list[str]) -> int:
         return 2
     try:
         make_private(settings.home)
+        make_private(settings.cluster_home)
         close_folders(settings)
         database = Database(settings.database)
         migrate(database)

@@ -29,11 +29,12 @@ from cluster.processes import values_of
 from cluster.provider import ProviderError
 from cluster.ray.joining import FORKED_VARIABLE
 from remora.client.credentials import OPERATOR_TOKEN_FILE
+from remora.clusters import DEFAULT_CLUSTER
 from remora.ports import free_port
 from service.embedded.upkeep import Part
 from service.listening import EVERY_ADDRESS
 from service.private_home import make_private_file
-from service.settings import Settings
+from service.settings import CLUSTERS, Settings
 from service.steady_clock import CLOCK
 from trainers.preloaded import PRELOAD_VARIABLE, PRELOADED
 
@@ -48,10 +49,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ClusterPart:
-    """The head of the local cluster."""
+    """The head of a local cluster."""
 
     def __init__(self, settings: Settings) -> None:
-        self._home = settings.home
+        self._home = settings.cluster_home
         self._forked = settings.forked_modules
         self._encrypted = settings.encrypts_ray
         self._head: MachineRecord | None = None
@@ -116,7 +117,9 @@ class ServicePart:
     @property
     def log(self) -> Path:
         """Where the process writes."""
-        return ClusterFolders(self._settings.home).logs / f"{self._part.lower()}.log"
+        cluster = self._settings.cluster
+        name = self._part.lower() if cluster == DEFAULT_CLUSTER else f"{self._part.lower()}-{cluster}"
+        return ClusterFolders(self._settings.home).logs / f"{name}.log"
 
     def start(self, ray_address: str) -> None:
         """Start the process."""
@@ -128,6 +131,7 @@ class ServicePart:
         variables = dict(
             REMORA_HOME=str(settings.home),
             REMORA_PORT=str(self._port),
+            REMORA_CLUSTER=settings.cluster,
             REMORA_RAY_ADDRESS=ray_address,
             # The raylets of the nodes that the controller or the emulator starts have it from there.
             **{PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: settings.forked_modules},
@@ -142,7 +146,7 @@ class ServicePart:
         if self._part is Part.API:
             environment = strangers_environment(**variables)
         else:
-            environment = process_environment(settings.home, **variables)
+            environment = process_environment(settings.cluster_home, **variables)
         with self.log.open("ab") as output:
             # This process has one thread, so code between fork and exec is safe.
             self._process = subprocess.Popen(
@@ -217,6 +221,25 @@ def end_cluster(home: Path) -> int:
     (home / "api.url").unlink(missing_ok=True)
     _sweep_machine()
     return count
+
+
+def end_clusters(home: Path) -> int:
+    """End all clusters of a home and what they have in memory; returns how many machines there were.
+
+    Raises ProviderError when something cannot be ended.
+    """
+    return sum(end_cluster(one) for one in (*further_clusters(home), home))
+
+
+def further_clusters(home: Path) -> list[Path]:
+    """The folders of all clusters of a home but the first, also of those whose folder is gone while machines run."""
+    parent = home / CLUSTERS
+    found = {path for path in parent.iterdir() if path.is_dir()} if parent.is_dir() else set()
+    for mark in values_of(MACHINE_VARIABLE):
+        of_home = Path(mark.partition("@")[2])
+        if of_home.parent == parent:
+            found.add(of_home)
+    return sorted(found)
 
 
 def _end_unrecorded(folders: ClusterFolders) -> int:

@@ -84,12 +84,13 @@ def started(view: PartView, now: float) -> PartView:
 
 
 def decide(parts: Mapping[Part, PartView], now: float) -> list[Action]:
-    """What to do now, in this order; an empty list when all is well or a pause is not over."""
+    """What to do now with the parts of one cluster, in this order; nothing when all is well or a pause is not over."""
     hopeless = [part for part, view in parts.items() if not view.was_ready and view.failures >= TRIES]
     if hopeless:
         return [GiveUp(hopeless[0])]
-    head, api, controller = parts[Part.HEAD], parts[Part.API], parts[Part.CONTROLLER]
-    emulator = parts.get(Part.EMULATOR)
+    head, controller = parts[Part.HEAD], parts[Part.CONTROLLER]
+    # Only with the first cluster.
+    api, emulator = parts.get(Part.API), parts.get(Part.EMULATOR)
     actions: list[Action] = []
     if controller.is_alive and not (head.is_alive and (emulator is None or emulator.is_alive)):
         # It is connected to a cluster, or known to a cloud, that is no more.
@@ -100,7 +101,7 @@ def decide(parts: Mapping[Part, PartView], now: float) -> list[Action]:
         actions += [Start(Part.HEAD)] if _is_due(head, now) else []
     elif not head.is_ready and head.started_at is not None and now - head.started_at > HEAD_TIMEOUT_S:
         actions.append(End(Part.HEAD))
-    if not api.is_alive and _is_due(api, now):
+    if api is not None and not api.is_alive and _is_due(api, now):
         actions.append(Start(Part.API))
     if emulator is not None and not emulator.is_alive and head.is_ready and _is_due(emulator, now):
         actions.append(Start(Part.EMULATOR))

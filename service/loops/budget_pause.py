@@ -25,14 +25,14 @@ BATCH = 200
 
 def apply_budget_pause(tick: Tick, money: Money) -> None:
     """Pause or resume jobs without an attempt, as the budget says.  Raises Fenced."""
-    paused = tick.load(store.paused_jobs)
+    paused = tick.load(partial(store.paused_jobs, cluster=tick.cluster))
     if not money.reached(BudgetStep.PAUSE):
         _change(tick, list(paused), JobState.PAUSED, lambda job: lifecycle.resume(job, tick.now))
         return
     says = pause_message(money)
     news = [job_id for job_id, told in paused.items() if is_news(told, says)]
     _change(tick, news, JobState.PAUSED, lambda job: lifecycle.tell_paused(job, says))
-    waiting = tick.load(partial(store.queued_again, limit=BATCH))
+    waiting = tick.load(partial(store.queued_again, cluster=tick.cluster, limit=BATCH))
     _change(tick, waiting, JobState.QUEUED, lambda job: lifecycle.pause(job, says, tick.now))
 
 

@@ -6,11 +6,13 @@ While it cannot be observed no node is bought or returned.
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import sqlalchemy as sa
 
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Plan, Wait
+from remora.clusters import DEFAULT_CLUSTER
 from service.loops.ports import Supply
 from service.loops.tick import Tick
 from service.queue.rows import NewEvent
@@ -25,24 +27,28 @@ REPEAT_S = 3600.0
 
 def record_cluster_hidden(tick: Tick, reason: str) -> None:
     """The provider or Ray does not answer; one event is written, also when controllers change.  Raises Fenced."""
-    if tick.load(cloud.get).unseen_since is not None:
+    if tick.load(partial(cloud.get, cluster=tick.cluster)).unseen_since is not None:
         return
-    message = f"the cluster cannot be seen, and nothing is bought or returned until it can: {reason}"
+    message = f"{_name_of(tick)} cannot be seen, and nothing is bought or returned until it can: {reason}"
     _record_seen(tick, tick.now, NewEvent(at=tick.now, kind="cluster.unseen", message=message))
 
 
 def record_cluster_visible(tick: Tick, unseen_since: float) -> None:
     """The provider and Ray answer again.  Raises Fenced."""
     lasted_s = max(0.0, tick.now - unseen_since)
-    message = f"the cluster can be seen again, after {lasted_s:.0f} s"
+    message = f"{_name_of(tick)} can be seen again, after {lasted_s:.0f} s"
     event = NewEvent(at=tick.now, kind="cluster.seen", message=message, data={"unseen_s": lasted_s})
     _record_seen(tick, None, event)
 
 
+def _name_of(tick: Tick) -> str:
+    return "the cluster" if tick.cluster == DEFAULT_CLUSTER else f"the cluster {tick.cluster}"
+
+
 def _record_seen(tick: Tick, unseen_since: float | None, event: NewEvent) -> None:
     def work(connection: sa.Connection) -> None:
-        cloud.see(connection, unseen_since)
-        store.append_cluster_event(connection, event)
+        cloud.see(connection, tick.cluster, unseen_since)
+        store.append_cluster_event(connection, event, tick.cluster)
 
     tick.apply(work)
 
@@ -53,12 +59,12 @@ def record_quotas(tick: Tick, policies: Policies, supply: Supply) -> None:
     sizes = {size for pool in policies.pools.values() for size in pool.sizes}
     used = {one.quota.lower() for one in supply.offerings() if one.size in sizes}
     units = {name: limits[name] for name in sorted(used & limits.keys())}
-    if not units or tick.load(store.newest_quotas) == units:
+    if not units or tick.load(partial(store.newest_quotas, cluster=tick.cluster)) == units:
         return
     words = ", ".join(f"{count} units of {name}" for name, count in units.items())
     message = f"the cloud allows {words}, for all machines together"
     event = NewEvent(at=tick.now, kind="quotas.read", message=message, data={"units": units})
-    tick.apply(lambda connection: store.append_cluster_event(connection, event))
+    tick.apply(lambda connection: store.append_cluster_event(connection, event, tick.cluster))
     log.info("%s", message)
 
 
@@ -88,7 +94,7 @@ def _record_once(tick: Tick, event: NewEvent) -> None:
     def work(connection: sa.Connection) -> bool:
         if store.has_cluster_event(connection, event.kind, event.message, since=tick.now - REPEAT_S):
             return False
-        store.append_cluster_event(connection, event)
+        store.append_cluster_event(connection, event, tick.cluster)
         return True
 
     if tick.apply(work):

@@ -23,7 +23,7 @@ from service.loops.planner_view import remembered_nodes
 from service.loops.ports import Launcher, Supply
 from service.loops.tick import Tick
 from service.loops.workload import Workload, load_workload
-from service.policies_in_force import policies_in_force
+from service.policies_in_force import policies_of_cluster
 from service.queue import lifecycle
 from service.queue.demand import node_view, workers_by_node
 from service.queue.rows import JobRow
@@ -151,10 +151,12 @@ def _load(
     offerings: Sequence[Offering],
     seen: Programs | None,
 ) -> _Snapshot:
-    now, policies = tick.now, policies_in_force(connection, tick.settings)
+    now, policies = tick.now, policies_of_cluster(connection, tick.settings)
     programs = NO_PROGRAMS if seen is None else seen
-    rows = remembered_nodes(connection, policies, now)
-    workload = load_workload(connection, policies, offerings, rows, live, now, programs=programs)
+    rows = remembered_nodes(connection, tick.cluster, policies, now)
+    workload = load_workload(
+        connection, tick.cluster, policies, offerings, rows, live, now, programs=programs
+    )
     busy = workers_by_node(rows, [attempt for _, attempt in live])
     nodes = programs.on(node_view(row, busy.get(row.id, {})) for row in rows if row.ended_at is None)
     is_any = bool(workload.waiting)
@@ -165,7 +167,7 @@ def _load(
         return _Snapshot(replace(workload, waiting=[]), kept=kept)
     spent = _have_spent(connection, workload.rows.values(), now)
     # Processes of an ended attempt may still run: its job does not start again before they have ended.
-    unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection)}
+    unreleased = {attempt.job_id for attempt in store.unreleased_attempts(connection, tick.cluster)}
     out = unreleased | {job.id for job in spent}
     workload = replace(workload, waiting=[one for one in workload.waiting if one.id not in out])
     return _Snapshot(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def drill(tick: Tick, rehearsal: Rehearsal | None) -> None:
     """Advance every open drill by one step.  Raises Fenced."""
-    for row in tick.load(store.open_drills):
+    for row in tick.load(partial(store.open_drills, cluster=tick.cluster)):
         if row.state is DrillState.REQUESTED:
             row = _strike(tick, row, rehearsal)
         if rehearsal is not None and row.state is DrillState.STRUCK:
@@ -42,7 +43,7 @@ def _is_clouds(row: DrillRow, rehearsal: Rehearsal) -> bool:
 def _strike(tick: Tick, row: DrillRow, rehearsal: Rehearsal | None) -> DrillRow:
     if rehearsal is None:
         return _save(tick, decide.refuse(row, "the machines here cannot be taken for a rehearsal", tick.now))
-    running = tick.load(store.running_jobs)
+    running = tick.load(partial(store.running_jobs, cluster=tick.cluster))
     struck = decide.strike(row, running, tick.now, rehearsal.own_notice_s)
     text = "without a notice" if struck.notice_s is None else f"with a notice of {struck.notice_s:g} s"
     event = NewEvent(at=tick.now, kind="node.drilled", message=f"a preemption {text} is rehearsed on it")
@@ -98,7 +99,8 @@ def _measure(tick: Tick, row: DrillRow, *, is_clouds: bool) -> None:
     after = replace(row, jobs=measured)
     if is_clouds and after.taken_at is None:
         seen = tick.load(lambda connection: store.taken_nodes(connection, row))
-        after = decide.follow_cloud(after, seen, tick.load(store.running_jobs), tick.now)
+        running = tick.load(partial(store.running_jobs, cluster=tick.cluster))
+        after = decide.follow_cloud(after, seen, running, tick.now)
     if after.state is DrillState.STRUCK and decide.is_over(after, tick.now):
         after = decide.end(after, tick.now)
         log.info("drill %s is over", row.id)

@@ -6,6 +6,8 @@ Nothing is written while the reasons stay the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -21,8 +23,8 @@ from service.store import waits as store
 
 def explain(tick: Tick, waits: Sequence[Wait], running: Sequence[tuple[JobRow, AttemptRow]]) -> None:
     """Store the reasons of a plan, except those of waiting jobs, which `dispatch` stores.  Raises Fenced."""
-    before = tick.load(store.all_waits)
-    after = renewed(before, waits, tick.now)
+    before = tick.load(partial(store.all_waits, cluster=tick.cluster))
+    after = [replace(row, cluster=tick.cluster) for row in renewed(before, waits, tick.now)]
     why = {wait.job_id: shortened(wait.reason) for wait in waits if wait.job_id is not None}
     news = [
         job.id

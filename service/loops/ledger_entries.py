@@ -15,13 +15,13 @@ from service.store import ledger, nodes
 def write_ledger_entries(tick: Tick, live: LiveAttempts) -> None:
     """Record what jobs have begun to use, and what they use no more.  Raises Fenced."""
     pairs = live.pairs()
-    new = tick.load(lambda connection: _changes(connection, pairs, tick.now))
+    new = tick.load(lambda connection: _changes(connection, tick.cluster, pairs, tick.now))
     if new != Entries():
         tick.apply(lambda connection: ledger.write(connection, new))
 
 
-def _changes(connection: sa.Connection, live: Sequence[JobAttempt], now: float) -> Entries:
-    known = ledger.open_uses(connection)
+def _changes(connection: sa.Connection, cluster: str, live: Sequence[JobAttempt], now: float) -> Entries:
+    known = ledger.open_uses(connection, cluster)
     if not known and not any(attempt.workers for _, attempt in live):
         return Entries()
-    return entries(known, live, nodes.current_nodes(connection, now), now)
+    return entries(known, live, nodes.current_nodes(connection, cluster, now), now)

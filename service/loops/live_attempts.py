@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -41,7 +42,7 @@ class LiveAttempts:
     def pairs(self) -> list[JobAttempt]:
         """Attempts that have not ended, oldest first, with their jobs."""
         if self._pairs is None:
-            found = self._tick.load(store.live_attempts)
+            found = self._tick.load(partial(store.live_attempts, cluster=self._tick.cluster))
             self._pairs = {attempt.id: (job, attempt) for job, attempt in found}
         return list(self._pairs.values())
 

@@ -32,9 +32,11 @@ Machines = Mapping[str, ProvidedNode]
 Members = Mapping[str, Member]
 
 
-def remembered_nodes(connection: sa.Connection, policies: Policies, now: float) -> list[NodeRow]:
+def remembered_nodes(
+    connection: sa.Connection, cluster: str, policies: Policies, now: float
+) -> list[NodeRow]:
     """Nodes that have not ended, and those whose end, failure or memory still counts for queue and planner."""
-    return node_store.current_nodes(connection, now - MEMORY_S, now - remembered_s(policies))
+    return node_store.current_nodes(connection, cluster, now - MEMORY_S, now - remembered_s(policies))
 
 
 def observed_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, members: Members) -> NodeView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -85,13 +86,15 @@ def record_requests(
     """
     if not is_known and policies.ray_programs is not None:
         return
-    before = {row.id: row for row in tick.load(store.all_requests)}
+    known = tick.load(partial(store.requests_of, cluster=tick.cluster))
+    before = {row.id: row for row in known}
     project = "" if policies.ray_programs is None else policies.ray_programs.project
     shapes = Counter(one.gang for one in programs.requests if one.gang)
     after = [
         RayRequestRow(
             id=one.id,
             project=project,
+            cluster=tick.cluster,
             kind=one.kind.value,
             strategy=None if one.strategy is None else one.strategy.value,
             resources=dict(one.bundle.resources),
@@ -124,7 +127,7 @@ def record_requests(
     def work(connection: sa.Connection) -> None:
         store.replace_requests(connection, changed, gone)
         for event in refused:
-            append_cluster_event(connection, event)
+            append_cluster_event(connection, event, tick.cluster)
 
     tick.apply(work)
 

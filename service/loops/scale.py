@@ -54,7 +54,7 @@ from service.loops.ray_programs import ProgramWatch, record_requests, waits_of
 from service.loops.sick_nodes import drain_sick
 from service.loops.tick import Tick
 from service.loops.workload import Workload, load_workload, pool_sizes, with_costs
-from service.policies_in_force import policies_in_force
+from service.policies_in_force import policies_of_cluster
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
 from service.queue.rows import NodeRow
@@ -95,7 +95,7 @@ class Scaled:
 
 def scale(tick: Tick, access: ClusterAccess, observation: ClusterObservation, watch: ProgramWatch) -> Scaled:
     """Carry out a plan.  Raises Fenced."""
-    known = tick.load(cloud.get)
+    known = tick.load(partial(cloud.get, cluster=tick.cluster))
     if known.unseen_since is not None:
         record_cluster_visible(tick, known.unseen_since)
     with tick.deciding:
@@ -127,7 +127,7 @@ def _decide(
     if access.follows_policies:
         _record_reopened(tick, policies, access.supply, nodes)
         record_quotas(tick, policies, access.supply)
-        paused_until = tick.load(cloud.get).paused_until
+        paused_until = tick.load(partial(cloud.get, cluster=tick.cluster)).paused_until
         view = priced_view(tick, policies, access.supply, workload, nodes, paused_until)
     else:
         policies = kept_full(policies, tick.now)
@@ -186,8 +186,8 @@ def _load(
     watch: ProgramWatch,
 ) -> tuple[Policies, list[NodeRow], Workload, Programs]:
     """Policies, nodes and jobs, and what Ray programs ask for and hold."""
-    policies = policies_in_force(connection, tick.settings)
-    rows = remembered_nodes(connection, policies, tick.now)
+    policies = policies_of_cluster(connection, tick.settings)
+    rows = remembered_nodes(connection, tick.cluster, policies, tick.now)
     asked = observation.ray_demand
     if watch.serves(asked, policies) and asked is not None:
         offerings = as_shown(access.supply.offerings(), rows)
@@ -214,11 +214,13 @@ def _load_jobs(
     width: int = 1,
 ) -> Workload:
     """The jobs, without those that wait where nodes cost nothing, because pools are kept full there."""
-    running = job_store.live_attempts(connection)
+    running = job_store.live_attempts(connection, tick.cluster)
     workload = Workload(now=tick.now, running=running, held=tuple(programs.held.values()))
     if access.follows_policies:
         offerings = access.supply.offerings()
-        workload = load_workload(connection, policies, offerings, rows, running, tick.now, width, programs)
+        workload = load_workload(
+            connection, tick.cluster, policies, offerings, rows, running, tick.now, width, programs
+        )
     return with_costs(connection, workload)
 
 
@@ -430,6 +432,7 @@ def _insert(tick: Tick, action: Launch, offering: Offering, project: str | None)
     row = NodeRow(
         id=new_id("node", tick.now),
         pool=action.pool,
+        cluster=tick.cluster,
         created_at=tick.now,
         resources=dict(action.resources),
         message=action.reason,
@@ -491,7 +494,7 @@ def _record_throttling(tick: Tick, answers: Iterable[ProviderError | None]) -> N
     ]
     if pauses:
         until = tick.now + max(pauses)
-        tick.apply(lambda connection: cloud.pause(connection, until))
+        tick.apply(lambda connection: cloud.pause(connection, tick.cluster, until))
 
 
 def _record_outcome(tick: Tick, row: NodeRow, refusal: ProviderError | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -26,7 +27,7 @@ def drain_sick(tick: Tick, rows: Sequence[NodeRow]) -> list[NodeRow]:
 
     A node is drained in the transaction that closes the report.  Raises Fenced.
     """
-    reports = tick.load(sick_reports.all_reports)
+    reports = tick.load(partial(sick_reports.reports_of, cluster=tick.cluster))
     if not reports:
         return list(rows)
     new = _within_limits(reports, tick.now)

@@ -1,4 +1,7 @@
-"""The sweep loop: make sure that ended attempts run no more, and end waits that are over or lasted too long."""
+"""The sweep loop: make sure that ended attempts run no more, and end waits that are over or lasted too long.
+
+What it does on its own cluster, and what is done once for the jobs of all clusters.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,12 @@ ANSWER_LIFETIME_S = 7 * 24 * 3600.0
 
 
 def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) -> None:
-    """Do the clean-up that no other loop waits for.  Raises Fenced."""
+    """Do the clean-up of a cluster that no other loop waits for.  Raises Fenced."""
     # 1. Load.
-    oldest = tick.now - ANSWER_LIFETIME_S
-    ended, overdue, waited, with_room, due, has_old_answers = tick.load(
+    ended, overdue = tick.load(
         lambda connection: (
-            checkpoints.ended_attempts(connection, MOST),
-            jobs.overdue_jobs(connection, tick.now),
-            dependencies.with_news(connection, BATCH),
-            arrays.with_news(connection),
-            schedules.due(connection, tick.now, SCHEDULES),
-            idempotency_keys.has_answers(connection, oldest),
+            checkpoints.ended_attempts(connection, tick.cluster, MOST),
+            jobs.overdue_jobs(connection, tick.cluster, tick.now),
         )
     )
     # 2. Ended attempts: first nothing of them runs, then their jobs may start again.
@@ -48,13 +46,27 @@ def sweep(tick: Tick, live: LiveAttempts, launcher: Launcher, listing: Listing) 
     # 4. Waits that lasted too long.
     for job in overdue:
         _give_up(tick, job)
-    # 5. Jobs that waited for others, which have ended.
+
+
+def settle_waits(tick: Tick) -> None:
+    """End the waits of jobs of all clusters, which may wait for each other.  Raises Fenced."""
+    # 1. Load.
+    oldest = tick.now - ANSWER_LIFETIME_S
+    waited, with_room, due, has_old_answers = tick.load(
+        lambda connection: (
+            dependencies.with_news(connection, BATCH),
+            arrays.with_news(connection),
+            schedules.due(connection, tick.now, SCHEDULES),
+            idempotency_keys.has_answers(connection, oldest),
+        )
+    )
+    # 2. Jobs that waited for others, which have ended.
     settle_dependencies(tick, waited)
-    # 6. Jobs that their arrays hold back while others run.
+    # 3. Jobs that their arrays hold back while others run.
     settle_arrays(tick, with_room)
-    # 7. Jobs whose time has come.
+    # 4. Jobs whose time has come.
     run_schedules(tick, due)
-    # 8. Old answers.
+    # 5. Old answers.
     if has_old_answers:
         tick.apply(lambda connection: idempotency_keys.forget_answers(connection, oldest))
 

@@ -36,6 +36,11 @@ class Tick:
     #: No call that waits for a cloud or for Ray is made under it.
     deciding: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
+    @property
+    def cluster(self) -> str:
+        """The cluster that this controller leads."""
+        return self.settings.cluster
+
     def check(self) -> None:
         """To be called before anything is done outside of the database.  Raises Fenced when the lease is lost."""
         if not self.is_held():

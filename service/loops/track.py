@@ -118,7 +118,9 @@ def _spent(tick: Tick, jobs: Sequence[JobRow]) -> Mapping[str, float]:
 def _without_domain(tick: Tick, attempts: Sequence[AttemptRow]) -> set[str]:
     """Attempts whose fabric domain is lost: they can have no workers any more, while another attempt could."""
     bound = [one for one in attempts if one.fabric is not None]
-    nodes = tick.load(lambda connection: node_store.current_nodes(connection, tick.now)) if bound else []
+    if not bound:
+        return set()
+    nodes = tick.load(lambda connection: node_store.current_nodes(connection, tick.cluster, tick.now))
     return {one.id for one in bound if is_domain_lost(one, nodes)}
 
 

@@ -77,6 +77,7 @@ class Workload:
 
 def load_workload(
     connection: sa.Connection,
+    cluster: str,
     policies: Policies,
     offerings: Sequence[Offering],
     nodes: Sequence[NodeRow],
@@ -85,7 +86,7 @@ def load_workload(
     width: int = 1,
     programs: Programs = NO_PROGRAMS,
 ) -> Workload:
-    """The first jobs that may start now, next one first, and those that run, beside the nodes that are remembered.
+    """The first jobs of a cluster that may start now, next one first, and those that run, beside the nodes in `nodes`.
 
     Queue and planner load the same: with other pools, projects with shares would have another order.  `width` times as
     many as usual are loaded of those that wait.  What Ray programs wait for has its turn among them.
@@ -101,12 +102,12 @@ def load_workload(
     is_counted = has_shares(policies) or has_quotas(policies)
     if is_counted:
         most = width * WINDOW_OF_EACH
-        rows = job_store.queued_jobs_of_each(connection, now, most)
+        rows = job_store.queued_jobs_of_each(connection, cluster, now, most)
         per_project = Counter(row.project for row in rows)
         is_cut = {project for project, count in per_project.items() if count >= most}
         cut_at = {row.project: row.id for row in rows if row.project in is_cut}  # the last one of each
     else:
-        rows = job_store.queued_jobs(connection, now, width * WINDOW)
+        rows = job_store.queued_jobs(connection, cluster, now, width * WINDOW)
         cut_at = {"": rows[-1].id} if len(rows) >= width * WINDOW else {}
     demands = [*(demand_of(row, None, None, now) for row in rows), *programs.waiting]
     order = in_order(demands, urgent_among(demands, now, workload.start_up_s))

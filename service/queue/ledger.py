@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cluster.scheduling.fitting import dominant_part
+from remora.clusters import DEFAULT_CLUSTER
 from service.queue.demand import workers_by_node
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 
@@ -27,6 +28,8 @@ class UseRow:
     #: USD for an hour of the whole node.
     price_per_hour: float
     ended_at: float | None = None
+    #: That of its job and its node.
+    cluster: str = DEFAULT_CLUSTER
 
     def node_s(self, now: float) -> float:
         """Seconds of a whole node: half a node for an hour is 1800."""
@@ -103,4 +106,5 @@ def _use(job: JobRow, attempt: AttemptRow, node: NodeRow, workers: int, part: fl
         offering=node.offering,
         part=part,
         price_per_hour=node.price_per_hour,
+        cluster=node.cluster,
     )

@@ -14,6 +14,7 @@ from cluster.lazy_property import lazy
 from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
 from cluster.scheduling.fitting import Resources, at_most
+from remora.clusters import DEFAULT_CLUSTER
 from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.specification import (
@@ -119,6 +120,8 @@ class JobRow:
     pruned_at: float | None = None
     #: Id of the principal that submitted it; None: before there were principals.
     submitted_by: str | None = None
+    #: The Ray cluster on which it runs, from its acceptance to its end.
+    cluster: str = DEFAULT_CLUSTER
 
     @lazy
     def sizes(self) -> WorkerSizes:
@@ -216,6 +219,8 @@ class AttemptRow:
     listed_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    #: That of its job.
+    cluster: str = DEFAULT_CLUSTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +266,8 @@ class NodeRow:
     ended_at: float | None = None
     #: Number of the newest event of this node.
     event_seq: int = 0
+    #: The Ray cluster that it joins.
+    cluster: str = DEFAULT_CLUSTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +320,8 @@ class DrillRow:
     taken_at: float | None = None
     ended_at: float | None = None
     jobs: list[DrilledJob] = field(default_factory=list)
+    #: That of its nodes.
+    cluster: str = DEFAULT_CLUSTER
 
 
 class WaitKind(StrEnum):
@@ -335,6 +344,8 @@ class WaitRow:
     since: float
     #: One sentence for people.
     reason: str
+    #: Whose plan it was.
+    cluster: str = DEFAULT_CLUSTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +367,8 @@ class RayRequestRow:
     is_refused: bool = False
     #: Why it waits, for people.
     reason: str
+    #: That on which the programs run.
+    cluster: str = DEFAULT_CLUSTER
 
 
 @dataclass(frozen=True, kw_only=True)

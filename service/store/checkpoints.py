@@ -101,11 +101,14 @@ class EndedAttempts:
     unlisted: list[tuple[JobRow, AttemptRow]]
 
 
-def ended_attempts(connection: sa.Connection, most_unlisted: int) -> EndedAttempts:
+def ended_attempts(connection: sa.Connection, cluster: str, most_unlisted: int) -> EndedAttempts:
     """Those attempts, in one question while none of them is unlisted."""
-    unreleased = sa.select(attempts).where(UNRELEASED_ATTEMPTS, attempts.c.state == AttemptState.ENDED)
+    mine = attempts.c.cluster == cluster
+    unreleased = sa.select(attempts).where(mine, UNRELEASED_ATTEMPTS, attempts.c.state == AttemptState.ENDED)
     newest = attempts.c.id.desc()
-    unlisted = sa.select(attempts).where(UNLISTED_ATTEMPTS).order_by(newest).limit(most_unlisted).subquery()
+    unlisted = (
+        sa.select(attempts).where(mine, UNLISTED_ATTEMPTS).order_by(newest).limit(most_unlisted).subquery()
+    )
     found = to_rows(AttemptRow, connection.execute(sa.union_all(unreleased, sa.select(unlisted))))
     listless = [one for one in found if one.released_at is not None]
     by_id: dict[str, JobRow] = {}

@@ -13,7 +13,7 @@ from service.queue.rows import DrilledJob, DrillRow, JobRow, NodeRow
 from service.store import telemetry
 from service.store.nodes import get_node, page_of_node_events
 from service.store.rows import drill_columns, to_drill, to_rows
-from service.store.tables import ACTIVE_JOBS, LIVE_NODES, OPEN_DRILLS, drills, jobs, nodes
+from service.store.tables import LIVE_ATTEMPTS, LIVE_NODES, OPEN_DRILLS, attempts, drills, jobs, nodes
 
 #: Points and events of a job that are read at once; what is more comes at the next tick.
 CHUNK = 1000
@@ -35,9 +35,9 @@ def get_drill(connection: sa.Connection, drill_id: str) -> DrillRow | None:
     return None if row is None else to_drill(row)
 
 
-def open_drills(connection: sa.Connection) -> list[DrillRow]:
-    """Drills that are not over, oldest first."""
-    statement = sa.select(drills).where(OPEN_DRILLS).order_by(drills.c.id)
+def open_drills(connection: sa.Connection, cluster: str) -> list[DrillRow]:
+    """Drills of a cluster that are not over, oldest first."""
+    statement = sa.select(drills).where(OPEN_DRILLS, drills.c.cluster == cluster).order_by(drills.c.id)
     return [to_drill(row) for row in connection.execute(statement)]
 
 
@@ -66,9 +66,11 @@ def _taken(connection: sa.Connection, node_id: str, since: float) -> TakenNode:
     )
 
 
-def running_jobs(connection: sa.Connection) -> list[JobRow]:
-    """Jobs that have workers now."""
-    statement = sa.select(jobs).where(ACTIVE_JOBS, jobs.c.world_size > 0).order_by(jobs.c.id)
+def running_jobs(connection: sa.Connection, cluster: str) -> list[JobRow]:
+    """Jobs of a cluster that have workers now."""
+    # In the inner selection `state` is the attempt's.
+    live = sa.select(attempts.c.job_id).where(attempts.c.cluster == cluster, LIVE_ATTEMPTS)
+    statement = sa.select(jobs).where(jobs.c.id.in_(live), jobs.c.world_size > 0).order_by(jobs.c.id)
     return to_rows(JobRow, connection.execute(statement))
 
 

@@ -205,6 +205,7 @@ def _note_sick(batch: _Batch, said: driver_records.EventRecord, at: float) -> No
             address=address,
             at=at,
             message=said.message[:LONGEST_WHY],
+            cluster=batch.attempt.cluster,
         )
         batch.sick.append(report)
 

@@ -41,9 +41,10 @@ _JOB = sa.select(jobs).where(jobs.c.id == sa.bindparam("id"))
 _LOCKED_JOB = _JOB.with_for_update()
 _ACTIVE = sa.select(sa.func.count()).select_from(jobs).where(ACTIVE_JOBS)
 _ACTIVE_OF_PROJECT = _ACTIVE.where(jobs.c.project == sa.bindparam("project"))
-_LIVE = sa.select(attempts).where(LIVE_ATTEMPTS)
+_IS_LIVE = attempts.c.cluster == sa.bindparam("of"), LIVE_ATTEMPTS
+_LIVE = sa.select(attempts).where(*_IS_LIVE)
 # In the inner selection `state` is the attempt's.
-_JOBS_OF_LIVE = sa.select(jobs).where(jobs.c.id.in_(sa.select(attempts.c.job_id).where(LIVE_ATTEMPTS)))
+_JOBS_OF_LIVE = sa.select(jobs).where(jobs.c.id.in_(sa.select(attempts.c.job_id).where(*_IS_LIVE)))
 
 
 def _in_line(index: str, words: str, rest: str = "") -> dict[str, sa.TextClause]:
@@ -61,16 +62,17 @@ def _rows_in_line(index: str, rest: str) -> dict[str, sa.TextualSelect]:
 
 
 _TURN = "priority DESC, created_at, id"
-_NEXT = _rows_in_line("ix_jobs_line", f"not_before <= :now ORDER BY {_TURN} LIMIT :most")
+_NEXT = _rows_in_line("ix_jobs_line", f"cluster = :of AND not_before <= :now ORDER BY {_TURN} LIMIT :most")
 _OVERDUE = _rows_in_line(
-    "ix_jobs_overdue", "attempt = 0 AND wait_time_s IS NOT NULL AND (waits_from + wait_time_s) < :now"
+    "ix_jobs_overdue",
+    "cluster = :of AND attempt = 0 AND wait_time_s IS NOT NULL AND (waits_from + wait_time_s) < :now",
 )
 # How many of those ahead of it wait for their turn too.
 _AHEAD = {
     in_projects: _in_line(
         "ix_jobs_line_of_project" if in_projects else "ix_jobs_line",
         "id, sum(CASE WHEN reason IN ('waiting_for_turn', 'waiting_for_retry') THEN 1 ELSE 0 END) OVER ("
-        f"{'PARTITION BY project ' if in_projects else ''}"
+        f"PARTITION BY cluster{', project' if in_projects else ''} "
         f"ORDER BY {_TURN} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead",
         "not_before <= :now",
     )
@@ -78,20 +80,20 @@ _AHEAD = {
 }
 # Asked for only while the message of the job whose turn is next may say so; others of that reason fit nowhere.
 _NEXT_WAITS_FOR_NODES = (
-    sa.select(jobs.c.id)
+    sa.select(jobs.c.cluster)
     .where(QUEUED_JOBS, jobs.c.reason == "waiting_for_nodes", jobs.c.message.startswith(WAITS_FOR_NODES))
-    .limit(1)
+    .distinct()
 )
 # One step through the index for each project, and then as many as are wanted of it: a long line costs nothing.
 _PROJECTS = """
 WITH RECURSIVE one (project) AS (
-  SELECT min(project) FROM jobs WHERE state = 'queued'
+  SELECT min(project) FROM jobs WHERE state = 'queued' AND cluster = :of
   UNION ALL
-  SELECT (SELECT min(project) FROM jobs WHERE state = 'queued' AND project > one.project)
+  SELECT (SELECT min(project) FROM jobs WHERE state = 'queued' AND cluster = :of AND project > one.project)
   FROM one WHERE one.project IS NOT NULL
 )"""
 _OF_PROJECT = """
-  SELECT id FROM jobs WHERE state = 'queued' AND project = one.project AND not_before <= :now
+  SELECT id FROM jobs WHERE state = 'queued' AND cluster = :of AND project = one.project AND not_before <= :now
   ORDER BY priority DESC, created_at, id LIMIT :most"""
 _FIRST_OF_EACH = {
     "sqlite": sa.text(f"{_PROJECTS} SELECT j.id FROM one JOIN jobs AS j ON j.id IN ({_OF_PROJECT})"),  # noqa: S608
@@ -311,15 +313,16 @@ def count_active(connection: sa.Connection, project: str | None = None) -> int:
     return int(connection.execute(_ACTIVE_OF_PROJECT, {"project": project}).scalar_one())
 
 
-def queued_jobs(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:
+def queued_jobs(connection: sa.Connection, cluster: str, now: float, limit: int) -> list[JobRow]:
     """The next jobs in the order of `cluster.scheduling.queue_order`, without those that back off until later."""
-    return to_rows(JobRow, connection.execute(_NEXT[connection.dialect.name], {"now": now, "most": limit}))
+    values = {"of": cluster, "now": now, "most": limit}
+    return to_rows(JobRow, connection.execute(_NEXT[connection.dialect.name], values))
 
 
-def queued_jobs_of_each(connection: sa.Connection, now: float, limit: int) -> list[JobRow]:
+def queued_jobs_of_each(connection: sa.Connection, cluster: str, now: float, limit: int) -> list[JobRow]:
     """Up to this number of jobs of each project, in queue order, so that no project's long queue hides another's."""
     first = _FIRST_OF_EACH[connection.dialect.name]
-    ids = list(connection.execute(first, {"now": now, "most": limit}).scalars())
+    ids = list(connection.execute(first, {"of": cluster, "now": now, "most": limit}).scalars())
     found: list[JobRow] = []
     for part in in_parts(ids):
         found += to_rows(JobRow, connection.execute(sa.select(jobs).where(jobs.c.id.in_(part))))
@@ -335,52 +338,61 @@ def queued_among(connection: sa.Connection, job_ids: Iterable[str]) -> list[JobR
     return found
 
 
-def overdue_jobs(connection: sa.Connection, now: float) -> list[JobRow]:
+def overdue_jobs(connection: sa.Connection, cluster: str, now: float) -> list[JobRow]:
     """Queued jobs that never had an attempt and waited longer than their owner allowed."""
-    return to_rows(JobRow, connection.execute(_OVERDUE[connection.dialect.name], {"now": now}))
+    values = {"of": cluster, "now": now}
+    return to_rows(JobRow, connection.execute(_OVERDUE[connection.dialect.name], values))
 
 
 def jobs_ahead(
     connection: sa.Connection, job_ids: Sequence[str], now: float, *, in_projects: bool
 ) -> dict[str, int]:
-    """How many waiting jobs are ahead of each of these waiting jobs; of its own project with `in_projects`.
+    """How many waiting jobs of its cluster are ahead of each of these; of its own project with `in_projects`.
 
     Jobs that block no other do not count: those that wait for a quota, and those that no pool could ever hold.
     """
     wanted = set(job_ids)
     rows = connection.execute(_AHEAD[in_projects][connection.dialect.name], {"now": now})
     found = {job_id: int(ahead or 0) for job_id, ahead in rows.all() if job_id in wanted}
-    if in_projects or connection.execute(_NEXT_WAITS_FOR_NODES).first() is None:
+    held_up = [] if in_projects else list(connection.execute(_NEXT_WAITS_FOR_NODES).scalars())
+    if not held_up:
         return found
-    # The job that waits for nodes is before all that wait for their turns.
-    return {job_id: count + 1 for job_id, count in found.items()}
+    # The job that waits for nodes is before all of its cluster that wait for their turns.
+    behind: set[str] = set()
+    for ids in in_parts(sorted(found)):
+        theirs = sa.select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.cluster.in_(held_up))
+        behind.update(connection.execute(theirs).scalars())
+    return {job_id: count + (job_id in behind) for job_id, count in found.items()}
 
 
-def live_attempts(connection: sa.Connection) -> list[tuple[JobRow, AttemptRow]]:
+def live_attempts(connection: sa.Connection, cluster: str) -> list[tuple[JobRow, AttemptRow]]:
     """Every attempt that has not ended, with its job."""
-    found = to_rows(AttemptRow, connection.execute(_LIVE))
+    found = to_rows(AttemptRow, connection.execute(_LIVE, {"of": cluster}))
     if not found:
         return []
-    by_id = {job.id: job for job in to_rows(JobRow, connection.execute(_JOBS_OF_LIVE))}
+    by_id = {job.id: job for job in to_rows(JobRow, connection.execute(_JOBS_OF_LIVE, {"of": cluster}))}
     return [(by_id[attempt.job_id], attempt) for attempt in sorted(found, key=lambda attempt: attempt.id)]
 
 
-def paused_jobs(connection: sa.Connection) -> dict[str, str | None]:
+def paused_jobs(connection: sa.Connection, cluster: str) -> dict[str, str | None]:
     """The message of each job that a budget keeps from running, and not its owner, by its id."""
-    is_budgets = PAUSED_JOBS, jobs.c.pause_requested_at.is_(None)
+    is_budgets = PAUSED_JOBS, jobs.c.cluster == cluster, jobs.c.pause_requested_at.is_(None)
     statement = sa.select(jobs.c.id, jobs.c.message).where(*is_budgets).order_by(jobs.c.id)
     return {row.id: row.message for row in connection.execute(statement)}
 
 
-def queued_again(connection: sa.Connection, limit: int) -> list[str]:
+def queued_again(connection: sa.Connection, cluster: str, limit: int) -> list[str]:
     """Ids of jobs that wait and had begun before, at most `limit`."""
-    statement = sa.select(jobs.c.id).where(QUEUED_AGAIN).order_by(jobs.c.id).limit(limit)
+    statement = (
+        sa.select(jobs.c.id).where(QUEUED_AGAIN, jobs.c.cluster == cluster).order_by(jobs.c.id).limit(limit)
+    )
     return list(connection.execute(statement).scalars())
 
 
-def unreleased_attempts(connection: sa.Connection) -> list[AttemptRow]:
+def unreleased_attempts(connection: sa.Connection, cluster: str) -> list[AttemptRow]:
     """Ended attempts of which something may still run."""
-    statement = sa.select(attempts).where(UNRELEASED_ATTEMPTS, attempts.c.state == AttemptState.ENDED)
+    mine = UNRELEASED_ATTEMPTS, attempts.c.cluster == cluster
+    statement = sa.select(attempts).where(*mine, attempts.c.state == AttemptState.ENDED)
     return to_rows(AttemptRow, connection.execute(statement))
 
 

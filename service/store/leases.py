@@ -7,14 +7,23 @@ wrong, or jumps, neither keeps a lease for longer nor loses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from remora.clusters import DEFAULT_CLUSTER
 from service.store.failures import Fenced
 from service.store.rows import upsert
 from service.store.tables import leases
+
+#: The lease of what is done once for all clusters; one of their controllers holds it.
+SERVICE = "service"
+
+
+def controller_of(cluster: str) -> str:
+    """The lease of the controllers of a cluster."""
+    return "controller" if cluster == DEFAULT_CLUSTER else f"controller:{cluster}"
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,12 @@ def get(connection: sa.Connection, name: str) -> LeaseRow | None:
     """The lease; None when no process ever held it."""
     row = connection.execute(sa.select(leases).where(leases.c.name == name)).first()
     return None if row is None else LeaseRow(**row._mapping)
+
+
+def find(connection: sa.Connection, names: Collection[str]) -> dict[str, LeaseRow]:
+    """Those of the leases that a process ever held, by name."""
+    rows = connection.execute(sa.select(leases).where(leases.c.name.in_(names)))
+    return {row.name: LeaseRow(**row._mapping) for row in rows}
 
 
 def take(connection: sa.Connection, seen: LeaseRow | None, name: str, owner: str, now: float) -> Lease | None:

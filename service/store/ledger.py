@@ -15,12 +15,12 @@ from service.store.tables import OPEN_USES, jobs, nodes, uses
 #: Ids in one statement: databases bound its parameters.
 _AT_ONCE = 500
 
-_OPEN = sa.select(uses).where(OPEN_USES)
+_OPEN = sa.select(uses).where(uses.c.cluster == sa.bindparam("of"), OPEN_USES)
 
 
-def open_uses(connection: sa.Connection) -> list[UseRow]:
-    """What is being used."""
-    return to_rows(UseRow, connection.execute(_OPEN))
+def open_uses(connection: sa.Connection, cluster: str) -> list[UseRow]:
+    """What is being used of a cluster."""
+    return to_rows(UseRow, connection.execute(_OPEN, {"of": cluster}))
 
 
 def write(connection: sa.Connection, new: Entries) -> None:

@@ -54,19 +54,24 @@ def _insert_events(connection: sa.Connection, decision: NodeDecision) -> None:
 
 
 def current_nodes(
-    connection: sa.Connection, ended_since: float, failed_since: float | None = None
+    connection: sa.Connection, cluster: str, ended_since: float, failed_since: float | None = None
 ) -> list[NodeRow]:
-    """Nodes that have not ended, and those that ended after the given time; oldest first.
+    """Nodes of a cluster that have not ended, and those that ended after the given time; oldest first.
 
     Those that failed, or were sick, are among them already if they ended after `failed_since`, and so is the newest of
     each pool and offering that did neither and was not cut off: what failed before it does not count any more.
     """
-    counts: list[sa.ColumnElement[bool] | sa.TextClause] = [LIVE_NODES, nodes.c.ended_at > ended_since]
+    # In each of the conditions, so that each is answered by an index.
+    mine = nodes.c.cluster == cluster
+    counts: list[sa.ColumnElement[bool]] = [
+        sa.and_(mine, LIVE_NODES),
+        sa.and_(mine, nodes.c.ended_at > ended_since),
+    ]
     if failed_since is not None:
         was_bad = sa.or_(nodes.c.is_failure, nodes.c.sick_since.is_not(None))
-        counts.append(sa.and_(nodes.c.ended_at > failed_since, was_bad))
+        counts.append(sa.and_(mine, nodes.c.ended_at > failed_since, was_bad))
         has_worked = sa.and_(nodes.c.ready_at.is_not(None), ~was_bad, ~nodes.c.is_cut_off)
-        worked = sa.and_(nodes.c.ended_at > failed_since, has_worked)
+        worked = sa.and_(mine, nodes.c.ended_at > failed_since, has_worked)
         newest = sa.select(sa.func.max(nodes.c.id)).where(worked).group_by(nodes.c.pool, nodes.c.offering)
         counts.append(nodes.c.id.in_(newest))
     return to_rows(NodeRow, connection.execute(sa.select(nodes).where(sa.or_(*counts)).order_by(nodes.c.id)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from remora.clusters import DEFAULT_CLUSTER
 from service.queue.policy_versions import PolicyDecision, PolicyRow
 from service.queue.rows import NewEvent
 from service.store.tables import cluster_events, policies
@@ -22,6 +23,7 @@ class ClusterEventRow:
     kind: str
     message: str
     data: dict[str, Any]
+    cluster: str = DEFAULT_CLUSTER
 
 
 def newest_policies(connection: sa.Connection) -> PolicyRow | None:
@@ -56,10 +58,10 @@ def insert_policies(connection: sa.Connection, decision: PolicyDecision) -> None
     append_cluster_event(connection, decision.event)
 
 
-def append_cluster_event(connection: sa.Connection, event: NewEvent) -> None:
-    """Store an event of the whole cluster."""
+def append_cluster_event(connection: sa.Connection, event: NewEvent, cluster: str = DEFAULT_CLUSTER) -> None:
+    """Store an event of a whole cluster; those of the service itself are with the cluster that always is."""
     row = {"at": event.at, "kind": event.kind, "message": event.message, "data": dict(event.data)}
-    connection.execute(sa.insert(cluster_events).values(row))
+    connection.execute(sa.insert(cluster_events).values({**row, "cluster": cluster}))
 
 
 def has_cluster_event(connection: sa.Connection, kind: str, message: str, *, since: float) -> bool:
@@ -68,11 +70,11 @@ def has_cluster_event(connection: sa.Connection, kind: str, message: str, *, sin
     return connection.execute(sa.select(cluster_events.c.seq).where(*same).limit(1)).first() is not None
 
 
-def newest_quotas(connection: sa.Connection) -> dict[str, int]:
-    """Units of each quota of the cloud, as the newest event reported them; empty when none did."""
+def newest_quotas(connection: sa.Connection, cluster: str) -> dict[str, int]:
+    """Units of each quota of a cluster's cloud, as the newest event reported them; empty when none did."""
     statement = (
         sa.select(cluster_events.c.data)
-        .where(cluster_events.c.kind == "quotas.read")
+        .where(cluster_events.c.kind == "quotas.read", cluster_events.c.cluster == cluster)
         .order_by(cluster_events.c.seq.desc())
         .limit(1)
     )

@@ -20,6 +20,12 @@ def all_requests(connection: sa.Connection) -> list[RayRequestRow]:
     return [RayRequestRow(**row._mapping) for row in connection.execute(statement)]
 
 
+def requests_of(connection: sa.Connection, cluster: str) -> list[RayRequestRow]:
+    """Those on one cluster."""
+    statement = sa.select(ray_requests).where(ray_requests.c.cluster == cluster)
+    return [RayRequestRow(**row._mapping) for row in connection.execute(statement)]
+
+
 def replace_requests(
     connection: sa.Connection, changed: Sequence[RayRequestRow], gone: Collection[str]
 ) -> None:

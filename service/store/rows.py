@@ -37,11 +37,12 @@ FIXED_OF_JOBS = (
     "parameters",
     "stop_rule",
     "submitted_by",
+    "cluster",
     # Changed by statements of their own.
     "labels",
     "deleted_at",
 )
-_FIXED = {"jobs": FIXED_OF_JOBS, "attempts": ("job_id", "attempt", "created_at", "fabric")}
+_FIXED = {"jobs": FIXED_OF_JOBS, "attempts": ("job_id", "attempt", "created_at", "fabric", "cluster")}
 
 
 def in_parts(ids: Sequence[str]) -> list[Sequence[str]]:

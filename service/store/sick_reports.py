@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 
+from remora.clusters import DEFAULT_CLUSTER
 from service.store.rows import upsert
 from service.store.tables import sick_reports
 
@@ -23,6 +24,8 @@ class SickReport:
     #: Seconds since 1970.
     at: float
     message: str
+    #: That of the attempt: nodes of another one may have the same address.
+    cluster: str = DEFAULT_CLUSTER
     #: When the node was drained for it; None: it was not.
     drained_at: float | None = None
 
@@ -32,9 +35,10 @@ def add_reports(connection: sa.Connection, reports: Iterable[SickReport]) -> Non
     upsert(connection, sick_reports, [asdict(one) for one in reports], replace=False)
 
 
-def all_reports(connection: sa.Connection) -> list[SickReport]:
-    """Those that are kept, oldest first."""
-    ordered = sa.select(sick_reports).order_by(sick_reports.c.at, sick_reports.c.attempt_id)
+def reports_of(connection: sa.Connection, cluster: str) -> list[SickReport]:
+    """Those of a cluster that are kept, oldest first."""
+    mine = sa.select(sick_reports).where(sick_reports.c.cluster == cluster)
+    ordered = mine.order_by(sick_reports.c.at, sick_reports.c.attempt_id)
     return [SickReport(**row) for row in connection.execute(ordered).mappings()]
 
 

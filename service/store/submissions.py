@@ -8,6 +8,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from cluster.policies.policies import Policies
+from remora.clusters import DEFAULT_CLUSTER
 from remora.errors import SpecError, SpecProblem
 from remora.spec.arrays import Element
 from remora.spec.spec import JobSpec
@@ -153,7 +154,7 @@ def submit(
     are not there or ended otherwise; NoRoom when its project has as much as `policies` allow.
     """
     _check(connection, spec, now, access, policies)
-    row = replace(row_of(spec, now), submitted_by=by)
+    row = replace(row_of(spec, now, policies), submitted_by=by)
     awaited = _awaited(connection, row)
     row = store.insert_job(connection, lifecycle.submit(row, awaited, origin))
     dependencies.insert(connection, [one for one in awaited if not one.is_met])
@@ -190,7 +191,10 @@ def submit_array(
     awaited: list[Dependency] = []
     for one in elements:
         row = replace(
-            row_of(one.spec, now), array_id=array.id, array_index=one.index, parameters=one.parameters
+            row_of(one.spec, now, policies),
+            array_id=array.id,
+            array_index=one.index,
+            parameters=one.parameters,
         )
         row = replace(row, stop_rule=rule, submitted_by=by)
         row = replace(row, compared_at=first_comparison(row))
@@ -250,8 +254,8 @@ def _awaited(
     return found
 
 
-def row_of(spec: JobSpec, now: float) -> JobRow:
-    """The row of a new job."""
+def row_of(spec: JobSpec, now: float, policies: Policies | None = None) -> JobRow:
+    """The row of a new job, on the cluster on which the policies have its project at this time."""
     return JobRow(
         id=new_id("job", now),
         name=spec.name,
@@ -267,4 +271,5 @@ def row_of(spec: JobSpec, now: float) -> JobRow:
         wait_time_s=spec.limits.wait_time_s,
         created_at=now,
         labels=spec.labels,
+        cluster=DEFAULT_CLUSTER if policies is None else policies.cluster_of(spec.project),
     )

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
+from remora.clusters import DEFAULT_CLUSTER
 from remora.roles import Role
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
 from service.queue.rows import WaitKind
@@ -68,6 +69,11 @@ def _partial(
     unique: bool = False,
 ) -> sa.Index:
     return sa.Index(name, *columns, unique=unique, sqlite_where=where, postgresql_where=where)
+
+
+def _cluster() -> sa.Column[str]:
+    """The cluster whose controller reads and writes the row."""
+    return sa.Column("cluster", sa.String(40), nullable=False, server_default=DEFAULT_CLUSTER)
 
 
 #: When a job has waited for its first attempt for as long as its owner allowed.
@@ -138,21 +144,22 @@ jobs = sa.Table(
     sa.Column("pruned_at", sa.Double),
     # Id of the principal that submitted it; none: before there were principals.
     sa.Column("submitted_by", sa.Text),
+    _cluster(),
     _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
     sa.Index("ix_jobs_project_id", "project", "id"),
     sa.Index("ix_jobs_state_id", "state", "id"),
     _partial("ix_jobs_active", "id", where=ACTIVE_JOBS),
-    _partial("ix_jobs_overdue", OVERDUE_AT, where=WAITING_FOR_THEIR_FIRST),
+    _partial("ix_jobs_overdue", "cluster", OVERDUE_AT, where=WAITING_FOR_THEIR_FIRST),
 )
 
 # The queue order, with all columns that are read of waiting jobs: queries of the index read no row.
 _LINE = (jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id, jobs.c.reason, jobs.c.not_before)
-_partial("ix_jobs_line", *_LINE, where=QUEUED_JOBS)
-_partial("ix_jobs_line_of_project", jobs.c.project, *_LINE, where=QUEUED_JOBS)
-_partial("ix_jobs_paused", jobs.c.id, where=PAUSED_JOBS)
+_partial("ix_jobs_line", jobs.c.cluster, *_LINE, where=QUEUED_JOBS)
+_partial("ix_jobs_line_of_project", jobs.c.cluster, jobs.c.project, *_LINE, where=QUEUED_JOBS)
+_partial("ix_jobs_paused", jobs.c.cluster, jobs.c.id, where=PAUSED_JOBS)
 _partial("ix_jobs_array", jobs.c.array_id, jobs.c.array_index, where=IN_ARRAYS)
 _partial("ix_jobs_going", jobs.c.delete_requested_at, where=GOING_JOBS)
-_partial("ix_jobs_queued_again", jobs.c.id, where=QUEUED_AGAIN)
+_partial("ix_jobs_queued_again", jobs.c.cluster, jobs.c.id, where=QUEUED_AGAIN)
 
 # Many jobs that one specification describes: `service.queue.arrays`.
 arrays = sa.Table(
@@ -274,11 +281,13 @@ attempts = sa.Table(
     sa.Column("listed_at", sa.Double),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
+    _cluster(),
     sa.UniqueConstraint("job_id", "attempt", name="uq_attempts_job_id_attempt"),
     # The database itself refuses that a job runs twice.
     _partial("uq_attempts_live", "job_id", where=LIVE_ATTEMPTS, unique=True),
-    _partial("ix_attempts_unreleased", "id", where=UNRELEASED_ATTEMPTS),
-    _partial("ix_attempts_unlisted", "id", where=UNLISTED_ATTEMPTS),
+    _partial("ix_attempts_live", "cluster", "id", where=LIVE_ATTEMPTS),
+    _partial("ix_attempts_unreleased", "cluster", "id", where=UNRELEASED_ATTEMPTS),
+    _partial("ix_attempts_unlisted", "cluster", "id", where=UNLISTED_ATTEMPTS),
 )
 
 events = sa.Table(
@@ -403,8 +412,10 @@ nodes = sa.Table(
     sa.Column("ready_at", sa.Double),
     sa.Column("ended_at", sa.Double),
     sa.Column("event_seq", sa.BigInteger, nullable=False),
-    _partial("ix_nodes_live", "id", where=LIVE_NODES),
+    _cluster(),
+    _partial("ix_nodes_live", "cluster", "id", where=LIVE_NODES),
     sa.Index("ix_nodes_ended_at", "ended_at"),
+    sa.Index("ix_nodes_cluster_ended_at", "cluster", "ended_at"),
     sa.Index("ix_nodes_bought_for", "bought_for"),
 )
 
@@ -428,6 +439,7 @@ sick_reports = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("drained_at", sa.Double),
+    _cluster(),
 )
 
 # Only ever appended to.
@@ -452,6 +464,7 @@ cluster_events = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("data", sa.JSON, nullable=False),
+    _cluster(),
     sa.Index("ix_cluster_events_kind", "kind", "seq"),
 )
 
@@ -480,6 +493,7 @@ drills = sa.Table(
     sa.Column("ended_at", sa.Double),
     # What it cost each job: `service.queue.rows.DrilledJob`.
     sa.Column("jobs", sa.JSON, nullable=False),
+    _cluster(),
     _partial("ix_drills_open", "id", where=OPEN_DRILLS),
 )
 
@@ -497,7 +511,8 @@ uses = sa.Table(
     sa.Column("part", sa.Double, nullable=False),
     sa.Column("price_per_hour", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double),
-    _partial("ix_uses_open", "job_id", where=OPEN_USES),
+    _cluster(),
+    _partial("ix_uses_open", "cluster", "job_id", where=OPEN_USES),
 )
 
 # What the cloud had none of; kept for some time after its end.
@@ -520,7 +535,7 @@ pool_reopenings = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
 )
 
-# What is remembered of the cloud, in one row.
+# What is remembered of the cloud, in one row for each cluster.
 cloud = sa.Table(
     "cloud",
     metadata,
@@ -529,6 +544,8 @@ cloud = sa.Table(
     sa.Column("paused_until", sa.Double),
     # Since when it, or Ray, does not say what there is.
     sa.Column("unseen_since", sa.Double),
+    _cluster(),
+    sa.Index("uq_cloud_cluster", "cluster", unique=True),
 )
 
 # The furthest step of the budget in a day (UTC, `2026-07-01`), and the figures of that budget.
@@ -550,6 +567,8 @@ waits = sa.Table(
     sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("since", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    _cluster(),
+    sa.Index("ix_waits_cluster", "cluster"),
 )
 
 idempotency = sa.Table(
@@ -577,6 +596,7 @@ ray_requests = sa.Table(
     sa.Column("since", sa.Double, nullable=False),
     sa.Column("is_refused", sa.Boolean, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
+    _cluster(),
 )
 
 secrets = sa.Table(

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import sqlalchemy as sa
 
+from remora.clusters import DEFAULT_CLUSTER
 from service.queue.rows import JobRow, NodeRow
 from service.store.policies import newest_quotas
 from service.store.rows import to_rows
@@ -37,4 +38,4 @@ def history_since(connection: sa.Connection, since: float, now: float) -> Histor
         happenings[event.job_id].append(Happening(event.at, event.kind, event.data))
     bought = sa.select(nodes).where(nodes.c.created_at >= first).order_by(nodes.c.id)
     nodes_then = to_rows(NodeRow, connection.execute(bought))
-    return History(rows, happenings, nodes_then, now, newest_quotas(connection))
+    return History(rows, happenings, nodes_then, now, newest_quotas(connection, DEFAULT_CLUSTER))

@@ -18,9 +18,9 @@ _REMOVE = sa.delete(waits).where(
 )
 
 
-def all_waits(connection: sa.Connection) -> list[WaitRow]:
-    """All reasons, in order for each pool and node."""
-    return _rows(connection, sa.select(waits))
+def all_waits(connection: sa.Connection, cluster: str) -> list[WaitRow]:
+    """All reasons of the plan of a cluster, in order for each pool and node."""
+    return _rows(connection, sa.select(waits).where(waits.c.cluster == cluster))
 
 
 def waits_of(

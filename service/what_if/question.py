@@ -122,6 +122,10 @@ def _check(name: str, policies: Policies) -> None:
     """Refuse what cannot lead to a replay worth reading."""
     if not policies.pools:
         raise Refused("policies", f"{name}: it has no pool")
+    clusters = {pool.cluster for pool in policies.pools.values()}
+    if len(clusters) > 1:
+        said = f"it has pools of the clusters {', '.join(sorted(clusters))}, and a replay is of one"
+        raise Refused("policies", f"{name}: {said}; leave out those of the others")
     for pool, policy in policies.pools.items():
         if policy.max_nodes > MOST_NODES:
             said = f"pool {pool!r} may have {policy.max_nodes} nodes, {MOST_NODES} are possible in a replay"

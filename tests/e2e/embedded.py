@@ -66,9 +66,15 @@ class Embedded:
     """`remora up`: started, killed in parts or whole, started again on the same home, ended."""
 
     def __init__(
-        self, home: Path, nodes: int = 2, cloud: str = "local", variables: Mapping[str, str] | None = None
+        self,
+        home: Path,
+        nodes: int = 2,
+        cloud: str = "local",
+        variables: Mapping[str, str] | None = None,
+        clusters: tuple[str, ...] = (),
     ) -> None:
-        """`variables` are added to the environment of its processes and commands."""
+        """`variables` are added to the environment of its processes and commands; `clusters` are beside the first."""
+        self._clusters = clusters
         self.home = home
         self.nodes = nodes
         self.cloud = cloud
@@ -88,6 +94,7 @@ class Embedded:
         """Start it, and wait until its nodes may be given work."""
         self.home.mkdir(exist_ok=True)
         words = [REMORA, "up", "--port", str(self._port), "--nodes", str(self.nodes), "--cloud", self.cloud]
+        words += [word for name in self._clusters for word in ("--cluster", name)]
         with self.up_log.open("ab") as log:
             begin = log.tell()
             self.process = subprocess.Popen(

@@ -43,7 +43,9 @@ def start_attempt(
         why_short=None,
         world_size=0,
     )
-    attempt = AttemptRow(id=attempt_id, job_id=job.id, attempt=number, created_at=now, fabric=fabric)
+    attempt = AttemptRow(
+        id=attempt_id, job_id=job.id, attempt=number, created_at=now, fabric=fabric, cluster=job.cluster
+    )
     attempt = replace(attempt, on_demand=on_demand)
     where = "" if fabric is None else f" in the fabric domain {fabric}"
     where += ", all of them on demand, as its deadline is near" if on_demand else ""

@@ -36,7 +36,7 @@ class Books:
 
     def rows(self) -> list[NodeRow]:
         """All nodes that there ever were."""
-        return self._storm.database.query(lambda connection: nodes.current_nodes(connection, 0.0))
+        return self._storm.database.query(lambda connection: nodes.current_nodes(connection, "default", 0.0))
 
     def counted(self) -> list[NodeRow]:
         """Those that count against the maximum of their pool."""

@@ -235,7 +235,7 @@ def test_nobody_is_left_to_be_asked_after(world: World) -> None:
     run = Run(world)
     run.driver.tell("ended", end_reason="completed", message="done", exit_code=0)
     run.settle()
-    assert world.database.query(lambda c: ended_attempts(c, 10)) == EndedAttempts([], [])
+    assert world.database.query(lambda c: ended_attempts(c, "default", 10)) == EndedAttempts([], [])
     assert world.controller.listing._readings == {}
 
 

@@ -158,11 +158,11 @@ def test_a_job_that_is_cancelled_waits_for_none(owner: Owner, database: Database
 def test_jobs_that_wait_for_others_are_not_shown_to_a_plan(owner: Owner, database: Database) -> None:
     first = owner.submit()
     waiting = [owner.submit(after=[first]) for _ in range(3)]
-    shown = [row.id for row in database.query(lambda c: jobs.queued_jobs(c, owner.world.now, 100))]
+    shown = [row.id for row in database.query(lambda c: jobs.queued_jobs(c, "default", owner.world.now, 100))]
     assert shown == [first]
-    assert [row.id for row in database.query(lambda c: jobs.queued_jobs_of_each(c, owner.world.now, 9))] == [
-        first
-    ]
+    assert [
+        row.id for row in database.query(lambda c: jobs.queued_jobs_of_each(c, "default", owner.world.now, 9))
+    ] == [first]
     ahead = database.query(lambda c: jobs.jobs_ahead(c, waiting, owner.world.now, in_projects=False))
     assert ahead == {}
 

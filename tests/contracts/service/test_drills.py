@@ -222,4 +222,4 @@ def test_nothing_is_done_for_a_controller_that_lost_its_lease(
         drill_loop(Tick(database, settings, old, world.now), world.cluster)
     assert now(client, drill).state is DrillState.REQUESTED
     assert all(machine.is_running for machine in world.cluster.list())
-    assert len(database.query(drills.open_drills)) == 1
+    assert len(database.query(lambda connection: drills.open_drills(connection, "default"))) == 1

@@ -86,11 +86,11 @@ class TestTheLine:
             for _ in range(60)
         ]
         database.transact(lambda c: [c.execute(sa.insert(jobs_table), vars(row)) for row in rows])
-        found = database.query(lambda c: jobs.queued_jobs_of_each(c, 2000.0, 4))
+        found = database.query(lambda c: jobs.queued_jobs_of_each(c, "default", 2000.0, 4))
         due = sorted((row for row in rows if row.not_before <= 2000.0), key=queue_key)
         of_each = {project: [row for row in due if row.project == project][:4] for project in "abc"}
         assert [row.id for row in found] == [row.id for row in due if row in of_each[row.project]]
-        assert database.query(lambda c: [row.id for row in jobs.queued_jobs(c, 2000.0, 9)]) == [
+        assert database.query(lambda c: [row.id for row in jobs.queued_jobs(c, "default", 2000.0, 9)]) == [
             row.id for row in due[:9]
         ]
 
@@ -100,9 +100,9 @@ class TestTheLine:
         rows = [vars(job_row(project=f"p{number % 3}", wait_time_s=9e9)) for number in range(2000)]
         database.transact(lambda c: c.execute(sa.insert(jobs_table), rows))
         read = {
-            "queued_jobs": lambda c: jobs.queued_jobs(c, 2000.0, 10),
-            "queued_jobs_of_each": lambda c: jobs.queued_jobs_of_each(c, 2000.0, 10),
-            "overdue_jobs": lambda c: jobs.overdue_jobs(c, 2000.0),
+            "queued_jobs": lambda c: jobs.queued_jobs(c, "default", 2000.0, 10),
+            "queued_jobs_of_each": lambda c: jobs.queued_jobs_of_each(c, "default", 2000.0, 10),
+            "overdue_jobs": lambda c: jobs.overdue_jobs(c, "default", 2000.0),
             "totals": lambda c: [c.execute(one) for one in (_WAITING[c.dialect.name],)],
         }[wanted]
         if not database.is_sqlite:

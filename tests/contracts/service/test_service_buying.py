@@ -304,7 +304,7 @@ def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> 
     world.submit(min_workers=1, max_workers=1)
     world.tick()
     assert bought(world) == [OTHER_SPOT] * 4
-    (wait,) = world.database.query(waits.all_waits)
+    (wait,) = world.database.query(lambda connection: waits.all_waits(connection, "default"))
     assert wait.reason.startswith("spot Standard_D4s_v5 in zone 1 is not tried before ")
 
 

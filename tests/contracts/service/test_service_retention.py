@@ -372,7 +372,7 @@ class TestNodesAndEvents:
         prune_all(world)
         page = world.database.query(lambda c: page_of_cluster_events(c, after=0, limit=100))
         assert [event.kind for event in page] == ["quotas.read", "other", "other"]
-        assert world.database.query(newest_quotas) == {"a": 2}
+        assert world.database.query(lambda c: newest_quotas(c, "default")) == {"a": 2}
 
     def test_old_events_of_the_cluster_go_to_the_last_one_in_steps_that_are_bounded(
         self, world: World

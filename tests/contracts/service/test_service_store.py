@@ -203,7 +203,7 @@ def test_rows_are_the_values_that_were_stored(database: Database) -> None:
     """They are made in a short way, which has to come out the same: equal, hashed by nothing else, and complete."""
     job = submit(database, run_time_s=3.5, worker_resources={"CPU": 2.0, "GPU": 0.5})
     attempt = start(database, job.id)
-    (found,) = read(database, lambda c: jobs.live_attempts(c))
+    (found,) = read(database, lambda c: jobs.live_attempts(c, "default"))
     assert found == (job_of(database, job.id), attempt)
     assert vars(found[0]) == vars(JobRow(**vars(found[0])))
     assert vars(found[1]) == vars(attempt)
@@ -369,14 +369,14 @@ class TestJobs:
             database.transact(
                 lambda connection: jobs.save(connection, job, Decision(job, twin), attempt_before=None)
             )
-        live = read(database, jobs.live_attempts)
+        live = read(database, lambda connection: jobs.live_attempts(connection, "default"))
         assert [one.id for _, one in live] == [attempt.id]
 
     def test_the_queue_is_read_in_the_order_of_turns(self, database: Database) -> None:
         for number, priority in enumerate((50, 90, 50, 10, 90)):
             submit(database, priority=priority, now=1000.0 + number)
         late = submit(database, priority=100, not_before=5000.0)
-        queue = read(database, lambda connection: jobs.queued_jobs(connection, 1000.0, 100))
+        queue = read(database, lambda connection: jobs.queued_jobs(connection, "default", 1000.0, 100))
         assert queue == sorted(queue, key=queue_key)
         assert len(queue) == 5
         assert late.id not in [job.id for job in queue]
@@ -385,7 +385,7 @@ class TestJobs:
         for number in range(6):
             submit(database, project="many", priority=50 + number, now=1000.0 + number)
         few = submit(database, project="few", priority=10)
-        queue = read(database, lambda connection: jobs.queued_jobs_of_each(connection, 1000.0, 3))
+        queue = read(database, lambda connection: jobs.queued_jobs_of_each(connection, "default", 1000.0, 3))
         assert queue == sorted(queue, key=queue_key)
         assert [job.project for job in queue] == ["many", "many", "many", "few"]
         assert [job.priority for job in queue] == [55, 54, 53, 10]
@@ -471,9 +471,9 @@ class TestNodes:
                 nodes.insert_node(connection, lifecycle.NodeDecision(row))
 
         database.transact(insert)
-        found = read(database, lambda connection: nodes.current_nodes(connection, 10.0, 0.0))
+        found = read(database, lambda connection: nodes.current_nodes(connection, "default", 10.0, 0.0))
         assert [row.id for row in found] == [failed.id, worked.id, other.id, sick.id]
-        assert read(database, lambda connection: nodes.current_nodes(connection, 10.0)) == []
+        assert read(database, lambda connection: nodes.current_nodes(connection, "default", 10.0)) == []
 
 
 def ended_node(**fields: Any) -> NodeRow:

@@ -138,5 +138,5 @@ def test_nothing_found_out_leaves_the_list_as_it_is(settled: Settled) -> None:
 
 def test_the_newest_attempts_are_asked_about_first_and_not_too_many_at_once(settled: Settled) -> None:
     ended = [settled.end() for _ in range(3)]
-    found = settled.database.query(lambda c: ended_attempts(c, 2))
+    found = settled.database.query(lambda c: ended_attempts(c, "default", 2))
     assert [one.id for _, one in found.unlisted] == [ended[2].id, ended[1].id]

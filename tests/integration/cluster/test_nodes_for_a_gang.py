@@ -101,7 +101,7 @@ class Cluster:
     def nodes(self) -> list[NodeRow]:
         """The nodes that have not ended, after one more turn of the controller."""
         assert self._controller.tick(CLOCK())
-        rows = self.database.query(lambda connection: current_nodes(connection, CLOCK()))
+        rows = self.database.query(lambda connection: current_nodes(connection, "default", CLOCK()))
         return [row for row in rows if row.ended_at is None]
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class ZonedService:
 
     def rows(self) -> list[NodeRow]:
         """All nodes that there ever were, oldest first."""
-        return self._database.query(lambda connection: current_nodes(connection, 0.0))
+        return self._database.query(lambda connection: current_nodes(connection, "default", 0.0))
 
     def living(self, zone: str) -> list[NodeRow]:
         """Nodes of a zone that are not given up."""

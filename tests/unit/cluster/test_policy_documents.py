@@ -429,6 +429,49 @@ def test_budgets_have_the_same_figures_when_they_say_the_same() -> None:
     assert len({same, *others}) == 4
 
 
+TWO_CLUSTERS = """\
+pools:
+  cpu: {sizes: [x]}
+  locked: {sizes: [x], cluster: ward}
+projects:
+  patients: {cluster: ward}
+ray_programs: {project: patients}
+"""
+
+
+def test_each_cluster_follows_its_own_pools() -> None:
+    policies = read_document(TWO_CLUSTERS, NOTHING_KNOWN)
+    assert policies.clusters == ("default", "ward")
+    assert [policies.cluster_of(one) for one in ("patients", "other")] == ["ward", "default"]
+    first, second = policies.of_cluster("default"), policies.of_cluster("ward")
+    assert (list(first.pools), first.ray_programs) == (["cpu"], None)
+    assert (list(second.pools), second.ray_programs) == (["locked"], policies.ray_programs)
+    assert first.projects == second.projects == policies.projects
+    assert policies.of_cluster("elsewhere").pools == {}
+    assert Policies().of_cluster("default") == Policies()
+
+
+def test_a_project_is_on_a_cluster_that_has_pools() -> None:
+    assert refusals(TWO_CLUSTERS.replace("patients: {cluster: ward}", "patients: {cluster: wart}")) == [
+        "projects.patients.cluster (line 5): no pool is in the cluster 'wart'; the clusters are default, ward"
+    ]
+
+
+def test_pools_of_ray_programs_are_in_the_cluster_of_their_project() -> None:
+    text = TWO_CLUSTERS.replace("{project: patients}", "{project: patients, pools: [locked, cpu]}")
+    said = "the pool 'cpu' is in the cluster 'default', and the project 'patients' in 'ward'"
+    assert [one.message for one in problems_of(text)] == [said]
+
+
+@pytest.mark.parametrize("name", ["", "Ward", "../x", "a/b", "a" * 33, "-a", "a.b", "3"])
+def test_names_of_clusters_are_short_words(name: str) -> None:
+    document = f'pools: {{a: {{sizes: [x], cluster: "{name}"}}}}'
+    if name == "3":
+        assert read_document(document, NOTHING_KNOWN).clusters == ("default", "3")
+    else:
+        assert len(refusals(document)) == 1
+
+
 def test_pools_of_ray_programs_are_there_and_named_once() -> None:
     text = "pools:\n  cpu: {sizes: [x]}\nray_programs:\n  pools: [cpu, gpu, cpu]\n"
     found = {problem.field: problem.message for problem in problems_of(text)}

@@ -107,6 +107,24 @@ def test_impossible_values_are_refused(
     assert named in error_of(capsys, "--home", str(tmp_path), *words, code=2)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--cluster", "Ward"], "small letters"),
+        (["--cluster", "../ward"], "small letters"),
+        (["--cluster", "a" * 33], "32 characters"),
+        (["--cluster", ""], "small letters"),
+        ([word for number in range(9) for word in ("--cluster", f"c{number}")], "8 are possible"),
+        (["--cluster", "ward", "--cloud", "azure-emulated"], "docs/clusters.md"),
+    ],
+)
+def test_clusters_that_cannot_be_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert said in error_of(capsys, "--home", str(tmp_path), *words, code=2)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_head_that_machines_of_azure_cannot_join_is_not_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,13 @@ def decided(**parts: PartView) -> list[Action]:
     return decide(views, NOW)
 
 
+def test_a_further_cluster_has_a_head_and_a_controller_and_no_api() -> None:
+    new = {Part.HEAD: PartView(), Part.CONTROLLER: PartView()}
+    assert decide(new, NOW) == [Start(Part.HEAD)]
+    assert decide({**new, Part.HEAD: WELL}, NOW) == [Start(Part.CONTROLLER)]
+    assert decide({Part.HEAD: ENDED, Part.CONTROLLER: WELL}, NOW) == [End(Part.CONTROLLER), Start(Part.HEAD)]
+
+
 def test_at_first_the_head_and_the_api_start_together_and_the_controller_waits_for_the_head() -> None:
     new = PartView()
     assert decided(head=new, api=new, controller=new) == [Start(Part.HEAD), Start(Part.API)]

@@ -145,6 +145,34 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     assert cli.json[0]["id"] == "node_1"
 
 
+def test_the_cluster_is_a_column_where_there_are_several(cli: Cli, service: FakeService) -> None:
+    service.add_job()
+    here = Node(id="node_1", pool="cpu", state=NodeState.READY, created_at=1.0)
+    there = Node(id="node_2", pool="locked", state=NodeState.READY, created_at=1.0, cluster="ward")
+    service.nodes = [here]
+    assert cli("nodes") == ExitCode.OK
+    assert "CLUSTER" not in cli.out
+    assert cli("list") == ExitCode.OK
+    assert "CLUSTER" not in cli.out
+    service.nodes = [here, there]
+    service.add_job("rounds", cluster="ward")
+    service.pools = [
+        Pool(name="cpu", max_nodes=1),
+        Pool(name="locked", max_nodes=1, cluster="ward"),
+        Pool(name="old", cluster=None),
+    ]
+    for words, columns in (("nodes", ["default", "ward"]), ("list", ["ward", "default"])):
+        assert cli(words) == ExitCode.OK
+        table = cli.out.splitlines()
+        at = table[0].index("CLUSTER")
+        assert [line[at:].split()[0] for line in table[1:]] == columns
+    assert cli("pools") == ExitCode.OK
+    head, *rows = cli.out.splitlines()
+    assert [row[head.index("CLUSTER") :].split()[:1] for row in rows] == [["default"], ["ward"], []]
+    assert cli("show", "last") == ExitCode.OK
+    assert re.search(r"cluster +ward", cli.out)
+
+
 def test_what_happened_to_a_node_and_what_is_planned_for_it(cli: Cli, service: FakeService) -> None:
     service.node_events = [
         NodeEvent(seq=1, node_id="node_1", at=1.0, kind="node.ready", message="It may be given work.")

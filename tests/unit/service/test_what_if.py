@@ -325,6 +325,14 @@ def test_jobs_that_never_ran_under_a_policy_are_named_in_a_sentence() -> None:
             "policies",
             "spot.yaml: pools.a.max_nodes (line 1)",
         ),
+        (
+            lambda body: body["policies"][0].update(
+                text="pools: {a: {sizes: [Standard_NC96ads_A100_v4]},"
+                " b: {sizes: [Standard_NC96ads_A100_v4], cluster: ward}}"
+            ),
+            "policies",
+            "spot.yaml: it has pools of the clusters default, ward, and a replay is of one",
+        ),
         (lambda body: body.update(policies=body["policies"] * 2), "policies", "two policies are named"),
     ],
 )
