@@ -27,6 +27,7 @@ from remora.network_filter import HeldRules, is_asked
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
+from service.embedded.existing_cluster import ClusterUnusable, MemberPart, forget, join, leave, take_part
 from service.embedded.home_lock import HomeLock, HomeTaken
 from service.embedded.parts import (
     ClusterPart,
@@ -57,7 +58,7 @@ class Up:
         self._lock = lock
         self._settings = settings
         self._console = console
-        self._cluster = ClusterPart(settings)
+        self._cluster = MemberPart(settings) if settings.cloud == "existing" else ClusterPart(settings)
         self._api = ServicePart(settings, Part.API, "service.main")
         self._controller = ServicePart(settings, Part.CONTROLLER, "service.controller")
         self._emulator = EmulatorPart(settings) if settings.cloud == "azure-emulated" else None
@@ -82,14 +83,17 @@ class Up:
             self.stop.wait(TICK_S)
 
     def shut_down(self) -> None:
-        """End API, controller and emulator, then all nodes and the head.
+        """End API, controller and emulator, then all nodes and the head; an existing cluster is left as it was.
 
         Raises ProviderError when something remains.
         """
         for part in (self._controller, self._api, self._emulator):
             if part is not None:
                 part.end()
+        if remains := leave(self._settings):
+            self._say(f"note: {remains}")
         end_cluster(self._settings.home)
+        forget(self._settings.home)
 
     def _observe(self) -> None:
         machine.reap()
@@ -108,8 +112,8 @@ class Up:
                 pause = upkeep.pause_s(after.failures)
                 self._say(f"{part:<10} ended and starts again in {pause:g} s: {source.complaint()}")
 
-    def _sources(self) -> list[tuple[Part, ClusterPart | ServicePart]]:
-        sources: list[tuple[Part, ClusterPart | ServicePart]] = [
+    def _sources(self) -> list[tuple[Part, ClusterPart | MemberPart | ServicePart]]:
+        sources: list[tuple[Part, ClusterPart | MemberPart | ServicePart]] = [
             (Part.HEAD, self._cluster),
             (Part.API, self._api),
             (Part.CONTROLLER, self._controller),
@@ -126,7 +130,7 @@ class Up:
             case upkeep.Start():
                 self._start(action.part, source)
 
-    def _start(self, part: Part, source: ClusterPart | ServicePart) -> None:
+    def _start(self, part: Part, source: ClusterPart | MemberPart | ServicePart) -> None:
         self._views[part] = upkeep.started(self._views[part], time.monotonic())
         try:
             source.start(self._cluster.address)
@@ -143,6 +147,10 @@ class Up:
             self._policies = policies_version(self._api.url, self._settings)
         if self._policies:
             self._tell_policies(", whatever --nodes and REMORA_NODES say")
+            return
+        if self._settings.cloud == "existing":
+            self._nodes_told = True
+            self._say(f"{'nodes':<10} as many as the existing cluster has; look with: remora nodes")
             return
         if self._settings.cloud != "local":
             if self._policies is not None:
@@ -180,7 +188,9 @@ def up(settings: Settings, console: Console) -> None:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: service.stop.set())
         console.print(f"Remora starts in {settings.home}; stop it with Ctrl-C or `remora down`.")
-        if cgroups.walls().folder is None:
+        if settings.cloud == "existing":
+            _join(settings, console)
+        elif cgroups.walls().folder is None:
             console.print(f"note: {cgroups.walls().sentence}")
         if settings.cloud == "local":
             console.print(f"note: {_sentence_on_isolation(settings, rules)}")
@@ -198,6 +208,18 @@ def up(settings: Settings, console: Console) -> None:
         console.print("Stopped; jobs and checkpoints are kept.")
 
 
+def _join(settings: Settings, console: Console) -> None:
+    """Join the existing cluster, and print what to know of it.  Raises CannotStart when jobs cannot run there."""
+    console.print(f"Looking at the Ray cluster at {settings.ray_address} ...")
+    try:
+        found = join(settings)
+    except ClusterUnusable as error:
+        raise CannotStart(str(error)) from error
+    console.print(f"It has {found.nodes} {'node' if found.nodes == 1 else 'nodes'} for jobs.")
+    for note in found.notes:
+        console.print(neutral(f"note: {note}"))
+
+
 def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
     """What keeps commands apart on the nodes of this machine.  Raises CannotStart when it is not what was asked for."""
     asked = isolation_of(settings)
@@ -211,11 +233,16 @@ def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
     return offered().sentence if not is_asked() else f"{offered().sentence}; {held}"
 
 
-def down(home: Path, console: Console) -> None:
-    """End the service of a home: the one that runs, or what a killed one left behind.
+def down(home: Path, console: Console, ray_address: str = "") -> None:
+    """End the service of a home: the one that runs, or what a killed one left behind, also in an existing cluster.
+
+    `ray_address`: of a cluster from which all that is Remora's is removed, whichever service left it there.
 
     Raises HomeTaken when the running one does not end, ProviderError when something remains.
     """
+    if ray_address:
+        _remove_from(home, ray_address, console)
+        return
     if not home.is_dir():
         ended = end_cluster(home)
         left = f"Ended {ended} left-over machines of {home}, which was removed."
@@ -225,7 +252,7 @@ def down(home: Path, console: Console) -> None:
     if lock.end_owner():
         console.print(f"Ended the service in {home}.")
     with lock:
-        ended = end_cluster(home)
+        ended = _end_all(home, console)
     if ended:
         console.print(f"Ended {ended} left-over machines of {home}.")
     elif cgroups.walls().folder is not None:
@@ -234,12 +261,36 @@ def down(home: Path, console: Console) -> None:
         console.print(f"Nothing that carries the mark of {home} is left running; {cgroups.walls().sentence}.")
 
 
+def _remove_from(home: Path, ray_address: str, console: Console) -> None:
+    """Remove all that is Remora's from the cluster at that address, through a member of this home."""
+    with HomeLock(home):
+        make_private(home)
+        try:
+            take_part(home, ray_address)
+        except ClusterUnusable as error:
+            raise CannotStart(str(error)) from error
+        _end_all(home, console)
+    console.print(f"Nothing of Remora is left in the Ray cluster at {ray_address}.")
+
+
+def _end_all(home: Path, console: Console) -> int:
+    """End all of a home, also what it has in an existing cluster; returns how many machines were left of it."""
+    if remains := leave(Settings(home=home)):
+        console.print(neutral(f"note: {remains}"))
+    ended = end_cluster(home)
+    forget(home)
+    return ended
+
+
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service.up", description="Run Remora on this machine.")
     parser.add_argument("--home", type=Path, help="folder of the service (default: the user's data folder)")
     parser.add_argument("--port", help="port of the API, 0 for a free one")
     parser.add_argument("--nodes", help="local nodes to keep alive")
     parser.add_argument("--cloud", help="where nodes are made: local or azure-emulated")
+    parser.add_argument(
+        "--ray-address", help="HOST:PORT of the head of a Ray cluster to use, which is not started"
+    )
     parser.add_argument("--node-cpus", help="CPUs that each node announces")
     parser.add_argument("--node-gpus", help="GPUs that each node announces")
     parser.add_argument(
@@ -251,6 +302,12 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def _settings(arguments: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by arguments.  Raises CannotStart for values that are impossible."""
     given = {k: v for k, v in vars(arguments).items() if k != "down" and v is not None}
+    if arguments.ray_address is not None:
+        if arguments.cloud not in (None, "existing"):
+            raise CannotStart(
+                "--ray-address is of a cluster that exists, and --cloud says how to make one: give one"
+            )
+        given["cloud"] = "existing"
     try:
         settings = Settings(**given)
     except ValidationError as error:
@@ -274,7 +331,10 @@ def main(words: Sequence[str] | None = None) -> int:
         Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 2
     try:
-        down(settings.home, console) if arguments.down else up(settings, console)
+        if arguments.down:
+            down(settings.home, console, arguments.ray_address or "")
+        else:
+            up(settings, console)
     except (CannotStart, HomeTaken, ProviderError, head.HeadFailed, OSError) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 1

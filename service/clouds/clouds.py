@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.azure.settings import AzureSettings
+from cluster.existing.provider import ExistingProvider, Undrained
 from cluster.local.certificates import uses_tls
 from cluster.local.provider import LocalProvider
 from cluster.local.rehearsal import LocalRehearsal
 from cluster.provider import Provider
+from cluster.ray.claims import ClaimStore
 from cluster.ray.membership import RayMembership
 from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable, read_azure_settings
 from service.clouds.fixed_pool import LocalSupply
-from service.loops.ports import Rehearsal, Supply
+from service.loops.ports import Drains, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
 
@@ -24,6 +26,8 @@ _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 #: Seconds between two observations while machines start or end.  Resource Manager refills 25 reads a second for a
 #: subscription in a region, the compute service 5 lists, and observing a large cluster takes dozens.
 OBSERVATION_INTERVAL_S = 2.0
+#: Seconds between two observations of a cluster that Remora did not start.
+EXISTING_INTERVAL_S = 1.0
 #: Seconds between two observations while Azure reports that only few more requests are allowed.
 SPARING_INTERVAL_S = 30.0
 #: Seconds for which an observation is reused when nothing was under way.  Ray misses an evicted machine before that.
@@ -44,6 +48,8 @@ class Cloud:
     rehearsal: Rehearsal | None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool
+    #: In place of Ray's drains, where nodes may not be drained; None: Ray drains them.
+    drains: Drains | None = None
     #: Seconds between two observations of it at least, now.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Closes its connections; machines go on running.
@@ -56,6 +62,16 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
     Raises CloudUnusable when it cannot be used as it is set up.  The cloud itself is not asked here: where it does not
     answer, or does not know the identity, its provider says so at every look.
     """
+    if settings.cloud == "existing":
+        existing = ExistingProvider(ClaimStore(), CLOCK)
+        return Cloud(
+            existing,
+            existing,
+            None,
+            follows_policies=False,
+            drains=Undrained(),
+            observation_interval_s=lambda: EXISTING_INTERVAL_S,
+        )
     if settings.cloud == "local":
         provider = LocalProvider(settings.home, head, CLOCK)
         rehearsal = LocalRehearsal(provider, membership)

@@ -80,6 +80,8 @@ def cloud_problem(settings: Settings) -> str | None:
             " the controller beside a head in their network, as docs/azure.md says, or rehearse with"
             " --cloud azure-emulated"
         )
+    if settings.cloud == "existing" and not settings.ray_address:
+        return "REMORA_CLOUD is existing, and nothing says where the cluster is: give --ray-address HOST:PORT"
     if settings.cloud == "azure-emulated" and not all(map(_is_installed, _PACKAGES)):
         return f"Azure's packages are missing: install them with {INSTALL_AZURE}"
     return None
