@@ -120,6 +120,8 @@ class Settings(BaseSettings):
     cloud: Literal["local", "azure-emulated", "azure", "existing"] = "local"
     #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` in `home`.
     azure_file: Path | None = None
+    #: File with sizes of machines in Azure beyond the built-in table; None: there are no others.
+    catalogue: Path | None = None
     #: Nodes of the local pool that the controller keeps alive.
     nodes: int = Field(default=3, ge=0, le=64)
     #: CPUs that each local node announces to Ray.

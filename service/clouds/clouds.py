@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cluster.azure.catalogue import Size
 from cluster.azure.settings import AzureSettings
 from cluster.existing.provider import ExistingProvider, Undrained
 from cluster.local.certificates import uses_tls
@@ -16,6 +17,7 @@ from cluster.ray.claims import ClaimStore
 from cluster.ray.membership import RayMembership
 from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable, read_azure_settings
 from service.clouds.fixed_pool import LocalSupply
+from service.clouds.own_sizes import sizes_of
 from service.loops.ports import Drains, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
@@ -78,7 +80,7 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
         return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
     azure = read_azure_settings(settings).model_copy(update={"ray_tls": _nodes_use_tls(settings)})
     try:
-        return _azure(azure, head, is_emulated=settings.cloud == "azure-emulated")
+        return _azure(azure, head, sizes_of(settings), is_emulated=settings.cloud == "azure-emulated")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("azure", "aiohttp"):
             raise
@@ -99,7 +101,7 @@ def _nodes_use_tls(settings: Settings) -> bool:
     return found
 
 
-def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
+def _azure(settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_emulated: bool) -> Cloud:
     # Not above: a service with local nodes needs none of Azure's packages.
     from cluster.azure import prices
     from cluster.azure.identity import credential
@@ -121,7 +123,7 @@ def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    catalogue = RegionCatalogue(settings.region, sources, CLOCK, settings.disk_gb)
+    catalogue = RegionCatalogue(settings.region, sources, CLOCK, settings.disk_gb, sizes.values())
     supply = AzureSupply(provider, catalogue)
     supply.begin()
 

@@ -12,6 +12,7 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import rule_names
 from cluster.scheduling.limits import limits_of
 from service.clouds.azure_settings import CloudUnusable, read_azure_settings
+from service.clouds.own_sizes import sizes_of
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 
@@ -144,7 +145,8 @@ def known(settings: Settings) -> ClusterFacts:
         # What its nodes bring, the controller alone sees.
         return ClusterFacts(rules=rule_names())
     try:
-        catalogue = azure_offerings(read_azure_settings(settings).region)
+        region, sizes = read_azure_settings(settings).region, sizes_of(settings)
+        catalogue = azure_offerings(region, sizes=sizes.values())
     except CloudUnusable:
         # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
         catalogue = None

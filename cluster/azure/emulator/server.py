@@ -60,7 +60,7 @@ def application(
         *scale_set_routes.routes(front_end, sets),
         tokens.route(),
         *KeyVault(secret, cloud.faults, tokens).routes(),
-        retail.route(cloud.faults, REGION),
+        retail.route(cloud.faults, REGION, cloud.sizes),
         *Control(cloud, sets, tokens, clock).routes(),
         *Deployments(front_end, deployer, tokens, TENANT).routes(),
     ]
