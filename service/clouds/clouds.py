@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cluster.azure.catalogue import Size
 from cluster.azure.settings import AzureSettings
@@ -21,6 +22,10 @@ from service.clouds.own_sizes import sizes_of
 from service.loops.ports import Drains, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
+
+if TYPE_CHECKING:
+    from cluster.azure.provider import AzureProvider
+    from cluster.azure.supply import AzureSupply
 
 #: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
 _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
@@ -103,15 +108,45 @@ def _nodes_use_tls(settings: Settings) -> bool:
 
 def _azure(settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_emulated: bool) -> Cloud:
     # Not above: a service with local nodes needs none of Azure's packages.
+    from cluster.azure.places import PlacesProvider, PlacesSupply
+    from cluster.azure.rehearsal import AzureRehearsal
+
+    if is_emulated:
+        os.environ[_TOKENS_AT] = settings.endpoint
+    opened = {
+        place: _opened(there, head, sizes, is_emulated=is_emulated)
+        for place, there in settings.by_place().items()
+    }
+    provider = PlacesProvider({place: one for place, (one, _) in opened.items()})
+    supply = PlacesSupply({place: one for place, (_, one) in opened.items()})
+
+    def close() -> None:
+        supply.close()
+        provider.close()
+
+    def interval_s() -> float:
+        return SPARING_INTERVAL_S if provider.is_allowance_low() else OBSERVATION_INTERVAL_S
+
+    return Cloud(
+        provider,
+        supply,
+        AzureRehearsal(provider),
+        follows_policies=True,
+        observation_interval_s=interval_s,
+        close=close,
+    )
+
+
+def _opened(
+    settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_emulated: bool
+) -> tuple[AzureProvider, AzureSupply]:
+    """The provider and the supply of one place; the supply reads by itself from now on."""
     from cluster.azure import prices
     from cluster.azure.identity import credential
     from cluster.azure.provider import AzureProvider
     from cluster.azure.region_catalogue import RegionCatalogue, Sources
-    from cluster.azure.rehearsal import AzureRehearsal
     from cluster.azure.supply import AzureSupply
 
-    if is_emulated:
-        os.environ[_TOKENS_AT] = settings.endpoint
     identity = credential(settings.controller_client_id, settings.developer_login)
     # The emulator has no limit of requests, and shows changes at once.
     quiet_s = 0.0 if is_emulated else QUIET_S
@@ -126,20 +161,4 @@ def _azure(settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_
     catalogue = RegionCatalogue(settings.region, sources, CLOCK, settings.disk_gb, sizes.values())
     supply = AzureSupply(provider, catalogue)
     supply.begin()
-
-    def close() -> None:
-        supply.close()
-        provider.close()
-
-    def interval_s() -> float:
-        return SPARING_INTERVAL_S if provider.is_allowance_low() else OBSERVATION_INTERVAL_S
-
-    rehearsal = AzureRehearsal(provider)
-    return Cloud(
-        provider,
-        supply,
-        rehearsal,
-        follows_policies=True,
-        observation_interval_s=interval_s,
-        close=close,
-    )
+    return provider, supply

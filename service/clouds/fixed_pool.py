@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.azure.catalogue import offerings as azure_offerings
+from cluster.azure.place_names import table_of
 from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import digest_of
 from cluster.policies.offerings import CapacityType, Offering
@@ -145,8 +145,7 @@ def known(settings: Settings) -> ClusterFacts:
         # What its nodes bring, the controller alone sees.
         return ClusterFacts(rules=rule_names())
     try:
-        region, sizes = read_azure_settings(settings).region, sizes_of(settings)
-        catalogue = azure_offerings(region, sizes=sizes.values())
+        catalogue = table_of(read_azure_settings(settings), sizes_of(settings).values())
     except CloudUnusable:
         # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
         catalogue = None
