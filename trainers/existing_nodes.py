@@ -41,8 +41,9 @@ def sweep_existing_node() -> None:
 
     sweep_node()
     root = work_root()
-    # One that the cluster's own operator named is theirs.
-    if root.parent == Path(tempfile.gettempdir()) and is_private(root):
+    # One that the cluster's own operator named is theirs, and what is locked is used by another Remora of this machine.
+    is_usual = root.parent == Path(tempfile.gettempdir()) and is_private(root)
+    if is_usual and not any(root.glob("*.lock")):
         shutil.rmtree(root, ignore_errors=True)
 
 

@@ -75,15 +75,20 @@ def look(address: str) -> dict[str, Any]:
 
 def join(settings: Settings, address: str) -> dict[str, Any]:
     """What keeps jobs from running on the nodes, and what is to be known of them.  Raises what Ray raises."""
-    if (taken := _taken(settings.home, address)) is not None:
-        return _problem(taken)
+    ours = f"{settings.home} on {socket.gethostname()}"
+    if (owner := _owner() or ours) != ours:
+        return _problem(_taken(owner, address))
     from ray._private import state as ray_state
 
     nodes = [node for node in ClaimStore().nodes() if node.is_usable]
     facts = _look_at(nodes, settings)
     announced = ray_state.state.cluster_resources()
+    problems = node_problems(facts, settings.storage, platform.python_version())
+    # Last, so that nothing is left of a service that cannot use it; of two at once the first one counts.
+    if not problems and (owner := _own(ours)) != ours:
+        problems = [_taken(owner, address)]
     return {
-        "problems": node_problems(facts, settings.storage, platform.python_version()),
+        "problems": problems,
         "notes": node_notes(facts, have_place_for_drivers=DRIVERS in announced),
         "nodes": len(nodes),
     }
@@ -103,17 +108,23 @@ def leave() -> dict[str, Any]:
     return {"problems": [], "ended": ended}
 
 
-def _taken(home: Path, address: str) -> str | None:
-    """Why this service may not use the cluster: another one does.  None: it is written down that this one does."""
+def _owner() -> str:
+    """The service that uses the cluster; empty: none does."""
     from ray.experimental import internal_kv
 
-    ours = f"{home} on {socket.gethostname()}"
+    value = internal_kv._internal_kv_get(_OWNER, namespace=CLAIMS_NAMESPACE) or b""
+    return bytes(value).decode("utf-8", "replace")
+
+
+def _own(ours: str) -> str:
+    """Let this service be the one that uses the cluster unless another one does; which one does now."""
+    from ray.experimental import internal_kv
+
     internal_kv._internal_kv_put(_OWNER, ours.encode(), overwrite=False, namespace=CLAIMS_NAMESPACE)
-    owner = (internal_kv._internal_kv_get(_OWNER, namespace=CLAIMS_NAMESPACE) or b"").decode(
-        "utf-8", "replace"
-    )
-    if owner == ours:
-        return None
+    return _owner()
+
+
+def _taken(owner: str, address: str) -> str:
     return (
         f"the cluster is used by the service in {owner[:200]}: end that one with `remora down` there, or remove what it"
         f" left by `remora down --ray-address {address}` here"

@@ -148,7 +148,7 @@ def _decide(
 
 def _kept_full(policies: Policies, supply: Supply, now: float) -> Policies:
     """Each pool at its maximum, which is at most what there is of the one thing that is offered."""
-    (offering,) = supply.offerings()
+    offering, *_ = supply.offerings()
     return kept_full(policies, now, offering.size, supply.quota_limits().get(offering.quota))
 
 

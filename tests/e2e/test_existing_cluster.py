@@ -124,6 +124,10 @@ class ForeignCluster:
             words, env=self._environment, cwd=self._folder, capture_output=True
         ).returncode
 
+    def left(self) -> list[str]:
+        """Folders of Remora that are left on its nodes."""
+        return [path.name for path in self._temporary.glob("remora-*")]
+
     def end(self) -> None:
         """End all of it."""
         for number in range(1, 10):
@@ -132,8 +136,9 @@ class ForeignCluster:
 
     @property
     def _environment(self) -> dict[str, str]:
-        kept = ("PATH", "HOME", "LANG", "TMPDIR")
-        return {**{name: os.environ[name] for name in kept if name in os.environ}, **self.variables}
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+        # What jobs leave on these nodes is there alone.
+        return {**kept, **self.variables, "TMPDIR": str(self._temporary)}
 
 
 @pytest.fixture
@@ -188,12 +193,14 @@ def test_a_job_trains_through_the_loss_of_a_node_and_the_cluster_stays_as_it_was
     finally:
         with contextlib.suppress(AttributeError):
             service.end()
+    assert cluster.left() == [], "nothing of a job is left on a node"
     after = cluster.observed()
     assert after["nodes"] == sorted([before["nodes"][0], added])
     assert (after["draining"], after["answer"]) == (0, 42)
     assert (after["actors"], after["groups"], after["entries"]) == ([], [], [])
 
 
+@pytest.mark.soak
 def test_what_a_killed_service_left_is_removed_from_elsewhere(
     cluster: ForeignCluster, tmp_path: Path
 ) -> None:
@@ -217,6 +224,7 @@ def test_what_a_killed_service_left_is_removed_from_elsewhere(
     service.end()
 
 
+@pytest.mark.soak
 def test_a_secret_that_is_wrong_is_told_with_the_variables_that_give_it(
     cluster: ForeignCluster, tmp_path: Path
 ) -> None:
