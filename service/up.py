@@ -27,7 +27,15 @@ from remora.network_filter import HeldRules, is_asked
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
-from service.embedded.existing_cluster import ClusterUnusable, MemberPart, forget, join, leave, take_part
+from service.embedded.existing_cluster import (
+    ClusterUnusable,
+    MemberPart,
+    forget,
+    join,
+    leave,
+    membership_problem,
+    take_part,
+)
 from service.embedded.home_lock import HomeLock, HomeTaken
 from service.embedded.parts import (
     ClusterPart,
@@ -179,7 +187,8 @@ def up(settings: Settings, console: Console) -> None:
     """
     with HomeLock(settings.home) as lock:
         make_private(settings.home)
-        problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
+        problem = cloud_problem(settings) or membership_problem(settings)
+        problem = problem or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
         service, rules = Up(settings, lock, console), HeldRules(offered())
@@ -252,7 +261,7 @@ def down(home: Path, console: Console, ray_address: str = "") -> None:
     if lock.end_owner():
         console.print(f"Ended the service in {home}.")
     with lock:
-        ended = _end_all(home, console)
+        _, ended = _end_all(home, console)
     if ended:
         console.print(f"Ended {ended} left-over machines of {home}.")
     elif cgroups.walls().folder is not None:
@@ -269,17 +278,21 @@ def _remove_from(home: Path, ray_address: str, console: Console) -> None:
             take_part(home, ray_address)
         except ClusterUnusable as error:
             raise CannotStart(str(error)) from error
-        _end_all(home, console)
-    console.print(f"Nothing of Remora is left in the Ray cluster at {ray_address}.")
+        remains, _ = _end_all(home, console)
+    if not remains:
+        console.print(f"Nothing of Remora is left in the Ray cluster at {ray_address}.")
 
 
-def _end_all(home: Path, console: Console) -> int:
-    """End all of a home, also what it has in an existing cluster; returns how many machines were left of it."""
+def _end_all(home: Path, console: Console) -> tuple[str, int]:
+    """End all of a home, also what it has in an existing cluster.
+
+    Returns why something may remain there, or an empty text, and how many machines were left of the home.
+    """
     if remains := leave(Settings(home=home)):
         console.print(neutral(f"note: {remains}"))
     ended = end_cluster(home)
     forget(home)
-    return ended
+    return remains, ended
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -108,6 +108,17 @@ def take_part(home: Path, address: str) -> None:
     joined.write(folders, address, os.environ, Path.home())
 
 
+def membership_problem(settings: Settings) -> str | None:
+    """Why this home cannot have a cluster of its own, as a sentence: it is still part of another.  None: it can."""
+    known = joined.read(ClusterFolders(settings.home))
+    if known is None or settings.cloud == "existing":
+        return None
+    return (
+        f"this home is part of the Ray cluster at {known.address}: leave it with `remora down`, or go on there with"
+        f" --ray-address {known.address}"
+    )
+
+
 def leave(settings: Settings) -> str:
     """End all that is ours in the cluster that this home is part of; this machine's member goes on until it is ended.
 
