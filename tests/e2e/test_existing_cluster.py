@@ -138,7 +138,8 @@ class ForeignCluster:
     def _environment(self) -> dict[str, str]:
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
         # What jobs leave on these nodes is there alone.
-        return {**kept, **self.variables, "TMPDIR": str(self._temporary)}
+        own = {"TMPDIR": str(self._temporary), "RAY_raylet_start_wait_time_s": "180"}
+        return {**kept, **self.variables, **own}
 
 
 @pytest.fixture
