@@ -6,6 +6,7 @@ before they run.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import shutil
 import tempfile
@@ -38,8 +39,11 @@ def sweep_existing_node() -> None:
     from remora.private_files import is_private
     from trainers.node_folders import work_root
     from trainers.supervisor.node_sweep import sweep_node
+    from trainers.supervisor.temporary_folders import temporary_root
 
     sweep_node()
+    with contextlib.suppress(OSError):  # it is not empty while another Remora of this machine uses it
+        temporary_root().rmdir()
     root = work_root()
     # One that the cluster's own operator named is theirs, and what is locked is used by another Remora of this machine.
     is_usual = root.parent == Path(tempfile.gettempdir()) and is_private(root)
