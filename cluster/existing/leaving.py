@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from ray._private import state as ray_state
-from ray._raylet import JobID  # type: ignore[attr-defined]
+from ray._raylet import JobID
 from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 

@@ -6,7 +6,7 @@ Whoever runs the cluster decides which nodes it has.  What is released goes on r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.policies.offerings import CapacityType, Offering
@@ -101,7 +101,7 @@ class ExistingProvider:
         """Nodes that there are, at the last look."""
         return {_QUOTA: self._seen.usable}
 
-    def _look(self) -> tuple[list[RayNode], list[Claim]]:
+    def _look(self) -> tuple[Sequence[RayNode], Sequence[Claim]]:
         try:
             return self._cluster.nodes(), self._cluster.claims()
         except Exception as error:  # Ray raises what its RPC library raises
