@@ -21,18 +21,15 @@ _SHARE = {DRIVERS: DRIVER_SHARE}
 _OF_ATTEMPT = b"driver:"
 
 
-def make(name: str, *, anywhere: bool = False) -> Any:
-    """The driver of that name, which is started if there is none; returns before it is up.
-
-    `anywhere`: on any node, as in a cluster that no node for drivers was made for.
-    """
+def make(name: str) -> Any:
+    """The driver of that name, which is started if there is none; returns before it is up."""
     actor = ray.remote(Driver).options(
         name=name,
         namespace=NAMESPACE,
         lifetime="detached",
         get_if_exists=True,
         num_cpus=0,
-        resources={} if anywhere else _SHARE,
+        resources=_SHARE,
         max_concurrency=1000,
     )
     return actor.remote()

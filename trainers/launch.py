@@ -81,21 +81,19 @@ class RayLauncher:
         timeout_s: float = 1.0,
         ready_drivers: int = READY_DRIVERS,
         forks: bool = False,
-        is_existing: bool = False,
+        prestarts: bool = True,
         open_storage: Callable[[str], Storage] = Storage,
         granted: Callable[[BuildAhead], StorageGrant | None] = lambda _: None,
     ) -> None:
         """`ready_drivers`: how many wait for attempts, at most; `forks`: Ray's worker processes are forked.
 
-        `is_existing`: the cluster is one that Remora did not start, so that drivers run on any of its nodes, and worker
-        processes start with the packages that were brought there.
+        `prestarts` False: no worker process is started ahead, as where it would lack packages that are brought.
 
         `open_storage` opens a storage of the service by its URL; `granted` is asked, before a build, for a grant to
         read the code.
         """
         self._open_storage = open_storage
         self._forks = forks
-        self._is_existing = is_existing
         self._timeout_s = timeout_s
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
@@ -110,8 +108,8 @@ class RayLauncher:
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
         self._closing: dict[str, Future[None]] = {}
-        self._ready_processes = ReadyProcesses(are_started=not is_existing)
-        self._ready_drivers = ReadyDrivers(ready_drivers, anywhere=is_existing)
+        self._ready_processes = ReadyProcesses(are_started=prestarts)
+        self._ready_drivers = ReadyDrivers(ready_drivers)
         self._builds_ahead = BuildsAhead(granted)
         self._looked_at = 0.0
         self._listed_at = 0.0
@@ -140,7 +138,7 @@ class RayLauncher:
             else:
                 # This one knows of no kept nodes yet.
                 self._kept[plan.attempt_id] = _Kept({}, self._started_at)
-        handle = driver_actors.make(name, anywhere=self._is_existing)
+        handle = driver_actors.make(name)
         self._handles[plan.attempt_id] = handle
         self._starting[plan.attempt_id] = handle.start.remote(plan, *secrets)
 

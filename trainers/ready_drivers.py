@@ -59,10 +59,9 @@ def token_of(name: str) -> int:
 class ReadyDrivers:
     """Keeps drivers ready in the Ray cluster that this process is connected to."""
 
-    def __init__(self, most: int, *, anywhere: bool = False) -> None:
-        """`most` is how many are kept, 0 for none; `anywhere`: on any node."""
+    def __init__(self, most: int) -> None:
+        """`most` is how many are kept, 0 for none."""
         self._most = most
-        self._anywhere = anywhere
         self._token = -1
         #: Those of this process, oldest first, with the answer that says that one is up; None once it is.
         self._own: dict[str, Any] = {}
@@ -111,7 +110,7 @@ class ReadyDrivers:
         name = f"{_PREFIX}{self._token}-{uuid4().hex}"
         # The entry first: a driver without one belongs to no controller.
         internal_kv._internal_kv_put(_ENTRY + name.encode(), b"1", namespace=driver_actors.KV_NAMESPACE)
-        self._own[name] = driver_actors.make(name, anywhere=self._anywhere).poll.remote(0, 1)
+        self._own[name] = driver_actors.make(name).poll.remote(0, 1)
 
     def _is_one_coming(self) -> bool:
         return not all(self._is_up(name) for name in self._own)

@@ -1,7 +1,8 @@
-"""This machine's own node in an existing cluster: it carries nothing, and the service connects to Ray through it."""
+"""This machine's own node in an existing cluster: the service connects through it, and drivers run on it."""
 
 from __future__ import annotations
 
+import json
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,6 +13,7 @@ from cluster.local.folders import ClusterFolders
 from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
 from cluster.ray.addresses import address_towards
+from remora.ray_resources import DRIVERS, DRIVERS_AMOUNT
 
 
 def start_member(home: Path, address: str) -> MachineRecord:
@@ -54,6 +56,7 @@ def start_member(home: Path, address: str) -> MachineRecord:
             folders.logs / "head.log",
             [
                 *(f"--address={address}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=member"),
+                f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}",
                 # That of other nodes of this machine is taken.
                 "--dashboard-agent-listen-port=0",
             ],

@@ -5,7 +5,6 @@ Whoever runs the cluster decides which nodes it has.  What is released goes on r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +32,7 @@ class _Seen:
 class ExistingProvider:
     """`cluster.provider.Provider` and `service.loops.ports.Supply` of the nodes of an existing cluster."""
 
-    def __init__(self, cluster: ExistingCluster, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, cluster: ExistingCluster, clock: Callable[[], float]) -> None:
         """`clock` says the time of claims and refusals, in seconds since 1970."""
         self._cluster = cluster
         self._clock = clock

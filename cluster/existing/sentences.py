@@ -90,19 +90,12 @@ def node_problems(nodes: Iterable[NodeFacts], storage: str, python: str) -> list
     return found
 
 
-def node_notes(nodes: Iterable[NodeFacts], *, have_place_for_drivers: bool) -> list[str]:
+def node_notes(nodes: Iterable[NodeFacts]) -> list[str]:
     """What an operator should know and nothing has to be done about."""
-    seen = list(nodes)
-    found = [
+    return [
         f"commands of jobs on {where} run as the user of Ray's processes: {why}"
-        for why, where in _where(seen, "isolation").items()
+        for why, where in _where(nodes, "isolation").items()
     ]
-    if not have_place_for_drivers:
-        found.append(
-            "drivers of jobs run on any node, and a job whose driver is lost with its node starts again from its newest"
-            " checkpoint"
-        )
-    return found
 
 
 def _where(nodes: Iterable[NodeFacts], what: str) -> dict[str, str]:

@@ -107,7 +107,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         RayLauncher(
             ready_drivers=settings.ready_drivers,
             forks=bool(settings.forked_modules),
-            is_existing=is_existing,
+            prestarts=not is_existing,
             open_storage=partial(open_storage, settings),
             granted=partial(granted_code, broker),
         ),

@@ -27,7 +27,6 @@ from cluster.existing.sentences import NodeFacts, node_notes, node_problems, ver
 from cluster.ray.claims import ClaimStore, RayNode
 from cluster.ray.programs import OURS
 from remora.ray_labels import CLAIMS_NAMESPACE
-from remora.ray_resources import DRIVERS
 from service.azure_storage import azure_place
 from service.settings import Settings
 from service.storage_locations import open_storage
@@ -78,18 +77,15 @@ def join(settings: Settings, address: str) -> dict[str, Any]:
     ours = f"{settings.home} on {socket.gethostname()}"
     if (owner := _owner() or ours) != ours:
         return _problem(_taken(owner, address))
-    from ray._private import state as ray_state
-
     nodes = [node for node in ClaimStore().nodes() if node.is_usable]
     facts = _look_at(nodes, settings)
-    announced = ray_state.state.cluster_resources()
     problems = node_problems(facts, settings.storage, platform.python_version())
     # Last, so that nothing is left of a service that cannot use it; of two at once the first one counts.
     if not problems and (owner := _own(ours)) != ours:
         problems = [_taken(owner, address)]
     return {
         "problems": problems,
-        "notes": node_notes(facts, have_place_for_drivers=DRIVERS in announced),
+        "notes": node_notes(facts),
         "nodes": len(nodes),
     }
 

@@ -103,7 +103,7 @@ def test_the_next_controller_goes_on_with_the_same_claims(world: ExistingWorld) 
 
 def test_a_claim_without_a_row_is_released_and_the_node_is_claimed_again(world: ExistingWorld) -> None:
     unknown = NodeRequest(node_id="node_unknown", pool="existing", resources={})
-    ExistingProvider(world.there).create(unknown)
+    ExistingProvider(world.there, lambda: world.now).create(unknown)
     world.until_ready("10.0.0.1", "10.0.0.2")
     assert "node_unknown" not in {claim.node_id for claim in world.there.claims()}
 

@@ -41,8 +41,8 @@ def test_another_controller_that_is_faster_has_the_node() -> None:
     slow = FewNodes(cluster.seen, cluster.entries)
     # What the slow one sees is older than the claim of the other.
     slow.claims = list  # type: ignore[method-assign]
-    ExistingProvider(cluster).create(request("node_a"))
-    ExistingProvider(slow).create(request("node_b"))
+    ExistingProvider(cluster, lambda: 100.0).create(request("node_a"))
+    ExistingProvider(slow, lambda: 100.0).create(request("node_b"))
     assert {one.node_id: one.ray_node_id for one in cluster.claims()} == {
         "node_a": node(1).id,
         "node_b": node(2).id,
@@ -59,7 +59,7 @@ def test_only_nodes_that_stay_and_have_something_are_used() -> None:
 
 def test_a_dead_node_is_listed_as_one_that_does_not_run_and_one_that_ray_forgot_too() -> None:
     cluster = FewNodes([node(1), node(2)])
-    provider = ExistingProvider(cluster)
+    provider = ExistingProvider(cluster, lambda: 100.0)
     provider.create(request("node_a"))
     provider.create(request("node_b"))
     cluster.seen = [replace(node(1), is_alive=False)]
@@ -71,7 +71,7 @@ def test_a_dead_node_is_listed_as_one_that_does_not_run_and_one_that_ray_forgot_
 
 def test_what_is_offered_is_what_is_there() -> None:
     cluster = FewNodes([node(1, CPU=4.0), node(2, CPU=8.0, GPU=2.0), node(3, CPU=2.0)])
-    provider = ExistingProvider(cluster)
+    provider = ExistingProvider(cluster, lambda: 100.0)
     provider.create(request("node_a"))
     provider.list()
     (offering,) = provider.offerings()
@@ -83,7 +83,7 @@ def test_what_is_offered_is_what_is_there() -> None:
 
 def test_a_head_without_an_answer_is_no_empty_cluster() -> None:
     cluster = FewNodes([node(1)])
-    provider = ExistingProvider(cluster)
+    provider = ExistingProvider(cluster, lambda: 100.0)
     provider.create(request("node_a"))
     cluster.answers = False
     for ask in (provider.list, lambda: provider.create(request("node_b")), lambda: provider.delete("node_a")):
@@ -140,12 +140,11 @@ def test_each_thing_that_nodes_lack_is_said_once_with_the_nodes_that_lack_it() -
     assert "did not carry out" in said
 
 
-def test_isolation_and_the_place_of_drivers_are_told() -> None:
+def test_where_commands_are_not_kept_apart_is_told() -> None:
     nodes = [
         NodeFacts(address="10.0.0.1", isolation="it has not the rights of root"),
         NodeFacts(address="10.0.0.2"),
     ]
-    isolation, drivers = node_notes(nodes, have_place_for_drivers=False)
+    (isolation,) = node_notes(nodes)
     assert "on the node 10.0.0.1 run as the user of Ray's processes" in isolation
-    assert "drivers of jobs run on any node" in drivers
-    assert node_notes(nodes[1:], have_place_for_drivers=True) == []
+    assert node_notes(nodes[1:]) == []
