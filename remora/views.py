@@ -685,6 +685,8 @@ class PolicyCheck(View):
     policies: dict[str, Any] | None = None
     #: True when it is in force already.
     is_in_force: bool = False
+    #: What to know before it is applied, one sentence each: no budget, or a quota that is too small.
+    notes: list[str] = Field(default_factory=list)
 
 
 class Problem(View):

@@ -128,10 +128,13 @@ class Settings(BaseSettings):
     ray_address: str = ""
     #: Processes of Ray speak TLS with each other; empty: they do where nodes are other machines.
     ray_tls: Literal["", "on", "off"] = ""
-    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure.
-    cloud: Literal["local", "azure-emulated", "azure"] = "local"
+    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure; or
+    #: those of an existing Ray cluster, at `ray_address`, that Remora did not start.
+    cloud: Literal["local", "azure-emulated", "azure", "existing"] = "local"
     #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` of the cluster.
     azure_file: Path | None = None
+    #: File with sizes of machines in Azure beyond the built-in table; None: there are no others.
+    catalogue: Path | None = None
     #: Nodes of the local pool that the controller keeps alive.
     nodes: int = Field(default=3, ge=0, le=64)
     #: CPUs that each local node announces to Ray.
@@ -211,14 +214,17 @@ class Settings(BaseSettings):
 
     @property
     def warm(self) -> tuple[str, ...]:
-        """Names of the modules in `warm_modules`."""
+        """Names of the modules in `warm_modules`; none where Remora's own packages come and go with a worker."""
+        if self.cloud == "existing":
+            return ()
         return tuple(name for part in self.warm_modules.split(",") if (name := part.strip()))
 
     @property
     def forked_modules(self) -> str:
         """Modules that one process of each node imports to fork Ray's workers, separated by commas; empty: none is."""
-        # Machines of Azure, and their head, are started by an image, where Ray starts its workers itself.
-        return FORKED if self.fork_ray_workers and self.cloud != "azure" else ""
+        # Machines of Azure, and their head, are started by an image, where Ray starts its workers itself; so it does in
+        # a cluster that Remora did not start.
+        return FORKED if self.fork_ray_workers and self.cloud not in ("azure", "existing") else ""
 
     @property
     def encrypts_ray(self) -> bool:

@@ -29,6 +29,15 @@ from remora.network_filter import HeldRules, is_asked
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
+from service.embedded.existing_cluster import (
+    ClusterUnusable,
+    MemberPart,
+    forget,
+    join,
+    leave,
+    membership_problem,
+    take_part,
+)
 from service.embedded.home_lock import HomeLock, HomeTaken
 from service.embedded.parts import (
     ClusterPart,
@@ -54,7 +63,7 @@ class CannotStart(Exception):
     """The service cannot be started or kept; the message is one sentence for people."""
 
 
-Source = ClusterPart | ServicePart
+Source = ClusterPart | MemberPart | ServicePart
 
 
 class _Group:
@@ -62,7 +71,7 @@ class _Group:
 
     def __init__(self, settings: Settings) -> None:
         self.cluster = settings.cluster
-        self.head = ClusterPart(settings)
+        self.head = MemberPart(settings) if settings.cloud == "existing" else ClusterPart(settings)
         self.sources: dict[Part, Source] = {
             Part.HEAD: self.head,
             Part.CONTROLLER: ServicePart(settings, Part.CONTROLLER, "service.controller"),
@@ -120,7 +129,7 @@ class Up:
             self.stop.wait(TICK_S)
 
     def shut_down(self) -> None:
-        """End API, controllers and emulator, then all nodes and the heads.
+        """End API, controllers and emulator, then all nodes and the heads; an existing cluster is left as it was.
 
         Raises ProviderError when something remains.
         """
@@ -128,7 +137,10 @@ class Up:
             for group in self._groups:
                 if (source := group.sources.get(part)) is not None:
                     source.end()
+        if remains := leave(self._settings):
+            self._say(f"note: {remains}")
         end_clusters(self._settings.home)
+        forget(self._settings.home)
 
     def _observe(self, group: _Group) -> None:
         for part, source in group.sources.items():
@@ -174,6 +186,10 @@ class Up:
         if self._policies:
             self._tell_policies(", whatever --nodes and REMORA_NODES say")
             return
+        if self._settings.cloud == "existing":
+            self._nodes_told = True
+            self._say(f"{'nodes':<10} as many as the existing cluster has; look with: remora nodes")
+            return
         if self._settings.cloud != "local":
             if self._policies is not None:
                 self._tell_policies(", as jobs need them")
@@ -201,7 +217,8 @@ def up(settings: Settings, console: Console, clusters: Sequence[str] = ()) -> No
     """
     with HomeLock(settings.home) as lock:
         make_private(settings.home)
-        problem = cloud_problem(settings) or port_problem(settings.host, settings.port)
+        problem = cloud_problem(settings) or membership_problem(settings)
+        problem = problem or port_problem(settings.host, settings.port)
         if problem:
             raise CannotStart(problem)
         service, rules = Up(settings, lock, console, clusters), HeldRules(offered())
@@ -210,7 +227,9 @@ def up(settings: Settings, console: Console, clusters: Sequence[str] = ()) -> No
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: service.stop.set())
         console.print(f"Remora starts in {settings.home}; stop it with Ctrl-C or `remora down`.")
-        if cgroups.walls().folder is None:
+        if settings.cloud == "existing":
+            _join(settings, console)
+        elif cgroups.walls().folder is None:
             console.print(f"note: {cgroups.walls().sentence}")
         for note in _left_out(settings.home, clusters):
             console.print(f"note: {note}")
@@ -239,6 +258,18 @@ def _left_out(home: Path, clusters: Sequence[str]) -> list[str]:
     ]
 
 
+def _join(settings: Settings, console: Console) -> None:
+    """Join the existing cluster, and print what to know of it.  Raises CannotStart when jobs cannot run there."""
+    console.print(f"Looking at the Ray cluster at {settings.ray_address} ...")
+    try:
+        found = join(settings)
+    except ClusterUnusable as error:
+        raise CannotStart(str(error)) from error
+    console.print(f"It has {found.nodes} {'node' if found.nodes == 1 else 'nodes'} for jobs.")
+    for note in found.notes:
+        console.print(neutral(f"note: {note}"))
+
+
 def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
     """What keeps commands apart on the nodes of this machine.  Raises CannotStart when it is not what was asked for."""
     asked = isolation_of(settings)
@@ -252,11 +283,16 @@ def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
     return offered().sentence if not is_asked() else f"{offered().sentence}; {held}"
 
 
-def down(home: Path, console: Console) -> None:
-    """End the service of a home: the one that runs, or what a killed one left behind.
+def down(home: Path, console: Console, ray_address: str = "") -> None:
+    """End the service of a home: the one that runs, or what a killed one left behind, also in an existing cluster.
+
+    `ray_address`: of a cluster from which all that is Remora's is removed, whichever service left it there.
 
     Raises HomeTaken when the running one does not end, ProviderError when something remains.
     """
+    if ray_address:
+        _remove_from(home, ray_address, console)
+        return
     if not home.is_dir():
         ended = end_clusters(home)
         left = f"Ended {ended} left-over machines of {home}, which was removed."
@@ -266,7 +302,7 @@ def down(home: Path, console: Console) -> None:
     if lock.end_owner():
         console.print(f"Ended the service in {home}.")
     with lock:
-        ended = end_clusters(home)
+        _, ended = _end_all(home, console)
     if ended:
         console.print(f"Ended {ended} left-over machines of {home}.")
     elif cgroups.walls().folder is not None:
@@ -275,12 +311,40 @@ def down(home: Path, console: Console) -> None:
         console.print(f"Nothing that carries the mark of {home} is left running; {cgroups.walls().sentence}.")
 
 
+def _remove_from(home: Path, ray_address: str, console: Console) -> None:
+    """Remove all that is Remora's from the cluster at that address, through a member of this home."""
+    with HomeLock(home):
+        make_private(home)
+        try:
+            take_part(home, ray_address)
+        except ClusterUnusable as error:
+            raise CannotStart(str(error)) from error
+        remains, _ = _end_all(home, console)
+    if not remains:
+        console.print(f"Nothing of Remora is left in the Ray cluster at {ray_address}.")
+
+
+def _end_all(home: Path, console: Console) -> tuple[str, int]:
+    """End all of a home, also what it has in an existing cluster.
+
+    Returns why something may remain there, or an empty text, and how many machines were left of the home.
+    """
+    if remains := leave(Settings(home=home)):
+        console.print(neutral(f"note: {remains}"))
+    ended = end_clusters(home)
+    forget(home)
+    return remains, ended
+
+
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service.up", description="Run Remora on this machine.")
     parser.add_argument("--home", type=Path, help="folder of the service (default: the user's data folder)")
     parser.add_argument("--port", help="port of the API, 0 for a free one")
     parser.add_argument("--nodes", help="local nodes to keep alive")
     parser.add_argument("--cloud", help="where nodes are made: local or azure-emulated")
+    parser.add_argument(
+        "--ray-address", help="HOST:PORT of the head of a Ray cluster to use, which is not started"
+    )
     parser.add_argument("--node-cpus", help="CPUs that each node announces")
     parser.add_argument("--node-gpus", help="GPUs that each node announces")
     parser.add_argument(
@@ -295,6 +359,12 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def _settings(arguments: argparse.Namespace) -> Settings:
     """Settings from the environment, overridden by arguments.  Raises CannotStart for values that are impossible."""
     given = {k: v for k, v in vars(arguments).items() if k not in ("down", "clusters") and v is not None}
+    if arguments.ray_address is not None:
+        if arguments.cloud not in (None, "existing"):
+            raise CannotStart(
+                "--ray-address is of a cluster that exists, and --cloud says how to make one: give one"
+            )
+        given["cloud"] = "existing"
     try:
         settings = Settings(**given)
     except ValidationError as error:
@@ -337,7 +407,10 @@ def main(words: Sequence[str] | None = None) -> int:
         Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 2
     try:
-        down(settings.home, console) if arguments.down else up(settings, console, clusters)
+        if arguments.down:
+            down(settings.home, console, arguments.ray_address or "")
+        else:
+            up(settings, console, clusters)
     except (CannotStart, HomeTaken, ProviderError, head.HeadFailed, OSError) as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(neutral(f"error: {error}"), markup=False)
         return 1

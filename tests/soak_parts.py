@@ -131,6 +131,18 @@ PARTS: Mapping[str, Part] = {
         (f"{CONTRACTS}/test_api_description.py",),
         ("remora/views.py", "service/api", "service/identities", "requirements/schemathesis.txt"),
     ),
+    "existing-cluster": Part(
+        ("tests/e2e/test_existing_cluster.py",),
+        (
+            "cluster/existing",
+            "cluster/ray",
+            "service/clouds",
+            "service/embedded",
+            "service/up.py",
+            "trainers/existing_nodes.py",
+            "tests/e2e/embedded.py",
+        ),
+    ),
     "azure-storage": Part(
         ("tests/e2e/test_storage_in_azure.py", "tests/unit/trainers/test_mounts.py"),
         (

@@ -81,10 +81,13 @@ class RayLauncher:
         timeout_s: float = 1.0,
         ready_drivers: int = READY_DRIVERS,
         forks: bool = False,
+        prestarts: bool = True,
         open_storage: Callable[[str], Storage] = Storage,
         granted: Callable[[BuildAhead], StorageGrant | None] = lambda _: None,
     ) -> None:
         """`ready_drivers`: how many wait for attempts, at most; `forks`: Ray's worker processes are forked.
+
+        `prestarts` False: no worker process is started ahead, as where it would lack packages that are brought.
 
         `open_storage` opens a storage of the service by its URL; `granted` is asked, before a build, for a grant to
         read the code.
@@ -105,7 +108,7 @@ class RayLauncher:
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
         self._closing: dict[str, Future[None]] = {}
-        self._ready_processes = ReadyProcesses()
+        self._ready_processes = ReadyProcesses(are_started=prestarts)
         self._ready_drivers = ReadyDrivers(ready_drivers)
         self._builds_ahead = BuildsAhead(granted)
         self._looked_at = 0.0

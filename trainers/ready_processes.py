@@ -61,7 +61,9 @@ def plan_prestarts(
 class ReadyProcesses:
     """Keeps processes ready on the nodes of the cluster that this process is connected to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_started: bool = True) -> None:
+        """`are_started` False: none is, as where workers need an environment that such a process would not have."""
+        self._are_started = are_started
         self._used: dict[str, int] = {}
         #: Requests under way, with the channels that they need.
         self._asked: list[tuple[Any, Any]] = []
@@ -79,7 +81,7 @@ class ReadyProcesses:
         ]
         self._used, wanted = plan_prestarts(self._used, seen, is_quiet=is_quiet)
         self._asked = [(call, channel) for call, channel in self._asked if not call.done()]
-        for name, count in wanted.items():
+        for name, count in wanted.items() if self._are_started else ():
             self._ask(f"{nodes[name]['NodeManagerAddress']}:{nodes[name]['NodeManagerPort']}", count)
         return sum(node.slots for node in seen)
 

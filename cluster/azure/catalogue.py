@@ -75,6 +75,13 @@ class Size:
     family: str = ""
     #: Where its ephemeral disk may lie; empty when the table does not know it.
     placements: Placements = ()
+    #: Memory of each of its GPUs, GiB; 0 when the table does not say.
+    gpu_memory_gib: int = 0
+    #: Zones in which it is sold while Azure does not say, and whether as spot.
+    zones: frozenset[str] = frozenset("123")
+    has_spot: bool = True
+    #: Its prices are those of the region in which it is used, and not those of `eastus`.
+    is_priced_here: bool = False
 
 
 def _gpu(
@@ -203,16 +210,18 @@ def offerings(
     evictions: Mapping[str, float] | None = None,
     scarce: Scarce = frozenset(),
     disk_gb: int = DISK_GB,
+    sizes: Iterable[Size] = SIZES,
 ) -> tuple[Offering, ...]:
     """Everything that nodes of a region can be bought as: each size in each zone and in none, spot and on demand.
 
     `skus` of `read_skus`, `prices` in USD per hour by size and capacity type, and `evictions` in chances per hour by
     size in lower case are what Azure said lately; where one is None, or lacks a size, the table stands in.
     `scarce` are the spot offerings of which it hardly has any, by size in lower case and zone.
+    `sizes` is the table, with what operators have added to it (`cluster.azure.catalogue_file`).
     Where there is room for a disk of `disk_gb` GiB on the machine itself, a label says which placement that is.
     """
     found: list[Offering] = []
-    for size in SIZES:
+    for size in sizes:
         facts = skus.get(size.name) if skus is not None else _unknown(size)
         if facts is None or not facts.usable:
             continue
@@ -229,11 +238,11 @@ def offerings(
 
 
 def _unknown(size: Size) -> SkuFacts:
-    """What is taken for true of a size while Azure does not say: three zones, and spot."""
+    """What is taken for true of a size while Azure does not say."""
     return SkuFacts(
         family=size.family,
-        zones=frozenset("123"),
-        spot=True,
+        zones=size.zones,
+        spot=size.has_spot,
         usable=True,
         placements=size.placements,
     )
@@ -243,7 +252,7 @@ def _price(size: Size, capacity: CapacityType, region: str) -> float:
     price = size.on_demand_usd
     if capacity is CapacityType.SPOT:
         price = size.spot_usd if size.spot_usd is not None else _UNKNOWN_SPOT_PART * size.on_demand_usd
-    return price * REGION_FACTORS.get(region, _OTHER_REGIONS)
+    return price if size.is_priced_here else price * REGION_FACTORS.get(region, _OTHER_REGIONS)
 
 
 def _offering(
@@ -260,6 +269,8 @@ def _offering(
     if size.gpus:
         resources["GPU"] = float(size.gpus)
     labels = {"azure-gpu": size.gpu} if size.gpu else {}
+    if size.gpu_memory_gib:
+        labels["azure-gpu-memory-gib"] = str(size.gpu_memory_gib)
     placement = next((name for name, room_gib in facts.placements if room_gib >= disk_gb), None)
     if placement is not None:
         labels[DISK_PLACEMENT_LABEL] = placement

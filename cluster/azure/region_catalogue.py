@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.azure.catalogue import DISK_GB, SkuFacts, offerings, read_skus
+from cluster.azure.catalogue import DISK_GB, SIZES, Size, SkuFacts, offerings, read_skus
 from cluster.azure.prices import Prices
 from cluster.azure.spot_market import Scarce, read_evictions, read_scores
 from cluster.policies.offerings import CapacityType, Offering
@@ -50,8 +50,13 @@ class RegionCatalogue:
         sources: Sources,
         clock: Callable[[], float] = time.time,
         disk_gb: int = DISK_GB,
+        sizes: Iterable[Size] = SIZES,
     ) -> None:
-        """`disk_gb` is the size of the nodes' disks in GiB, which decides where they may lie."""
+        """`disk_gb` is the size of the nodes' disks in GiB, which decides where they may lie.
+
+        `sizes` is the table that is corrected.
+        """
+        self._sizes = tuple(sizes)
         self._region = region
         self._disk_gb = disk_gb
         self._sources = sources
@@ -61,7 +66,7 @@ class RegionCatalogue:
         self._evictions: dict[str, float] | None = None
         self._scarce: Scarce = frozenset()
         self._due = {"skus": 0.0, "prices": 0.0, "evictions": 0.0, "scores": 0.0}
-        self._offerings = offerings(region, disk_gb=disk_gb)
+        self._offerings = offerings(region, disk_gb=disk_gb, sizes=self._sizes)
 
     def __call__(self) -> tuple[Offering, ...]:
         """Everything that can be bought, as far as it is known; sends no request."""
@@ -80,7 +85,13 @@ class RegionCatalogue:
             self._scarce = frozenset()
             self._ask("scores", self._read_scores)
         self._offerings = offerings(
-            self._region, self._skus, self._prices, self._evictions, self._scarce, self._disk_gb
+            self._region,
+            self._skus,
+            self._prices,
+            self._evictions,
+            self._scarce,
+            self._disk_gb,
+            self._sizes,
         )
 
     def _is_due(self, name: str, every_s: float) -> bool:
@@ -100,7 +111,7 @@ class RegionCatalogue:
     def _read_skus(self) -> None:
         # An answer without any known size counts as none: nothing could be bought.
         found = read_skus(self._sources.skus(), self._region)
-        if not offerings(self._region, found):
+        if not offerings(self._region, found, sizes=self._sizes):
             raise ValueError("no size of the catalogue is sold there")
         self._skus = found
 

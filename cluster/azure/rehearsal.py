@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from cluster.azure.provider import AzureProvider
+from typing import Protocol
 
 #: Seconds of notice that Azure gives at most to a machine that it evicts.
 NOTICE_S = 30.0
 
 
+class _Evicting(Protocol):
+    """The provider of one place, or of all."""
+
+    def simulate_eviction(self, node_id: str) -> None:
+        """Let Azure preempt a spot node."""
+        ...
+
+    def delete(self, node_id: str) -> None:
+        """End the machine."""
+        ...
+
+
 class AzureRehearsal:
     """Preempts nodes of Azure; any thread may call it."""
 
-    def __init__(self, provider: AzureProvider) -> None:
+    def __init__(self, provider: _Evicting) -> None:
         self._provider = provider
 
     @property

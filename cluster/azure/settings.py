@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 #: An ARM id, `/subscriptions/...`.
 ResourceId = Annotated[str, Field(pattern=r"^/subscriptions/[^/]+/resourceGroups/[^/]+/providers/.+[^/]$")]
+
+
+#: Name of a further place, by which pools ask for it.
+PlaceName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
+#: Further places that one cluster may have.
+MOST_PLACES = 16
+
+
+class PlaceSettings(BaseModel):
+    """Another region or subscription for nodes of the same cluster; what it does not say is as in the first place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    region: str = Field(pattern=r"^[a-z0-9]+$")
+    #: Resource group of the nodes there, and of nothing else: not that of another place.
+    resource_group: str = Field(min_length=1, max_length=90)
+    #: Subnet there, from which the head is reached.
+    subnet: ResourceId
+    subscription: str | None = Field(default=None, min_length=1)
+    #: A version of the image that is replicated to the region.
+    image: ResourceId | None = None
+    network_security_group: ResourceId | None = None
+    node_identity: ResourceId | None = None
+    node_identity_client_id: str | None = None
+    max_spot_price: float | None = None
+    endpoint: str | None = None
 
 
 class AzureSettings(BaseModel):
@@ -46,6 +72,24 @@ class AzureSettings(BaseModel):
     max_spot_price: float = -1.0
     #: Endpoint of Azure Resource Manager; another one in sovereign clouds and for the emulator.
     endpoint: str = "https://management.azure.com"
+    #: Further places, by names of the operator's choice.
+    places: dict[PlaceName, PlaceSettings] = Field(default={}, max_length=MOST_PLACES)
+
+    @model_validator(mode="after")
+    def _are_apart(self) -> AzureSettings:
+        groups = [(one.subscription.lower(), one.resource_group.lower()) for one in self.by_place().values()]
+        if len(set(groups)) < len(groups):
+            raise ValueError(
+                "two places have the same resource group; machines there would be taken for both's"
+            )
+        return self
+
+    def by_place(self) -> dict[str, AzureSettings]:
+        """The settings of each place, the first one under an empty name."""
+        return {"": self} | {
+            name: self.model_copy(update={"places": {}, **place.model_dump(exclude_none=True)})
+            for name, place in self.places.items()
+        }
 
     @property
     def group_id(self) -> str:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Collection
 from pathlib import Path
 
+from cluster.local import joined
 from cluster.local.certificates import own_environment
 from cluster.local.folders import ClusterFolders
 from cluster.ray.certificates import TLS_VARIABLES
@@ -43,8 +44,11 @@ def ray_environment(home: Path) -> dict[str, str]:
     """Variables that a process needs to work with the cluster of this home; makes the token when there is none.
 
     Where the cluster uses TLS they name the service's own certificate.  Raises ProviderError when it cannot be made.
+    Those of a cluster that Remora did not start are its own.
     """
     folders = ClusterFolders(home.resolve())
+    if (other := joined.read(folders)) is not None:
+        return {"PYTHONPATH": _python_path(), **other.variables}
     return {
         "PYTHONPATH": _python_path(),
         **token_environment(str(_token(folders))),

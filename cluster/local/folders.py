@@ -46,6 +46,16 @@ class ClusterFolders:
         return self.home / "ray.token"
 
     @property
+    def joined(self) -> Path:
+        """How a Ray cluster that Remora did not start is reached; absent where it started one."""
+        return self.home / "joined.json"
+
+    @property
+    def joined_token(self) -> Path:
+        """The secret of that cluster, where a variable gave it."""
+        return self.home / "joined.token"
+
+    @property
     def tls(self) -> Path:
         """The authority of the cluster's certificates and the service's own; absent where Ray uses no TLS."""
         return self.home / "ray-tls"

@@ -12,7 +12,7 @@ from cluster.policies.conflicts import DEFAULT
 from cluster.policies.cron_fields import ALWAYS, calendar, days, minutes_by_day
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import bought_by
-from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
+from cluster.policies.policies import AT_PLACE, CapacityRule, Policies, PoolPolicy
 from cluster.policies.policy_problems import Conflict, Path
 
 
@@ -65,6 +65,13 @@ def _too_many(path: Path, pool: PoolPolicy, most_nodes: Mapping[str, int]) -> It
 
 def _unknown_offerings(path: Path, pool: PoolPolicy, catalogue: Collection[Offering]) -> Iterator[Conflict]:
     sizes = {offering.size for offering in catalogue}
+    places = {size.partition(AT_PLACE)[2] for size in sizes}
+    if pool.place is not None and pool.place not in places:
+        there = ", ".join(sorted(places - {""})) or "none but the first, which has no name"
+        yield Conflict(
+            ((*path, "place"),), f"there is no place {pool.place!r} in the file of Azure; known are {there}"
+        )
+        return
     unknown = [number for number, size in enumerate(pool.sizes) if size not in sizes]
     for number in unknown:
         near = difflib.get_close_matches(pool.sizes[number], sorted(sizes), n=1)

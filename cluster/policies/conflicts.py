@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.policies.cron_fields import calendar, first_of, is_endless
-from cluster.policies.policies import BudgetStep, CapacityRule, Policies, PoolPolicy, Schedule, Window
+from cluster.policies.policies import (
+    AT_PLACE,
+    BudgetStep,
+    CapacityRule,
+    Policies,
+    PoolPolicy,
+    Schedule,
+    Window,
+)
 from cluster.policies.policy_problems import Conflict, Path
 
 #: Keys of a pool that mean something under one capacity rule only.
@@ -34,6 +42,7 @@ def conflicts(policies: Policies) -> Iterator[Conflict]:
         path = ("pools", name)
         yield from _limits(path, pool)
         yield from _doubled(path, pool)
+        yield from _places(path, pool)
         yield from _idle_keys(path, pool)
         yield from _schedules(path, pool)
         yield from _maintenance(path, pool.maintenance)
@@ -51,6 +60,16 @@ def _clusters(policies: Policies) -> Iterator[Conflict]:
         if project.cluster not in known:
             message = f"no pool is in the cluster {project.cluster!r}; the clusters are {', '.join(policies.clusters)}"
             yield Conflict((("projects", name, "cluster"),), message)
+
+
+def _places(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
+    """A pool has its nodes in one place: a job's workers in one pool are near each other."""
+    places = sorted({size.partition(AT_PLACE)[2] or "the first place" for size in pool.sizes})
+    if len(places) > 1:
+        message = (
+            f"its sizes are of {' and '.join(places)}; make a pool for each place, and name it with place"
+        )
+        yield Conflict(((*path, "sizes"),), message)
 
 
 def _ray_programs(policies: Policies) -> Iterator[Conflict]:

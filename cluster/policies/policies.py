@@ -10,9 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from remora.clusters import CLUSTER_FORM, DEFAULT_CLUSTER
 from remora.spec.cron import parse_cron
@@ -77,10 +85,30 @@ class Schedule(_Policy):
     warm_nodes: Count | None = None
 
 
+#: Stands in a size of a place between the cloud's word for it and the place.
+AT_PLACE = "@"
+
+
 class PoolPolicy(_Policy):
     """One node pool."""
 
-    #: Sizes in order of preference, e.g. `Standard_NC24ads_A100_v4`.
+    @model_validator(mode="before")
+    @classmethod
+    def _sizes_of_its_place(cls, data: Any) -> Any:
+        """Sizes are written without their place, which stands beside them, and are known with it from here on."""
+        if not isinstance(data, dict) or not isinstance(data.get("sizes"), list | tuple):
+            return data
+        place = data.get("place")
+        ends = f"{AT_PLACE}{place}" if isinstance(place, str) else ""
+        sizes = [
+            one + ends if isinstance(one, str) and not (ends and one.endswith(ends)) else one
+            for one in data["sizes"]
+        ]
+        return {**data, "sizes": sizes}
+
+    #: Where in Azure it has its nodes, by a name of its file; None: the place that the file itself describes.
+    place: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,19}$")] | None = None
+    #: Sizes in order of preference, e.g. `Standard_NC24ads_A100_v4`; of a place, `Standard_NC24ads_A100_v4@west`.
     sizes: tuple[Word, ...] = Field(min_length=1, max_length=32)
     #: The Ray cluster that its nodes join.
     cluster: ClusterName = DEFAULT_CLUSTER

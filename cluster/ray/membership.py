@@ -15,10 +15,10 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.experimental import internal_kv
 
 from cluster.node.agent.heartbeats import AgentStatus, Heartbeat, listen, read
+from cluster.ray.claims import claimed_nodes
 from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
+from remora.ray_labels import NODE_LABEL
 
-#: Label that says which of our nodes a Ray node is.
-NODE_LABEL = "remora-node"
 #: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `gcs_requests.py` writes them.
 BEAT_NAMESPACE = b"remora"
 BEAT_PREFIX = b"agent:"
@@ -33,8 +33,10 @@ class MembershipUnknown(Exception):
 class RayMembership:
     """Asks the cluster that this process is connected to (`ray.init` has been called); one question at a time."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, are_claimed: bool = False) -> None:
+        """`are_claimed`: our nodes are those of an existing cluster that are claimed, beside those with our label."""
         self._clock = clock
+        self._are_claimed = are_claimed
         self._looked_at = clock()
         self._heard: dict[str, AgentStatus] = {}
         #: The last status of agents whose nodes have left; None of those that never sent a heartbeat.
@@ -55,8 +57,12 @@ class RayMembership:
         with self._asking:
             self._is_left = True
 
+    def claimed(self) -> Mapping[str, str]:
+        """Our node ids of claimed nodes, by Ray's ids; empty where none is claimed.  Raises what Ray raises."""
+        return claimed_nodes() if self._are_claimed else {}
+
     def observe(self) -> dict[str, MemberNode]:
-        """All nodes that carry our label, by node id; the head is not among them.
+        """All nodes that carry our label or are claimed, by node id; the head is not among those with a label.
 
         Raises MembershipUnknown when Ray cannot be asked.
         """
@@ -70,7 +76,8 @@ class RayMembership:
             nodes = ray.nodes()
             draining = ray_state.state.get_draining_nodes()
             free = ray_state.state.available_resources_per_node()
-            known = [member for node in nodes if (member := _member(node, draining, free)) is not None]
+            names = self.claimed()
+            known = [member for node in nodes if (member := _member(node, names, draining, free)) is not None]
             began = began_at(internal_kv.internal_kv_get_gcs_client()) if doubtful(known) else {}
         except Exception as error:  # Ray raises what its RPC library raises
             raise MembershipUnknown(f"the Ray cluster did not say which nodes it has: {error}") from error
@@ -98,9 +105,12 @@ class RayMembership:
 
 
 def _member(
-    node: dict[str, Any], draining: Mapping[str, int], free: Mapping[str, Mapping[str, float]]
+    node: dict[str, Any],
+    names: Mapping[str, str],
+    draining: Mapping[str, int],
+    free: Mapping[str, Mapping[str, float]],
 ) -> MemberNode | None:
-    node_id = node["Labels"].get(NODE_LABEL)
+    node_id = node["Labels"].get(NODE_LABEL) or names.get(node["NodeID"])
     if node_id is None:
         return None
     deadline_ms = draining.get(node["NodeID"])

@@ -17,9 +17,9 @@ from ray._raylet import GcsClient, JobID, PlacementGroupID  # type: ignore[attr-
 from ray.core.generated import autoscaler_pb2, common_pb2
 from ray.experimental import internal_kv
 
-from cluster.ray.membership import NODE_LABEL, MembershipUnknown, RayMembership
+from cluster.ray.membership import MembershipUnknown, RayMembership
 from cluster.scheduling.ray_programs import MOST_BUNDLES, Bundle, Gang, LabelTerm, RayDemand, Strategy
-from remora.ray_labels import FOR_JOBS_LABEL
+from remora.ray_labels import FOR_JOBS_LABEL, NODE_LABEL
 
 #: Namespace of the Ray jobs that are ours: of the controller, and so of drivers and workers.
 OURS = "remora"
@@ -52,6 +52,7 @@ class RayPrograms:
                 gcs = internal_kv.internal_kv_get_gcs_client()
                 answer = gcs.get_cluster_resource_state(timeout_s=_TIMEOUT_S)
                 state = autoscaler_pb2.GetClusterResourceStateReply.FromString(answer).cluster_resource_state
+                _name_claimed(state, self._membership.claimed())
                 groups, actors = _groups_in(state), _actors_on(_busy_without_use(state))
                 self._learn_owners(gcs, {*map(_owner, groups), *(job for _, job in actors)})
             except Exception as error:  # Ray raises what its RPC library raises
@@ -72,6 +73,13 @@ class RayPrograms:
         )
         known = {JobID(one.job_id).hex(): one.config.ray_namespace == OURS for one in jobs.values()}
         self._is_ours |= {one: known.get(one, False) for one in unknown}
+
+
+def _name_claimed(state: Any, claimed: Mapping[str, str]) -> None:
+    """Give nodes of an existing cluster the label that our own have."""
+    for node in state.node_states if claimed else ():
+        if (node_id := claimed.get(node.node_id.hex())) is not None:
+            node.labels[NODE_LABEL] = node_id
 
 
 def _owner(group: str) -> str:

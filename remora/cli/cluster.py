@@ -32,6 +32,17 @@ HomeOption = Annotated[
 ]
 
 
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="Head of a Ray cluster that exists already.",
+        show_default=False,
+    ),
+]
+
+
 def up(
     home: HomeOption = None,
     port: Annotated[
@@ -61,14 +72,19 @@ def up(
             help="One more Ray cluster, for the pools and projects that the policies put there; repeat it.",
         ),
     ] = None,
+    ray_address: RayAddressOption = None,
 ) -> None:
-    """Start the embedded service and a cluster of local nodes; Ctrl-C ends both."""
+    """Start the embedded service and a cluster of local nodes; Ctrl-C ends both.
+
+    With --ray-address it uses the nodes of that cluster, and leaves the cluster as it was.
+    """
     options = {
         "--port": port,
         "--nodes": nodes,
         "--node-cpus": node_cpus,
         "--node-gpus": node_gpus,
         "--cloud": cloud,
+        "--ray-address": ray_address,
     }
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
     given += [text for name in cluster or [] for text in ("--cluster", name)]
@@ -92,9 +108,10 @@ def demo(
     _become("examples.demo", ["--example", example, *_home_arguments(home)], trains=True)
 
 
-def down(home: HomeOption = None) -> None:
-    """End what an interrupted `remora up` left running."""
-    _become_service(["--down", *_home_arguments(home)])
+def down(home: HomeOption = None, ray_address: RayAddressOption = None) -> None:
+    """End what an interrupted `remora up` left running; with --ray-address what any left in that Ray cluster."""
+    there = [] if ray_address is None else ["--ray-address", ray_address]
+    _become_service(["--down", *there, *_home_arguments(home)])
 
 
 def _home_arguments(home: Path | None) -> list[str]:

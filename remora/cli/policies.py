@@ -65,6 +65,7 @@ def check(file: FileArgument, as_json: JsonOption = False, server: ServerOption 
         output.print_json(checked)
     elif not checked.problems:
         output.print_line("It is in force already." if checked.is_in_force else "It can be applied.")
+        _say_notes(checked)
     _refuse(checked, silent=as_json)
 
 
@@ -79,12 +80,14 @@ def apply(
     """Show what a document changes and, after a yes, put it in force."""
     document = _read(file)
     with connect(server) as client:
-        _refuse(client.check_policy(document))
+        checked = client.check_policy(document)
+        _refuse(checked)
         current = client.policy()
         if document == current.document:
             _print(current, "is in force already", as_json=as_json)
             return
         _show_changes(current.document, document, current.version, file, quiet=as_json)
+        _say_notes(checked)
         _confirm("Apply this?", yes=yes, is_read=file == "-")
         policy = client.apply_policy(document, based_on=current.version, author=_author(), comment=comment)
     _print(policy, "is in force", as_json=as_json)
@@ -170,6 +173,11 @@ def _refuse(checked: PolicyCheck, *, silent: bool = False) -> None:
         field = f"{problem.field}: " if problem.field else ""
         output.say(output.printable(f"remora: {where}{field}{problem.message}"))
     raise typer.Exit(ExitCode.USAGE)
+
+
+def _say_notes(checked: PolicyCheck) -> None:
+    for note in checked.notes:
+        output.say(output.printable(f"note: {note}"))
 
 
 def _show_changes(before: str, after: str, version: int, name: str, *, quiet: bool) -> None:

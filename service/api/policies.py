@@ -32,6 +32,7 @@ from service.api.problem_documents import ApiProblem
 from service.api.writes import Noted, write
 from service.clouds.fixed_pool import fixed_pool, known
 from service.identities.principals import LOCAL
+from service.policy_notes import notes_on
 from service.queue.policy_versions import (
     PolicyDecision,
     PolicyRequest,
@@ -125,6 +126,7 @@ async def check_policies(request: Request, _: Annotated[Parameters, Query()]) ->
     context = context_of(request)
     document = (await _body(request, context, _Check)).document
     newest = await _version(context, NEWEST)
+    quotas = await context.database.read(store.quotas_by_cluster)
 
     def check() -> str:
         try:
@@ -132,7 +134,9 @@ async def check_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         except PoliciesRefused as error:
             return PolicyCheck(problems=_field_problems(error)).model_dump_json()
         is_in_force = digest_of(document) == newest.digest
-        return PolicyCheck(policies=_written(policies), is_in_force=is_in_force).model_dump_json()
+        notes = notes_on(policies, context.settings, quotas)
+        written = _written(policies)
+        return PolicyCheck(policies=written, is_in_force=is_in_force, notes=notes).model_dump_json()
 
     return as_json(await context.checks.run(check, None))
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from cluster.azure.catalogue import Size
 from cluster.azure.settings import AzureSettings
+from cluster.existing.provider import ExistingProvider, Undrained
 from cluster.local.certificates import uses_tls
 from cluster.local.provider import LocalProvider
 from cluster.local.rehearsal import LocalRehearsal
 from cluster.provider import Provider
+from cluster.ray.claims import ClaimStore
 from cluster.ray.membership import RayMembership
 from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable, read_azure_settings
 from service.clouds.fixed_pool import LocalSupply
-from service.loops.ports import Rehearsal, Supply
+from service.clouds.own_sizes import sizes_of
+from service.loops.ports import Drains, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
+
+if TYPE_CHECKING:
+    from cluster.azure.provider import AzureProvider
+    from cluster.azure.supply import AzureSupply
 
 #: Where Azure's clients ask for the tokens of managed identity, when not at a real machine's metadata service.
 _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
@@ -24,6 +33,8 @@ _TOKENS_AT = "AZURE_POD_IDENTITY_AUTHORITY_HOST"
 #: Seconds between two observations while machines start or end.  Resource Manager refills 25 reads a second for a
 #: subscription in a region, the compute service 5 lists, and observing a large cluster takes dozens.
 OBSERVATION_INTERVAL_S = 2.0
+#: Seconds between two observations of a cluster that Remora did not start.
+EXISTING_INTERVAL_S = 1.0
 #: Seconds between two observations while Azure reports that only few more requests are allowed.
 SPARING_INTERVAL_S = 30.0
 #: Seconds for which an observation is reused when nothing was under way.  Ray misses an evicted machine before that.
@@ -44,6 +55,8 @@ class Cloud:
     rehearsal: Rehearsal | None
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool
+    #: In place of Ray's drains, where nodes may not be drained; None: Ray drains them.
+    drains: Drains | None = None
     #: Seconds between two observations of it at least, now.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Closes its connections; machines go on running.
@@ -56,13 +69,23 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
     Raises CloudUnusable when it cannot be used as it is set up.  The cloud itself is not asked here: where it does not
     answer, or does not know the identity, its provider says so at every look.
     """
+    if settings.cloud == "existing":
+        existing = ExistingProvider(ClaimStore(), CLOCK)
+        return Cloud(
+            existing,
+            existing,
+            None,
+            follows_policies=False,
+            drains=Undrained(),
+            observation_interval_s=lambda: EXISTING_INTERVAL_S,
+        )
     if settings.cloud == "local":
         provider = LocalProvider(settings.cluster_home, head, CLOCK)
         rehearsal = LocalRehearsal(provider, membership)
         return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
     azure = read_azure_settings(settings).model_copy(update={"ray_tls": _nodes_use_tls(settings)})
     try:
-        return _azure(azure, head, is_emulated=settings.cloud == "azure-emulated")
+        return _azure(azure, head, sizes_of(settings), is_emulated=settings.cloud == "azure-emulated")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("azure", "aiohttp"):
             raise
@@ -83,17 +106,47 @@ def _nodes_use_tls(settings: Settings) -> bool:
     return found
 
 
-def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
+def _azure(settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_emulated: bool) -> Cloud:
     # Not above: a service with local nodes needs none of Azure's packages.
+    from cluster.azure.places import PlacesProvider, PlacesSupply
+    from cluster.azure.rehearsal import AzureRehearsal
+
+    if is_emulated:
+        os.environ[_TOKENS_AT] = settings.endpoint
+    opened = {
+        place: _opened(there, head, sizes, is_emulated=is_emulated)
+        for place, there in settings.by_place().items()
+    }
+    provider = PlacesProvider({place: one for place, (one, _) in opened.items()})
+    supply = PlacesSupply({place: one for place, (_, one) in opened.items()})
+
+    def close() -> None:
+        supply.close()
+        provider.close()
+
+    def interval_s() -> float:
+        return SPARING_INTERVAL_S if provider.is_allowance_low() else OBSERVATION_INTERVAL_S
+
+    return Cloud(
+        provider,
+        supply,
+        AzureRehearsal(provider),
+        follows_policies=True,
+        observation_interval_s=interval_s,
+        close=close,
+    )
+
+
+def _opened(
+    settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_emulated: bool
+) -> tuple[AzureProvider, AzureSupply]:
+    """The provider and the supply of one place; the supply reads by itself from now on."""
     from cluster.azure import prices
     from cluster.azure.identity import credential
     from cluster.azure.provider import AzureProvider
     from cluster.azure.region_catalogue import RegionCatalogue, Sources
-    from cluster.azure.rehearsal import AzureRehearsal
     from cluster.azure.supply import AzureSupply
 
-    if is_emulated:
-        os.environ[_TOKENS_AT] = settings.endpoint
     identity = credential(settings.controller_client_id, settings.developer_login)
     # The emulator has no limit of requests, and shows changes at once.
     quiet_s = 0.0 if is_emulated else QUIET_S
@@ -105,23 +158,7 @@ def _azure(settings: AzureSettings, head: str, *, is_emulated: bool) -> Cloud:
         evictions=provider.evictions,
         scores=provider.scores,
     )
-    catalogue = RegionCatalogue(settings.region, sources, CLOCK, settings.disk_gb)
+    catalogue = RegionCatalogue(settings.region, sources, CLOCK, settings.disk_gb, sizes.values())
     supply = AzureSupply(provider, catalogue)
     supply.begin()
-
-    def close() -> None:
-        supply.close()
-        provider.close()
-
-    def interval_s() -> float:
-        return SPARING_INTERVAL_S if provider.is_allowance_low() else OBSERVATION_INTERVAL_S
-
-    rehearsal = AzureRehearsal(provider)
-    return Cloud(
-        provider,
-        supply,
-        rehearsal,
-        follows_policies=True,
-        observation_interval_s=interval_s,
-        close=close,
-    )
+    return provider, supply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.azure.catalogue import offerings as azure_offerings
+from cluster.azure.place_names import table_of
 from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import digest_of
 from cluster.policies.offerings import CapacityType, Offering
@@ -12,11 +12,14 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import rule_names
 from cluster.scheduling.limits import limits_of
 from service.clouds.azure_settings import CloudUnusable, read_azure_settings
+from service.clouds.own_sizes import sizes_of
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 
 #: Local nodes that a policy may ask for at most.
 MOST_LOCAL_NODES = 64
+#: Nodes of an existing cluster that are used at most while no policy says how many.
+MOST_EXISTING_NODES = 1000
 #: The size whose nodes are processes of this machine.
 LOCAL = "local"
 #: Launches, and returns, per minute that are no limit on one machine.
@@ -31,6 +34,16 @@ pools:
     sizes: [local]
     capacity: on-demand
     min_nodes: {nodes}
+    max_nodes: {nodes}
+"""
+
+_EXISTING_DOCUMENT = """\
+# Made from the settings of the service (REMORA_CLOUD): the nodes of a Ray cluster that Remora did not start.
+pools:
+  existing:
+    sizes: [node]
+    capacity: on-demand
+    min_nodes: 0
     max_nodes: {nodes}
 """
 
@@ -50,8 +63,13 @@ pools:
 
 def fixed_pool(settings: Settings) -> PolicyRow:
     """Version 0 of the policies."""
-    template = _DOCUMENT if settings.cloud == "local" else _AZURE_DOCUMENT
-    document = template.format(nodes=settings.nodes)
+    match settings.cloud:
+        case "local":
+            document = _DOCUMENT.format(nodes=settings.nodes)
+        case "existing":
+            document = _EXISTING_DOCUMENT.format(nodes=MOST_EXISTING_NODES)
+        case _:
+            document = _AZURE_DOCUMENT.format(nodes=settings.nodes)
     return PolicyRow(
         version=0,
         based_on=0,
@@ -74,10 +92,13 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
     return (offering,)
 
 
-def kept_full(policies: Policies, now: float) -> Policies:
-    """The policies as applied to local nodes: they cost nothing, so each pool is kept at its present maximum."""
+def kept_full(policies: Policies, now: float, size: str = LOCAL, found: int | None = None) -> Policies:
+    """The policies as applied to nodes that cost nothing: each pool is kept at its present maximum.
+
+    Its nodes are of the one `size` that there is; `found` is how many of that there are, None: as many as are wanted.
+    """
     same = {
-        "sizes": (LOCAL,),
+        "sizes": (size,),
         "zones": ("any",),
         "capacity": CapacityRule.ON_DEMAND,
         "warm_nodes": 0,
@@ -90,6 +111,7 @@ def kept_full(policies: Policies, now: float) -> Policies:
     pools = {}
     for name, pool in policies.pools.items():
         most = limits_of(pool, now).max_nodes
+        most = most if found is None else min(most, found)
         pools[name] = pool.model_copy(update={**same, "min_nodes": most, "max_nodes": most})
     return policies.model_copy(update={"pools": pools})
 
@@ -119,8 +141,11 @@ def known(settings: Settings) -> ClusterFacts:
         return ClusterFacts(
             catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
         )
+    if settings.cloud == "existing":
+        # What its nodes bring, the controller alone sees.
+        return ClusterFacts(rules=rule_names())
     try:
-        catalogue = azure_offerings(read_azure_settings(settings).region)
+        catalogue = table_of(read_azure_settings(settings), sizes_of(settings).values())
     except CloudUnusable:
         # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
         catalogue = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -67,6 +68,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     """
     import ray
 
+    from cluster.existing.packages import brought
     from cluster.ray.drain import RayDrains
     from cluster.ray.membership import RayMembership
     from cluster.ray.programs import RayPrograms
@@ -76,13 +78,21 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     from trainers.launch import RayLauncher
     from trainers.storage_server import StorageServer
 
-    membership = RayMembership()
+    is_existing = settings.cloud == "existing"
+    membership = RayMembership(are_claimed=is_existing)
     # Before Ray: settings that the cloud cannot use are reported without a connection to Ray.
     cloud = cloud_of(settings, address, membership)
     try:
         if ray.is_initialized():
             ray.shutdown()
-        ray.init(address=address, namespace="remora", log_to_driver=False, configure_logging=False)
+        with brought(settings.home) if is_existing else nullcontext() as runtime_env:
+            ray.init(
+                address=address,
+                namespace="remora",
+                log_to_driver=False,
+                configure_logging=False,
+                runtime_env=runtime_env,
+            )
     except BaseException:
         cloud.close()
         raise
@@ -97,6 +107,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         RayLauncher(
             ready_drivers=settings.ready_drivers,
             forks=bool(settings.forked_modules),
+            prestarts=not is_existing,
             open_storage=partial(open_storage, settings),
             granted=partial(granted_code, broker),
         ),
@@ -104,7 +115,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         TimedMembership(membership, CLOCK),
         cloud.supply,
         rehearsal=None if cloud.rehearsal is None else TimedRehearsal(cloud.rehearsal, CLOCK),
-        drains=TimedDrains(RayDrains(membership), CLOCK),
+        drains=cloud.drains or TimedDrains(RayDrains(membership), CLOCK),
         follows_policies=cloud.follows_policies,
         ray_programs=RayPrograms(membership),
         observation_interval_s=cloud.observation_interval_s,

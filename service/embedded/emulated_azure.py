@@ -6,7 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.azure.settings import AzureSettings
-from service.clouds.azure_settings import INSTALL_AZURE
+from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable
+from service.clouds.own_sizes import sizes_of
 from service.embedded.parts import ServicePart, end_nodes, get
 from service.embedded.upkeep import Part
 from service.settings import Settings
@@ -41,7 +42,9 @@ class EmulatorPart(ServicePart):
         return self.url
 
     def _words(self) -> list[str]:
-        return ["--port", str(self._port), "--home", str(self._settings.home)]
+        words = ["--port", str(self._port), "--home", str(self._settings.home)]
+        own = self._settings.catalogue
+        return words if own is None else [*words, "--catalogue", str(own.expanduser())]
 
 
 def emulated_azure_settings(endpoint: str) -> AzureSettings:
@@ -80,8 +83,15 @@ def cloud_problem(settings: Settings) -> str | None:
             " the controller beside a head in their network, as docs/azure.md says, or rehearse with"
             " --cloud azure-emulated"
         )
+    if settings.cloud == "existing" and not settings.ray_address:
+        return "REMORA_CLOUD is existing, and nothing says where the cluster is: give --ray-address HOST:PORT"
     if settings.cloud == "azure-emulated" and not all(map(_is_installed, _PACKAGES)):
         return f"Azure's packages are missing: install them with {INSTALL_AZURE}"
+    if settings.cloud == "azure-emulated":
+        try:
+            sizes_of(settings)
+        except CloudUnusable as error:
+            return str(error)
     return None
 
 

@@ -1,4 +1,4 @@
-"""remora-server: the service on a machine of its own, in one folder: install, upgrade, backup, restore, status.
+"""remora-server: the service on a machine of its own, in one folder: install, upgrade, backup, restore, rotate, status.
 
 What each command does, and what it costs those who use the service, is in docs/day-two.md.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from service.installation import backups, releases
 from service.installation.arguments import parser
+from service.installation.cluster_secret import replace_secret
 from service.installation.databases import database_url
 from service.installation.layout import (
     Installation,
@@ -236,6 +237,28 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
     _say(f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service")
 
 
+def _rotate(given: argparse.Namespace, layout: Layout) -> None:
+    installation = read_installation(layout)
+    if not installation.has_head:
+        raise InstallationProblem(
+            "the head is on another machine: run this there, then copy state/ray.token here and restart the member and"
+            " the controllers"
+        )
+    if not given.yes:
+        raise InstallationProblem(
+            "Ray reads its secret when a process starts, so that all workers end and their jobs resume from their"
+            " newest checkpoints; say so with --yes"
+        )
+    replace_secret(
+        layout, installation, _units(installation, layout), supervisor_of(installation, layout), _say
+    )
+    if layout.read_settings().get("REMORA_CLOUD") == "azure":
+        _say(
+            f"machines of Azure join with what the vault holds: put {layout.home / 'ray.token'} there as"
+            " remora-CLUSTER-ray-token; until then no machine joins"
+        )
+
+
 def _migrate(_: argparse.Namespace, layout: Layout) -> None:
     read_installation(layout)
     settings = layout.read_settings()
@@ -279,6 +302,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Layout], None]] = {
     "upgrade": _upgrade,
     "backup": _backup,
     "restore": _restore,
+    "rotate": _rotate,
     "migrate": _migrate,
     "status": _status,
     "run": _run,

@@ -61,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add("restore", "put a backup in place; running jobs go on").add_argument("source", type=Path)
     add("migrate", "bring the database to this release's schema, as an upgrade does first")
+    add("rotate", "give the cluster another secret; jobs resume from their checkpoints").add_argument(
+        "--yes", action="store_true", help="all workers end, and resume from their newest checkpoints"
+    )
     add("status", "processes and the releases that they run")
     add("run", "be one process of the installation").add_argument("name")
     return made

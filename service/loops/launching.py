@@ -60,7 +60,8 @@ def attempt_plan(
         sizes=spec.worker_sizes,
         workers_per_node=job.workers_per_node,
         resources=spec.ray_resources(),
-        labels=placement_in(job, attempt).labels,
+        # Nodes of an existing cluster have no labels of ours, and all of them are of one pool.
+        labels={} if settings.cloud == "existing" else placement_in(job, attempt).labels,
         lasting=dict(LASTING),
         device=spec.resources.device,
         precision=spec.resources.precision,

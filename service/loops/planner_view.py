@@ -56,7 +56,13 @@ def observed_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, mem
 
 def unpriced_view(supply: Supply, jobs: Workload, nodes: Sequence[NodeView], now: float) -> ClusterView:
     """The view of a cluster whose nodes cost nothing."""
-    return ClusterView(now=now, jobs=jobs.demands, nodes=tuple(nodes), offerings=supply.offerings())
+    return ClusterView(
+        now=now,
+        jobs=jobs.demands,
+        nodes=tuple(nodes),
+        offerings=supply.offerings(),
+        quota_left=_left_beyond(nodes, supply),
+    )
 
 
 def priced_view(

@@ -130,7 +130,7 @@ def _decide(
         paused_until = tick.load(partial(cloud.get, cluster=tick.cluster)).paused_until
         view = priced_view(tick, policies, access.supply, workload, nodes, paused_until)
     else:
-        policies = kept_full(policies, tick.now)
+        policies = _kept_full(policies, access.supply, tick.now)
         view = unpriced_view(access.supply, workload, nodes, tick.now)
     actions, view, workload = _planned(tick, access, policies, view, workload, rows, programs)
     _record_budget_step(tick, view, policies)
@@ -146,6 +146,12 @@ def _decide(
     why = {wait.job_id: wait.reason for wait in waits if wait.job_id}
     record_requests(tick, policies, programs, why, is_known=observation.ray_demand is not None)
     return requests, waits, programs
+
+
+def _kept_full(policies: Policies, supply: Supply, now: float) -> Policies:
+    """Each pool at its maximum, which is at most what there is of the one thing that is offered."""
+    offering, *_ = supply.offerings()
+    return kept_full(policies, now, offering.size, supply.quota_limits().get(offering.quota))
 
 
 def _planned(

@@ -70,7 +70,7 @@ def _failure(error: AzureError, where: str, name: str) -> VaultRefused | VaultAw
 
 def _identity(settings: Settings) -> tuple[str | None, bool]:
     """The client id of the service's identity, and whether it is a login on this machine.  Raises VaultRefused."""
-    if settings.cloud == "local":
+    if settings.cloud in ("local", "existing"):
         return None, True
     try:
         place = read_azure_settings(settings)

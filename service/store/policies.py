@@ -82,6 +82,12 @@ def newest_quotas(connection: sa.Connection, cluster: str) -> dict[str, int]:
     return {} if data is None else dict(data["units"])
 
 
+def quotas_by_cluster(connection: sa.Connection) -> dict[str, dict[str, int]]:
+    """The same for each cluster whose cloud was asked."""
+    asked = sa.select(cluster_events.c.cluster).where(cluster_events.c.kind == "quotas.read").distinct()
+    return {name: newest_quotas(connection, name) for name in connection.execute(asked).scalars()}
+
+
 def page_of_cluster_events(connection: sa.Connection, *, after: int, limit: int) -> list[ClusterEventRow]:
     """Events after a number, oldest first."""
     statement = (

@@ -31,6 +31,7 @@ MAY = {
     "cluster/head/retire.py": "the deadline of a drain, which Ray compares with its clock",
     "cluster/local/certificates.py": "until when certificates are good, which other machines compare with their clocks",
     "cluster/node/__main__.py": "the same",
+    "cluster/existing/member.py": "when a machine was made, for people",
     "cluster/local/head.py": "when a machine was made, for people",
     "cluster/local/provider.py": "when a machine was made, and until when there is none, as clouds say it",
 }

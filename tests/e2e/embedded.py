@@ -72,9 +72,14 @@ class Embedded:
         cloud: str = "local",
         variables: Mapping[str, str] | None = None,
         clusters: tuple[str, ...] = (),
+        ray_address: str = "",
     ) -> None:
-        """`variables` are added to the environment of its processes and commands; `clusters` are beside the first."""
+        """`variables` are added to the environment of its processes and commands; `clusters` are beside the first.
+
+        `ray_address`: of an existing Ray cluster, which has that number of `nodes`.
+        """
         self._clusters = clusters
+        self._where = ["--ray-address", ray_address] if ray_address else ["--cloud", cloud]
         self.home = home
         self.nodes = nodes
         self.cloud = cloud
@@ -93,7 +98,7 @@ class Embedded:
     def start(self) -> None:
         """Start it, and wait until its nodes may be given work."""
         self.home.mkdir(exist_ok=True)
-        words = [REMORA, "up", "--port", str(self._port), "--nodes", str(self.nodes), "--cloud", self.cloud]
+        words = [REMORA, "up", "--port", str(self._port), "--nodes", str(self.nodes), *self._where]
         words += [word for name in self._clusters for word in ("--cluster", name)]
         with self.up_log.open("ab") as log:
             begin = log.tell()
@@ -114,6 +119,8 @@ class Embedded:
     def _says_nodes_ready(self, begin: int) -> bool:
         said = self.up_log.read_bytes()[begin:].decode()
         assert self.process.poll() is None, f"`remora up` ended: {said}"
+        if "as many as the existing cluster has" in said:
+            return len(self.ready_nodes()) == self.nodes
         if "of the policies says" in said:
             # In a cloud there are none before somebody needs them.
             return self.cloud != "local" or len(self.ready_nodes()) == self.nodes

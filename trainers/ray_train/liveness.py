@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.experimental import internal_kv
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
+from remora.ray_labels import CLAIM, CLAIMS_NAMESPACE, NODE_LABEL, claims_in
 from trainers.ray_train.owner import Member
 
 #: Seconds a raylet may take to accept a connection before its node counts as lost.
 _PROBE_S = 0.5
-#: Label that says which of our nodes a Ray node is.
-_NODE_LABEL = "remora-node"
 
 
 def draining_nodes() -> dict[str, float]:
@@ -56,8 +56,19 @@ def our_nodes(node_ids: Collection[str]) -> frozenset[str]:
 
 def ray_nodes_of(node_ids: Collection[str]) -> dict[str, str]:
     """Our node id -> Ray node id of those of our nodes, named by our ids, that are alive."""
-    nodes = (node for node in ray.nodes() if node["Alive"])
-    return {name: node["NodeID"] for node in nodes if (name := node["Labels"].get(_NODE_LABEL)) in node_ids}
+    living = {node["NodeID"]: node["Labels"].get(NODE_LABEL) for node in ray.nodes() if node["Alive"]}
+    found = {name: ray_id for ray_id, name in living.items() if name in node_ids}
+    if len(found) < len(set(node_ids)):
+        # Those of a cluster that Remora did not start have no label.
+        claims = {name: ray_id for ray_id, name in _claims().items() if name in node_ids}
+        found |= {name: ray_id for name, ray_id in claims.items() if ray_id in living}
+    return found
+
+
+def _claims() -> dict[str, str]:
+    keys = internal_kv._internal_kv_list(CLAIM, namespace=CLAIMS_NAMESPACE)
+    values = {key: internal_kv._internal_kv_get(key, namespace=CLAIMS_NAMESPACE) for key in keys}
+    return claims_in(values)
 
 
 def _raylet_answers(node: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.containers.container import Container
-from trainers.environments.public_package import public_folder
+from trainers.environments.public_package import are_packages_brought, public_folder
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
 from trainers.isolation.variables import machine_variables
@@ -112,14 +112,15 @@ def prepare_launch(
     if python is not None:
         environment["VIRTUAL_ENV"] = str(python.python.parent.parent)
     public = None
-    if container is not None:
+    if container is not None or are_packages_brought():
         public = public_folder(folder)
-        before = environment.get("PYTHONPATH") or container.variables.get("PYTHONPATH")
+        of_image = None if container is None else container.variables.get("PYTHONPATH")
+        before = environment.get("PYTHONPATH") or of_image
         environment["PYTHONPATH"] = f"{before}:{public}" if before else str(public)
     if may_start_a_launcher(unwrapped.command):
         programs = folder / f"launchers-{identity.rank}"
         sizes = plan.sizes
-        interpreter = sys.executable if public is None else "python3"
+        interpreter = sys.executable if container is None else "python3"
         environment |= put_on_path(programs, interpreter, sizes.min, sizes.max, environment["PATH"], public)
     gpus = plan.resources.get("GPU", 0.0)
     device_settings = device_variables(

@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+from cluster.azure.catalogue_file import read_sizes, with_own
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.key_vault import secrets_of
@@ -32,15 +33,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--cluster", default="remora", help="its name, of which the secret's in the vault is made"
     )
+    parser.add_argument("--catalogue", type=Path, help="file with sizes that it sells beside the usual ones")
     chosen = parser.parse_args(arguments)
+    own = () if chosen.catalogue is None else read_sizes(chosen.catalogue.read_text())
     # Handlers and no mask: machines would inherit that, and nothing on them could be ended by SIGTERM.
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: stopping.set())
     if chosen.home is None:
-        _serve(EmulatorServer(port=chosen.port), stopping)
+        _serve(EmulatorServer(Cloud(with_own(own)), port=chosen.port), stopping)
         return
-    cloud, clock = Cloud(), Clock()
+    cloud, clock = Cloud(with_own(own)), Clock()
     metadata = metadata_of(cloud, clock).application()
     secrets = secrets_of(chosen.home, chosen.cluster)
     server = EmulatorServer(cloud, chosen.port, metadata, clock, PASSES_EVERY_S, secrets)

@@ -6,10 +6,11 @@ Nothing runs by itself: every call passes the time, and what was due until then 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.azure.catalogue import BY_NAME, Size
 from cluster.azure.emulator.faults import Effect, EmulatorFault, EmulatorFaults, FaultPoint
 
 Json = dict[str, Any]
@@ -113,7 +114,9 @@ class EmulatedMachine:
 class Cloud:
     """One subscription with one resource group; times are seconds since 1970."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Mapping[str, Size] = BY_NAME) -> None:
+        """`sizes` are those that it sells, by name."""
+        self.sizes = sizes
         self.faults = EmulatorFaults()
         self.machines: dict[str, EmulatedMachine] = {}
         self.interfaces: dict[str, Json] = {}

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.emulated_cloud import SUCCEEDED, EmulatedMachine, Json, Refused
 from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.front_end import COMPUTE, ArmFrontEnd, Endpoint, is_forced, iso
@@ -97,11 +96,11 @@ class _Arm:
             )
         if len(data) > _CUSTOM_DATA_BYTES:
             raise Refused(400, "InvalidParameter", "Custom data exceeds the maximum length.")
-        if name not in BY_NAME:
+        if name not in self._cloud.sizes:
             raise Refused(400, "InvalidParameter", f"The value {name} provided for the VM size is not valid.")
-        check_disk(BY_NAME[name], properties)
+        check_disk(self._cloud.sizes[name], properties)
         check_security(self._cloud, properties)
-        return BY_NAME[name]
+        return self._cloud.sizes[name]
 
     async def get_machine(self, request: Request) -> Response:
         self._front_end.meet_fault(FaultPoint.GET)
@@ -172,11 +171,11 @@ class _Arm:
 
     async def skus(self, _request: Request) -> Response:
         self._front_end.meet_fault(FaultPoint.SKUS)
-        return JSONResponse({"value": [self._sku(name) for name in BY_NAME]})
+        return JSONResponse({"value": [self._sku(name) for name in self._cloud.sizes]})
 
     async def resource_graph(self, _request: Request) -> Response:
         self._front_end.meet_fault(FaultPoint.EVICTIONS)
-        rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in BY_NAME]
+        rows = [{"skuName": name.lower(), "evictionRate": "5-10"} for name in self._cloud.sizes]
         return JSONResponse({"totalRecords": len(rows), "count": len(rows), "data": rows})
 
     async def scores(self, request: Request) -> Response:
@@ -251,13 +250,13 @@ class _Arm:
         return {**resource, "id": f"{request.url.path}/{resource['name']}"}
 
     def _sku(self, name: str) -> Json:
-        size = BY_NAME[name]
+        size = self._cloud.sizes[name]
         room = dict(size.placements)
         capabilities = {
             "vCPUs": str(size.vcpus),
             "GPUs": str(size.gpus),
             "MemoryGB": str(size.memory_gib),
-            "LowPriorityCapable": "True",
+            "LowPriorityCapable": str(size.has_spot),
             "RdmaEnabled": str(size.has_fabric),
             "EphemeralOSDiskSupported": str(bool(size.placements)),
             "SupportedEphemeralOSDiskPlacements": ",".join(placement for placement, _ in size.placements),
@@ -269,7 +268,7 @@ class _Arm:
             "name": name,
             "family": size.family or f"standard{name}Family",
             "locations": [self._region],
-            "locationInfo": [{"location": self._region, "zones": ["1", "2", "3"]}],
+            "locationInfo": [{"location": self._region, "zones": sorted(size.zones)}],
             "capabilities": [{"name": key, "value": value} for key, value in capabilities.items()],
             "restrictions": [],
         }

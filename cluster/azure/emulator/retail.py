@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cluster.azure.catalogue import SIZES, Size
+from cluster.azure.catalogue import Size
 from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 
 _PAGE = 20
@@ -16,7 +17,7 @@ _PAGE = 20
 FACTOR = 0.5
 
 
-def route(faults: EmulatorFaults, region: str) -> Route:
+def route(faults: EmulatorFaults, region: str, sizes: Mapping[str, Size]) -> Route:
     """GET /api/retail/prices"""
 
     async def answer(request: Request) -> Response:
@@ -28,7 +29,7 @@ def route(faults: EmulatorFaults, region: str) -> Route:
         if f"armRegionName eq '{region}'" not in request.query_params.get("$filter", ""):
             return JSONResponse({"Items": [], "NextPageLink": None, "Count": 0})
         skip = int(request.query_params.get("$skip", "0"))
-        items = [item for size in SIZES for item in _items(size)]
+        items = [item for size in sizes.values() for item in _items(size)]
         is_last = skip + _PAGE >= len(items)
         following = None if is_last else str(request.url.include_query_params(**{"$skip": str(skip + _PAGE)}))
         page = items[skip : skip + _PAGE]

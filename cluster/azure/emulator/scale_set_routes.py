@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.emulated_cloud import SUCCEEDED, EmulatedMachine, Json, Refused
 from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.front_end import ArmFrontEnd, Endpoint, is_forced
@@ -133,7 +132,7 @@ class _ArmSets:
             profile = properties["virtualMachineProfile"]
             base64.b64decode(profile["osProfile"].get("customData", ""), validate=True)
             prefix = profile["osProfile"]["computerNamePrefix"]
-            size = BY_NAME[sku["name"]]
+            size = self._front_end.cloud.sizes[sku["name"]]
             is_uniform = properties["orchestrationMode"] == "Uniform" and bool(properties["upgradePolicy"])
         except (KeyError, TypeError, binascii.Error) as error:
             said = f"Required parameter {error} is missing or wrong."

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.emulated_cloud import (
     CREATING,
     DELETING,
@@ -237,7 +236,7 @@ class EmulatedScaleSets:
                 start(machine)
 
     def _machine(self, one: ScaleSet, now: float) -> EmulatedMachine:
-        size, number = BY_NAME[one.size], str(one.next_number)
+        size, number = self._cloud.sizes[one.size], str(one.next_number)
         properties = {
             **one.body["properties"]["virtualMachineProfile"],
             "hardwareProfile": {"vmSize": size.name},

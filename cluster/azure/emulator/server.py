@@ -41,14 +41,19 @@ def application(
     metadata: ASGIApp | None = None,
     secrets: Secrets = no_secrets,
     deployer: Deployer | None = None,
+    region: str = REGION,
+    group: str = GROUP,
+    tokens: Tokens | None = None,
 ) -> Starlette:
-    """The emulator for one cloud; `metadata` answers requests below /metadata that are not about tokens.
+    """The emulator for one cloud, whose nodes are in one `group` of one `region`.
+
+    `metadata` answers requests below /metadata that are not about tokens.
 
     `secrets` is what the key vault holds, besides what deployments of `deployer` put there.
     """
     deployer = deployer or _deployer(cloud)
-    tokens = Tokens(cloud.faults, clock)
-    front_end, sets = ArmFrontEnd(cloud, tokens, clock, GROUP, REGION), EmulatedScaleSets(cloud)
+    tokens = tokens or Tokens(cloud.faults, clock)
+    front_end, sets = ArmFrontEnd(cloud, tokens, clock, group, region), EmulatedScaleSets(cloud)
     deployed = deployer.resources
 
     def secret(name: str) -> str | None:
@@ -60,7 +65,7 @@ def application(
         *scale_set_routes.routes(front_end, sets),
         tokens.route(),
         *KeyVault(secret, cloud.faults, tokens).routes(),
-        retail.route(cloud.faults, REGION),
+        retail.route(cloud.faults, region, cloud.sizes),
         *Control(cloud, sets, tokens, clock).routes(),
         *Deployments(front_end, deployer, tokens, TENANT).routes(),
     ]
@@ -82,17 +87,22 @@ class EmulatorServer:
         clock: Clock | None = None,
         passes_every_s: float | None = None,
         secrets: Secrets = no_secrets,
+        region: str = REGION,
+        group: str = GROUP,
+        tokens: Tokens | None = None,
     ) -> None:
         """`port` 0 takes one that is free.  `secrets` is what the key vault holds, which is at the same address.
 
+        Several servers are several places, each with its `region` and `group`, that accept the same `tokens`.
         What is due happens at the next request, and with `passes_every_s` also without one, at most that much later.
         """
         self.cloud = cloud or Cloud()
         self.clock = clock or Clock()
+        self.tokens = tokens or Tokens(self.cloud.faults, self.clock)
         #: What templates were deployed.
         self.deployer = _deployer(self.cloud)
         config = uvicorn.Config(
-            application(self.cloud, self.clock, metadata, secrets, self.deployer),
+            application(self.cloud, self.clock, metadata, secrets, self.deployer, region, group, self.tokens),
             host="127.0.0.1",
             port=port,
             log_level="critical",

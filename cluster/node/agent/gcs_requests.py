@@ -11,7 +11,8 @@ from typing import NamedTuple
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 
-from cluster.ray.membership import BEAT_NAMESPACE, BEAT_PREFIX, NODE_LABEL, began_at
+from cluster.ray.membership import BEAT_NAMESPACE, BEAT_PREFIX, began_at
+from remora.ray_labels import NODE_LABEL
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -64,20 +64,26 @@ class AzureRig:
     """`Provider` with `kill`, and what tests of Azure need besides; to be used as a context manager."""
 
     def __init__(
-        self, head: str = "10.0.0.4:6379", manual_clock: bool = False, secrets: Secrets = no_secrets
+        self,
+        head: str = "10.0.0.4:6379",
+        manual_clock: bool = False,
+        secrets: Secrets = no_secrets,
+        sizes: Mapping[str, catalogue.Size] = catalogue.BY_NAME,
     ) -> None:
         """`head` is what machines join, where they are more than books, and `secrets` what the key vault has for them.
 
-        With `manual_clock` only the test moves the time, and the emulator goes by it too.
+        With `manual_clock` only the test moves the time, and the emulator goes by it too.  `sizes` are those that are
+        sold.
         """
         self.head = head
         self._manual_clock = manual_clock
         self._secrets = secrets
         self.clock = RigClock(stands=manual_clock)
-        self.offerings: Sequence[Offering] = catalogue.offerings(REGION)
+        self._sizes = sizes
+        self.offerings: Sequence[Offering] = catalogue.offerings(REGION, sizes=sizes.values())
 
     def __enter__(self) -> AzureRig:
-        cloud, clock = Cloud(), Clock(self.clock) if self._manual_clock else Clock()
+        cloud, clock = Cloud(self._sizes), Clock(self.clock) if self._manual_clock else Clock()
         self.cloud = cloud
         metadata = metadata_of(cloud, clock).application()
         self.server = EmulatorServer(cloud, metadata=metadata, clock=clock, secrets=self._secrets).__enter__()

@@ -18,7 +18,7 @@ from ray.util.placement_group import (
 )
 
 from cluster.ray.drain import drain
-from cluster.ray.membership import NODE_LABEL
+from remora.ray_labels import NODE_LABEL
 from tests.integration.trainers.lab import Lab, open_lab, until
 from trainers import driver_actors
 from trainers.launch import RayLauncher

@@ -14,7 +14,8 @@ from cluster.node.agent import gcs_requests
 from cluster.node.agent.heartbeats import HEARTBEAT_S, SILENT_S, written
 from cluster.ray.drain import RayDrains
 from cluster.ray.members import MemberNode
-from cluster.ray.membership import NODE_LABEL, RayMembership
+from cluster.ray.membership import RayMembership
+from remora.ray_labels import NODE_LABEL
 from tests.e2e.processes import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -31,9 +31,9 @@ from cluster.node.boot import parse
 from cluster.policies.offerings import zone_and_capacity
 from cluster.provider import NodeRequest
 from cluster.ray import connection
-from cluster.ray.membership import NODE_LABEL
 from cluster.scheduling.view import LEAVING
 from remora import Client
+from remora.ray_labels import NODE_LABEL
 from remora.views import Job
 from service.controller.connecting import connect
 from service.controller.controller import Controller

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.local import joined
+from cluster.local.folders import ClusterFolders
 from service.embedded.home_lock import HomeLock, HomeTaken
 from service.up import main
 
@@ -137,3 +139,35 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Capture
     file = tmp_path / "file"
     file.touch()
     assert "file" in error_of(capsys, "--home", str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ray-address", "ray://10.0.0.4:10001"], "Ray Client"),
+        (["--ray-address", "10.0.0.4"], "HOST:PORT"),
+        (["--cloud", "existing"], "--ray-address HOST:PORT"),
+        (["--ray-address", "127.0.0.1:1"], "no Ray head answers at 127.0.0.1:1"),
+    ],
+)
+def test_a_cluster_that_cannot_be_joined_is_told_and_nothing_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert said in error_of(capsys, "--home", str(tmp_path / "home"), "--port", "0", *words)
+    assert not (tmp_path / "home/joined.json").exists()
+    assert not (tmp_path / "home/head.json").exists()
+
+
+def test_two_ways_to_a_cluster_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--home", str(tmp_path / "home"), "--cloud", "local", "--ray-address", "10.0.0.4:6379"]
+    assert "give one" in error_of(capsys, *words, code=2)
+
+
+def test_a_home_that_is_part_of_another_cluster_does_not_start_one_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = ClusterFolders(tmp_path / "home")
+    joined.write(folders, "10.0.0.4:6379", {}, tmp_path)
+    said = error_of(capsys, "--home", str(folders.home), "--port", "0")
+    assert "part of the Ray cluster at 10.0.0.4:6379" in said
+    assert "remora down" in said

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.existing.provider import NODE
 from cluster.policies.documents import read_document
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.policies.policy_problems import PoliciesRefused
 from service.clouds.azure_settings import read_azure_settings
-from service.clouds.fixed_pool import fixed_pool, known
+from service.clouds.fixed_pool import fixed_pool, kept_full, known
 from service.embedded.emulated_azure import emulated_azure_settings, write_azure_settings
 from service.settings import Settings
 
@@ -69,3 +70,12 @@ def test_the_emulators_place_is_read_as_it_was_written_and_leaves_the_real_one_a
     real = emulated.model_copy(update={"cloud": "azure"})
     assert real.azure != emulated.azure
     assert real.azure.name == "azure.json"
+
+
+def test_on_an_existing_cluster_one_pool_has_what_is_there(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, cloud="existing")
+    (pool,) = first(settings).pools.values()
+    assert (pool.sizes, pool.min_nodes) == ((NODE,), 0)
+    for found, most in ((3, 3), (0, 0), (5000, pool.max_nodes)):
+        (kept,) = kept_full(first(settings), 0.0, NODE, found).pools.values()
+        assert (kept.sizes, kept.min_nodes, kept.max_nodes) == ((NODE,), most, most)

@@ -1,0 +1,165 @@
+"""Which nodes of an existing Ray cluster are ours: claims in Ray's internal store, and who may be claimed.
+
+A node is claimed by one entry that Ray makes only once, so that two controllers cannot claim the same node for two
+rows.  `cluster/existing/` makes and removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from remora.ray_labels import CLAIM, CLAIMS_NAMESPACE, NODE_LABEL, claims_in
+
+#: Seconds for a question to the head.
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNode:
+    """One node of an existing cluster as Ray describes it."""
+
+    #: Ray's own id of it, hexadecimal.
+    id: str
+    address: str
+    is_alive: bool
+    is_draining: bool = False
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_usable(self) -> bool:
+        """Workers may run on it: it lives, stays, brings CPUs or GPUs, and was not made by a Remora."""
+        brings = self.resources.get("CPU", 0.0) > 0 or self.resources.get("GPU", 0.0) > 0
+        return self.is_alive and not self.is_draining and brings and NODE_LABEL not in self.labels
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A node that stands for one of our rows."""
+
+    ray_node_id: str
+    node_id: str
+    pool: str
+    #: Seconds since 1970.
+    claimed_at: float
+
+
+class ExistingCluster(Protocol):
+    """What a provider of existing nodes asks of the cluster; every method raises what Ray raises."""
+
+    def nodes(self) -> list[RayNode]:
+        """Every node that Ray knows, dead ones included."""
+        ...
+
+    def claims(self) -> list[Claim]:
+        """Every claim."""
+        ...
+
+    def claim(self, claim: Claim) -> bool:
+        """Claim a node; False when another claim was there first."""
+        ...
+
+    def release(self, ray_node_id: str) -> None:
+        """Let the node be claimed by nothing; fine when it is not."""
+        ...
+
+
+def unclaimed(nodes: Iterable[RayNode], claims: Iterable[Claim]) -> list[RayNode]:
+    """Usable nodes that may be claimed, in a fixed order (pure)."""
+    taken = {claim.ray_node_id for claim in claims}
+    return sorted(
+        (node for node in nodes if node.is_usable and node.id not in taken),
+        key=lambda node: (node.address, node.id),
+    )
+
+
+def most_of_each(nodes: Iterable[RayNode]) -> dict[str, float]:
+    """The most of each resource that one usable node brings, without what Ray makes for itself (pure)."""
+    most: dict[str, float] = {}
+    for node in nodes:
+        if node.is_usable:
+            for name, amount in node.resources.items():
+                if not name.startswith("node:") and name != "object_store_memory":
+                    most[name] = max(amount, most.get(name, 0.0))
+    return most
+
+
+def written(claim: Claim) -> bytes:
+    """The value of a claim's entry (pure)."""
+    return f"{claim.node_id} {claim.pool} {claim.claimed_at!r}".encode()
+
+
+def parsed(ray_node_id: str, value: bytes) -> Claim | None:
+    """The claim of an entry; None for what is none (pure)."""
+    try:
+        node_id, pool, at = value.decode().split(" ")
+        return Claim(ray_node_id, node_id, pool, float(at))
+    except ValueError:
+        return None
+
+
+class ClaimStore:
+    """`ExistingCluster` of the cluster that this process is connected to (`ray.init` has been called)."""
+
+    def nodes(self) -> list[RayNode]:
+        """Every node that Ray knows, dead ones included."""
+        import ray
+        from ray._private import state as ray_state
+
+        found, draining = ray.nodes(), ray_state.state.get_draining_nodes()
+        return [
+            RayNode(
+                id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                is_alive=node["Alive"],
+                is_draining=node["NodeID"] in draining,
+                resources=node["Resources"],
+                labels=node["Labels"],
+            )
+            for node in found
+        ]
+
+    def claims(self) -> list[Claim]:
+        """Every claim; an entry that is none is passed over."""
+        entries = claim_entries()
+        found = (parsed(_ray_id(key), value) for key, value in entries.items())
+        return [claim for claim in found if claim is not None]
+
+    def claim(self, claim: Claim) -> bool:
+        """Claim a node; False when another claim was there first."""
+        from ray.experimental import internal_kv
+
+        key = CLAIM + claim.ray_node_id.encode()
+        internal_kv._internal_kv_put(key, written(claim), overwrite=False, namespace=CLAIMS_NAMESPACE)
+        value = internal_kv._internal_kv_get(key, namespace=CLAIMS_NAMESPACE) or b""
+        now = parsed(claim.ray_node_id, value)
+        return now is not None and now.node_id == claim.node_id
+
+    def release(self, ray_node_id: str) -> None:
+        """Let the node be claimed by nothing; fine when it is not."""
+        from ray.experimental import internal_kv
+
+        internal_kv._internal_kv_del(CLAIM + ray_node_id.encode(), namespace=CLAIMS_NAMESPACE)
+
+
+def claim_entries() -> dict[bytes, bytes]:
+    """The entries of all claims, by key.  Raises what Ray raises."""
+    from ray.experimental import internal_kv
+
+    gcs = internal_kv.internal_kv_get_gcs_client()
+    keys = gcs.internal_kv_keys(CLAIM, CLAIMS_NAMESPACE, timeout=_TIMEOUT_S)
+    found: dict[bytes, bytes] = {}
+    if keys:
+        found = gcs.internal_kv_multi_get(keys, namespace=CLAIMS_NAMESPACE, timeout=_TIMEOUT_S)
+    return found
+
+
+def claimed_nodes() -> dict[str, str]:
+    """Our node ids by Ray's.  Raises what Ray raises."""
+    return claims_in(claim_entries())
+
+
+def _ray_id(key: bytes) -> str:
+    return key.removeprefix(CLAIM).decode("ascii", "replace")

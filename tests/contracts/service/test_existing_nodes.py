@@ -1,0 +1,118 @@
+"""The controller on a cluster that it did not start: it uses what is there, and never asks for more nor ends any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.existing.provider import ExistingProvider, Undrained
+from cluster.provider import NodeRequest
+from remora.states import JobState, NodeState
+from service.controller.connecting import ClusterConnection
+from service.controller.controller import Controller
+from service.settings import Settings
+from service.store.database import Database
+from tests.existing_nodes import FewNodes, node
+from tests.service_fakes import FakeMember, World
+
+
+class ClaimedMembers:
+    """What Ray says of the nodes that are claimed."""
+
+    def __init__(self, cluster: FewNodes) -> None:
+        self._cluster = cluster
+
+    def observe(self) -> Mapping[str, FakeMember]:
+        by_id = {one.id: one for one in self._cluster.nodes()}
+        found = {claim.node_id: by_id.get(claim.ray_node_id) for claim in self._cluster.claims()}
+        return {
+            node_id: FakeMember(one.address, one.is_alive, one.is_draining, dict(one.resources))
+            for node_id, one in found.items()
+            if one is not None
+        }
+
+
+class ExistingWorld(World):
+    """A controller before an existing cluster of as many nodes as a test says."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self.there = FewNodes([node(1), node(2)])
+        super().__init__(database, settings)
+
+    def connect(self) -> ClusterConnection:
+        provider = ExistingProvider(self.there, lambda: self.now)
+        return ClusterConnection(
+            self.launcher, provider, ClaimedMembers(self.there), provider, drains=Undrained()
+        )
+
+    def ready(self) -> list[str | None]:
+        return sorted(str(one.address) for one in self.nodes() if one.state is NodeState.READY)
+
+    def until_ready(self, *addresses: str) -> None:
+        for _ in self.ticks_until(f"ready: {addresses}"):
+            if self.ready() == list(addresses):
+                return
+
+
+@pytest.fixture
+def world(database: Database, tmp_path: Path) -> ExistingWorld:
+    return ExistingWorld(database, Settings(home=tmp_path, cloud="existing", lease_s=5.0))
+
+
+def test_each_node_that_is_there_is_used_and_no_row_is_made_for_more(world: ExistingWorld) -> None:
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    world.tick(20)
+    assert len(world.nodes()) == 2, "nothing was asked for that is not there"
+    assert {one.resources["CPU"] for one in world.nodes()} == {4.0}
+    world.there.seen.append(node(3, CPU=8.0))
+    world.until_ready("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
+def test_a_node_that_is_lost_is_given_up_and_another_one_takes_its_place(world: ExistingWorld) -> None:
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    world.there.seen[0] = replace(node(1), is_alive=False)
+    world.until_ready("10.0.0.2")
+    assert [claim.ray_node_id for claim in world.there.claims()] == [node(2).id]
+    world.tick(20)
+    world.there.seen.append(node(4))
+    world.until_ready("10.0.0.2", "10.0.0.4")
+
+
+def test_a_job_starts_on_what_is_there(world: ExistingWorld) -> None:
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    job = world.submit(min_workers=2, max_workers=2, worker_resources={"CPU": 4.0})
+    for _ in world.ticks_until("the job is started"):
+        if world.job(job).state is not JobState.QUEUED:
+            break
+    assert len(world.attempts(job)) == 1
+
+
+def test_the_next_controller_goes_on_with_the_same_claims(world: ExistingWorld) -> None:
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    before = {one.id: one.address for one in world.nodes()}
+    world.controller = Controller(world.database, world.settings, world.connect(), lambda: world.now)
+    world.now += world.settings.lease_s + 1
+    world.controller.tick(world.now)
+    world.now += world.settings.lease_s + 1
+    world.tick(10)
+    assert {one.id: one.address for one in world.nodes()} == before
+
+
+def test_a_claim_without_a_row_is_released_and_the_node_is_claimed_again(world: ExistingWorld) -> None:
+    unknown = NodeRequest(node_id="node_unknown", pool="existing", resources={})
+    ExistingProvider(world.there, lambda: world.now).create(unknown)
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    assert "node_unknown" not in {claim.node_id for claim in world.there.claims()}
+
+
+def test_while_the_head_does_not_answer_no_node_is_given_up(world: ExistingWorld) -> None:
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    world.there.answers = False
+    world.tick(10)
+    assert world.ready() == ["10.0.0.1", "10.0.0.2"]
+    world.there.answers = True
+    world.tick(4)
+    assert world.ready() == ["10.0.0.1", "10.0.0.2"]

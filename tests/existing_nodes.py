@@ -1,0 +1,42 @@
+"""An existing Ray cluster in memory, for tests of what claims its nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.ray.claims import Claim, RayNode
+
+
+@dataclass
+class FewNodes:
+    """An existing cluster in memory, with the rule of Ray's store: the first entry under a key stays."""
+
+    seen: list[RayNode]
+    entries: dict[str, Claim] = field(default_factory=dict)
+    answers: bool = True
+
+    def nodes(self) -> list[RayNode]:
+        self._asked()
+        return self.seen
+
+    def claims(self) -> list[Claim]:
+        self._asked()
+        return list(self.entries.values())
+
+    def claim(self, claim: Claim) -> bool:
+        self._asked()
+        return self.entries.setdefault(claim.ray_node_id, claim).node_id == claim.node_id
+
+    def release(self, ray_node_id: str) -> None:
+        self._asked()
+        self.entries.pop(ray_node_id, None)
+
+    def _asked(self) -> None:
+        if not self.answers:
+            raise RuntimeError("the head does not answer")
+
+
+def node(number: int, **resources: float) -> RayNode:
+    return RayNode(
+        id=f"{number:056x}", address=f"10.0.0.{number}", is_alive=True, resources=resources or {"CPU": 4.0}
+    )

@@ -1,0 +1,150 @@
+"""Nodes of a Ray cluster that Remora did not start: claimed once, released, and never more of them than there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.existing.provider import NODE, ExistingProvider, Undrained
+from cluster.existing.sentences import NodeFacts, address_problem, node_notes, node_problems, version_problems
+from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError
+from cluster.ray.claims import Claim, parsed, unclaimed, written
+from remora.ray_labels import CLAIM, NODE_LABEL, claims_in
+from tests.existing_nodes import FewNodes, node
+
+
+def request(node_id: str) -> NodeRequest:
+    return NodeRequest(node_id=node_id, pool="existing", resources={}, offering="node/any/on-demand")
+
+
+def test_a_node_is_claimed_once_and_by_one_row_alone() -> None:
+    cluster = FewNodes([node(1), node(2)])
+    provider = ExistingProvider(cluster, lambda: 100.0)
+    for name in ("node_a", "node_a", "node_b"):
+        provider.create(request(name))
+    assert {one.node_id: one.address for one in provider.list()} == {
+        "node_a": "10.0.0.1",
+        "node_b": "10.0.0.2",
+    }
+    with pytest.raises(InsufficientCapacity, match="in use already") as refused:
+        provider.create(request("node_c"))
+    assert refused.value.until == 110.0
+    provider.delete("node_a")
+    provider.delete("node_a")
+    provider.create(request("node_c"))
+    assert {one.node_id for one in provider.list()} == {"node_b", "node_c"}
+
+
+def test_another_controller_that_is_faster_has_the_node() -> None:
+    cluster = FewNodes([node(1), node(2)])
+    slow = FewNodes(cluster.seen, cluster.entries)
+    # What the slow one sees is older than the claim of the other.
+    slow.claims = list  # type: ignore[method-assign]
+    ExistingProvider(cluster, lambda: 100.0).create(request("node_a"))
+    ExistingProvider(slow, lambda: 100.0).create(request("node_b"))
+    assert {one.node_id: one.ray_node_id for one in cluster.claims()} == {
+        "node_a": node(1).id,
+        "node_b": node(2).id,
+    }
+
+
+def test_only_nodes_that_stay_and_have_something_are_used() -> None:
+    head, member = node(1, memory=1e9), node(2, **{"node:10.0.0.2": 1.0})
+    going = replace(node(3), is_draining=True)
+    dead = replace(node(4), is_alive=False)
+    remoras = replace(node(5), labels={NODE_LABEL: "node_of_another_service"})
+    assert unclaimed([head, member, going, dead, remoras, node(6, GPU=1.0)], []) == [node(6, GPU=1.0)]
+
+
+def test_a_dead_node_is_listed_as_one_that_does_not_run_and_one_that_ray_forgot_too() -> None:
+    cluster = FewNodes([node(1), node(2)])
+    provider = ExistingProvider(cluster, lambda: 100.0)
+    provider.create(request("node_a"))
+    provider.create(request("node_b"))
+    cluster.seen = [replace(node(1), is_alive=False)]
+    assert [(one.node_id, one.is_running) for one in provider.list()] == [
+        ("node_a", False),
+        ("node_b", False),
+    ]
+
+
+def test_what_is_offered_is_what_is_there() -> None:
+    cluster = FewNodes([node(1, CPU=4.0), node(2, CPU=8.0, GPU=2.0), node(3, CPU=2.0)])
+    provider = ExistingProvider(cluster, lambda: 100.0)
+    provider.create(request("node_a"))
+    provider.list()
+    (offering,) = provider.offerings()
+    assert (offering.size, offering.resources) == (NODE, {"CPU": 8.0, "GPU": 2.0})
+    assert offering.price_per_hour == 0.0
+    assert dict(provider.quota_limits()) == {offering.quota: 3}
+    assert dict(provider.quota_left()) == {offering.quota: 2}
+
+
+def test_a_head_without_an_answer_is_no_empty_cluster() -> None:
+    cluster = FewNodes([node(1)])
+    provider = ExistingProvider(cluster, lambda: 100.0)
+    provider.create(request("node_a"))
+    cluster.answers = False
+    for ask in (provider.list, lambda: provider.create(request("node_b")), lambda: provider.delete("node_a")):
+        with pytest.raises(ProviderError, match="the head does not answer"):
+            ask()
+    # A node of others is not drained, whatever is asked.
+    Undrained().drain("node_a", "the pool shrinks", 0.0)
+
+
+def test_a_claim_reads_back_and_what_is_none_is_passed_over() -> None:
+    claim = Claim("ab" * 28, "node_a", "existing", 1790000000.25)
+    assert parsed(claim.ray_node_id, written(claim)) == claim
+    assert [parsed("ab", text) for text in (b"", b"node_a", b"a b c d", b"\xff\xff 1 2", b"a b soon")] == [
+        None
+    ] * 5
+    entries = {CLAIM + b"ab": written(claim), b"driver:att_1": b"driver-1", CLAIM + b"cd": b""}
+    assert claims_in(entries) == {"ab": "node_a"}
+
+
+def test_what_is_no_address_of_a_head_is_refused_with_one_sentence() -> None:
+    for good in ("10.0.0.4:6379", "ray-head.default.svc:6379", "[fd00::4]:6379"):
+        assert address_problem(good) is None
+    for bad in ("10.0.0.4", "auto", "10.0.0.4:0", "10.0.0.4:99999", "a b:1", "x" * 10_000, "h:6379\n"):
+        assert "HOST:PORT" in (address_problem(bad) or ""), bad
+        assert len(address_problem(bad) or "") < 200
+    assert "Ray Client" in (address_problem("ray://10.0.0.4:10001") or "")
+
+
+def test_ray_has_to_be_the_same_and_python_in_its_first_two_numbers() -> None:
+    ours = {"ray_version": "2.60.0", "python_version": "3.11.2"}
+    assert version_problems(ours, {**ours, "python_version": "3.11.9"}) == []
+    ray, python = version_problems(ours, {"ray_version": "2.53.0", "python_version": "3.12.2"})
+    assert ray.startswith("the cluster runs Ray 2.53.0 and Remora Ray 2.60.0")
+    assert python.startswith("the cluster runs Python 3.12.2 and Remora Python 3.11.2")
+    assert len(version_problems(ours, {})) == 2
+
+
+def test_each_thing_that_nodes_lack_is_said_once_with_the_nodes_that_lack_it() -> None:
+    lacks = "ModuleNotFoundError: No module named 'torch'"
+    nodes = [NodeFacts(address=f"10.0.0.{n}", python="3.11.2", lacks=lacks) for n in range(1, 6)]
+    (said,) = node_problems(nodes, "/srv/remora", "3.11.4")
+    assert said.startswith("each of the nodes 10.0.0.1, 10.0.0.2, 10.0.0.3 and 2 more cannot import")
+    assert lacks in said
+    alone = [
+        NodeFacts(address="10.0.0.1", python="3.11.2", storage="what the service wrote there is missing")
+    ]
+    (said,) = node_problems(alone, "/srv/remora", "3.11.4")
+    assert said.startswith("the node 10.0.0.1 does not see the storage /srv/remora")
+    assert "REMORA_STORAGE_URL" in said
+    assert "no node with CPUs or GPUs" in node_problems([], "/srv/remora", "3.11.4")[0]
+    (said,) = node_problems([NodeFacts(address="10.0.0.1", python="3.12.1")], "/s", "3.11.4")
+    assert "runs Python 3.12.1" in said
+    (said,) = node_problems([NodeFacts(address="10.0.0.1", silence="there was no answer")], "/s", "3.11.4")
+    assert "did not carry out" in said
+
+
+def test_where_commands_are_not_kept_apart_is_told() -> None:
+    nodes = [
+        NodeFacts(address="10.0.0.1", isolation="it has not the rights of root"),
+        NodeFacts(address="10.0.0.2"),
+    ]
+    (isolation,) = node_notes(nodes)
+    assert "on the node 10.0.0.1 run as the user of Ray's processes" in isolation
+    assert node_notes(nodes[1:]) == []

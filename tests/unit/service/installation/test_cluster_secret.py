@@ -1,0 +1,104 @@
+"""Another secret for the cluster: who knows it ends first and starts last, and the file is replaced in between."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from service.installation.__main__ import main
+from service.installation.cluster_secret import replace_secret, to_stop
+from service.installation.layout import Installation, InstallationProblem, Layout
+from service.installation.units import Unit, units_of
+
+
+def installation(**more: object) -> Installation:
+    chosen = {"has_head": True, **more}
+    return Installation(
+        supervisor="supervisord", apis=1, port=7265, controllers=2, head="127.0.0.2:6379", **chosen
+    )  # type: ignore[arg-type]
+
+
+@dataclass
+class Recorded:
+    """A supervisor that writes down what it is asked for, and the secret that each process started with."""
+
+    token: Path
+    calls: list[str] = field(default_factory=list)
+    started: dict[str, str] = field(default_factory=dict)
+    #: A process that cannot be ended.
+    stays: str = ""
+
+    def write(self, units: Sequence[Unit]) -> None:
+        raise AssertionError("the processes stay the same")
+
+    def apply(self) -> None:
+        raise AssertionError("the processes stay the same")
+
+    def restart(self, unit: str) -> None:
+        raise AssertionError(f"{unit} would start before the others have ended")
+
+    def stop(self, unit: str) -> None:
+        if unit == self.stays:
+            raise InstallationProblem(f"{unit} does not end")
+        self.calls.append(f"stop {unit}")
+
+    def start(self, unit: str) -> None:
+        self.calls.append(f"start {unit}")
+        self.started[unit] = self.token.read_text()
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    layout = Layout(tmp_path)
+    (layout.home / "gcs").mkdir(parents=True)
+    (layout.home / "gcs/state").write_text("nodes and drivers")
+    (layout.home / "ray.token").write_text("old")
+    return layout
+
+
+def test_all_of_ray_ends_before_any_of_it_starts_with_the_new_secret(layout: Layout) -> None:
+    units, said = units_of(installation(), ["1.0-a"]), list[str]()
+    supervisor = Recorded(layout.home / "ray.token")
+    replace_secret(layout, installation(), units, supervisor, said.append)
+    order = ["controller-1", "controller-2", "drivers-1.0-a", "head"]
+    assert supervisor.calls == [
+        *(f"stop {name}" for name in order),
+        *(f"start {name}" for name in order[::-1]),
+    ]
+    (secret,) = set(supervisor.started.values())
+    assert len(secret) == 64
+    assert secret == (layout.home / "ray.token").read_text() != "old"
+    assert stat.S_IMODE((layout.home / "ray.token").stat().st_mode) == 0o600
+    assert not (layout.home / "gcs").exists(), "the head begins without nodes that are gone"
+    assert secret not in "".join(said)
+    assert not [one for one in to_stop(units) if one.name.startswith("api")], "the API answers throughout"
+
+
+def test_what_does_not_end_leaves_the_old_secret_and_everything_is_started_again(layout: Layout) -> None:
+    supervisor = Recorded(layout.home / "ray.token", stays="head")
+    with pytest.raises(InstallationProblem, match="head does not end"):
+        replace_secret(layout, installation(), units_of(installation(), ["1.0-a"]), supervisor, print)
+    assert set(supervisor.started.values()) == {"old"}
+    assert {"controller-1", "drivers-1.0-a", "head"} <= supervisor.started.keys()
+
+
+@pytest.mark.parametrize(
+    ("has_head", "words", "said"),
+    [
+        (True, [], "newest checkpoints; say so with --yes"),
+        (False, ["--yes"], "the head is on another machine"),
+    ],
+)
+def test_it_is_not_done_unasked_nor_elsewhere(
+    layout: Layout, capsys: pytest.CaptureFixture[str], has_head: bool, words: list[str], said: str
+) -> None:
+    installation(has_head=has_head).write(layout.record)
+    assert main(["rotate", "--prefix", str(layout.prefix), *words]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert (layout.home / "ray.token").read_text() == "old"
