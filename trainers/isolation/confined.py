@@ -1,15 +1,16 @@
 """The user and the view of one job's commands on a node, as long as a worker of the job lives there.
 
 `ConfinedJob` is what a supervisor has of it: it gives folders to the job's user, and says for each command what its
-forked process has to do (`trainers/isolation/confinement.py`).
+forked process has to do (`trainers/isolation/confinement.py`).  Where commands have namespaces in place of users, that
+user is the node's own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +18,16 @@ from typing import Any
 
 from remora.isolation import Isolation, decide
 from remora.machine_isolation import offered
+from remora.network_filter import need_users
 from trainers.confined_folders import OutsideFolder
-from trainers.environments.public_package import public_package
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
+from trainers.isolation.node_view import device_groups, steps_for_namespaces, steps_for_user
 from trainers.isolation.project_cache import ProjectCache, project_cache
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
 
-#: Devices that a command may use by their own rights or by their group.
-_DEVICES = ("dev/nvidia*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
 #: Folders in each other that are given to a user: each costs an open descriptor, and a call.
 MOST_DEEP = 256
 #: What a job's user is called where programs ask for a name.
@@ -42,6 +42,8 @@ class Confinement:
     #: Its own group first.
     groups: tuple[int, ...]
     steps: tuple[MountStep, ...]
+    #: It stays the node's user, in namespaces of its own.
+    has_namespaces: bool = False
 
     def fields(self) -> dict[str, Any]:
         """As `trainers.isolation.confinement.confine` reads it, in JSON or marshalled."""
@@ -54,7 +56,12 @@ class Confinement:
             }
             for one in self.steps
         ]
-        return {"uid": self.uid, "groups": list(self.groups), "steps": steps}
+        return {
+            "uid": self.uid,
+            "groups": list(self.groups),
+            "steps": steps,
+            "has_namespaces": self.has_namespaces,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,10 @@ class ConfinedJob:
 
     uid: int
     groups: tuple[int, ...]
+    #: What no other job of this machine is called at the same time: a name for a file.
+    name: str
+    #: Its commands are the node's user, in namespaces of their own.
+    has_namespaces: bool = False
     #: A folder of the node's user for the job's temporary files.
     temporary: Path
     #: The home of the job's user.
@@ -76,6 +87,8 @@ class ConfinedJob:
 
         A script may run in them already: no link is followed, and what vanishes meanwhile is passed over.
         """
+        if self.has_namespaces:
+            return
         for path in paths:
             # Folders that lie too deep were made by a script of the job, and are its own.
             with contextlib.suppress(FileNotFoundError, OutsideFolder):
@@ -98,13 +111,13 @@ class ConfinedJob:
 
     def on_node(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that runs among the files of the node, of which it needs `shown`."""
-        every = [*_of_interpreter(), *self._own_places(memory), *shown]
+        every = [*self._own_places(memory), *shown]
         if self.cache is not None:
-            folder, owner = self.cache.folder, self.cache.owner
+            folder, owner = self.cache.folder, None if self.has_namespaces else self.cache.owner
             every.append(Shown(source=folder, target=self.kept, is_read_only=False, owner=owner))
         every.append(Shown(source=self.temporary / "passwd", target=Path("/etc/passwd")))
-        resolved = [_resolved(one) for one in every]
-        return Confinement(self.uid, self.groups, mount_steps(resolved, _hidden(), is_closed))
+        steps = steps_for_namespaces(every) if self.has_namespaces else steps_for_user(every)
+        return Confinement(self.uid, self.groups, steps, self.has_namespaces)
 
     def in_container(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that has entered a container, in which folders of the node have the same paths.
@@ -137,28 +150,58 @@ def confined_job(
     While the context is open, what this process makes may be read by others, whatever umask the node has: the job's
     user reads it, and the folders above are closed.  Raises IsolationImpossible, OSError.
     """
-    uids = decide(asked, offered())
-    if uids is None:
+    walls = decide(asked, offered(asked))
+    if walls is None:
         yield None
         return
+    need_users(walls)
+    temporary = temporary.resolve()
     # Nodes that are simulated on one machine have work folders, and users, of their own.
+    whole_name = f"{attempt_id} {work_root()}"
+    if walls == "namespaces":
+        uid = os.geteuid()
+        with project_cache(project, uid, cache_bytes) as cache:
+            _make_places(folder, temporary, uid, os.getegid())
+            yield ConfinedJob(
+                uid=uid,
+                groups=(os.getegid(),),
+                name=f"job{hashlib.sha256(whole_name.encode()).hexdigest()[:16]}",
+                has_namespaces=True,
+                temporary=temporary,
+                home=folder / "home",
+                kept=folder / "kept",
+                cache=cache,
+            )
+        return
     with (
         # Left last: all of the job's processes have ended then.
-        project_cache(project, uids, cache_bytes) as cache,
-        job_user(f"{attempt_id} {work_root()}", uids) as uid,
-        guarded_network(uids),
+        project_cache(project, walls.last + 1, cache_bytes) as cache,
+        job_user(whole_name, walls) as uid,
+        guarded_network(walls),
         _usual_umask(),
     ):
         folder.chmod(0o755)
-        home, kept = folder / "home", folder / "kept"
-        temporary = temporary.resolve()
-        for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
-            path.mkdir(exist_ok=True)
-            path.chmod(0o700 if path in (home, kept) else 0o1777)
-            os.chown(path, uid, uid)
-        _write_names(temporary / "passwd", uid)
+        _make_places(folder, temporary, uid, uid)
         groups = (uid, *device_groups(Path("/")))
-        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home, kept=kept, cache=cache)
+        yield ConfinedJob(
+            uid=uid,
+            groups=groups,
+            name=f"user{uid}",
+            temporary=temporary,
+            home=folder / "home",
+            kept=folder / "kept",
+            cache=cache,
+        )
+
+
+def _make_places(folder: Path, temporary: Path, uid: int, gid: int) -> None:
+    """The folders of a job that its commands see in place of those of the node."""
+    home, kept = folder / "home", folder / "kept"
+    for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700 if path in (home, kept) else 0o1777)
+        os.chown(path, uid, gid)
+    _write_names(temporary / "passwd", uid, gid)
 
 
 @contextlib.contextmanager
@@ -170,59 +213,18 @@ def _usual_umask() -> Iterator[None]:
         os.umask(before)
 
 
-def device_groups(root: Path) -> tuple[int, ...]:
-    """Groups that may use the accelerators and networks of this machine, where not everyone may."""
-    found = set()
-    for pattern in _DEVICES:
-        for path in root.glob(pattern):
-            status = path.stat()
-            if stat.S_ISCHR(status.st_mode) and status.st_gid and not status.st_mode & stat.S_IWOTH:
-                found.add(status.st_gid)
-    return tuple(sorted(found))
-
-
-def is_closed(folder: Path) -> bool:
-    """Whether other users may not look into a folder; one that is not there hides nothing."""
-    try:
-        return not folder.stat().st_mode & stat.S_IXOTH
-    except OSError:
-        return False
-
-
 def redirected(environment: Mapping[str, str], job: ConfinedJob | None) -> dict[str, str]:
     """Environment variables of a node's programs as the job's user has them."""
     return dict(environment) if job is None else {**environment, **job.variables()}
 
 
-def _hidden() -> list[Path]:
-    """Folders that are covered whatever their rights are: the home of the node's user."""
-    home = Path.home().resolve()
-    return [home] if len(home.parts) > 1 and home.is_dir() else []
-
-
-def _of_interpreter() -> list[Shown]:
-    """This interpreter, its packages and ours: what a command of Python needs of the node."""
-    folders = {Path(sys.prefix), Path(sys.base_prefix), public_package()}
-    folders |= {Path(part) for part in sys.path if part and Path(part).is_dir()}
-    return [Shown(source=one, target=one) for one in folders if len(one.parts) > 1]
-
-
-def _resolved(one: Shown) -> Shown:
-    return Shown(
-        source=one.source.resolve(),
-        target=one.target.resolve() if one.source == one.target else one.target,
-        is_read_only=one.is_read_only,
-        owner=one.owner,
-    )
-
-
-def _write_names(path: Path, uid: int) -> None:
-    """The node's names of users, with one for the job's: some programs want one."""
+def _write_names(path: Path, uid: int, gid: int) -> None:
+    """The node's names of users, with one for the job's: some programs want one, and take the first."""
     if path.exists():
         return
     known = Path("/etc/passwd").read_bytes() if Path("/etc/passwd").exists() else b""
     draft = path.with_name(f"passwd.{os.getpid()}")
-    draft.write_bytes(known + f"{USER_NAME}:x:{uid}:{uid}::/:/bin/sh\n".encode())
+    draft.write_bytes(f"{USER_NAME}:x:{uid}:{gid}::/:/bin/sh\n".encode() + known)
     draft.chmod(0o444)
     draft.replace(path)
 

@@ -12,9 +12,9 @@ from remora.isolation import IsolationImpossible, UidRange
 from remora.machine_isolation import offered
 from tests.job_uids import own_uids
 from trainers.isolation import users
-from trainers.isolation.confined import device_groups
 from trainers.isolation.kernel_objects import objects_of, remove_objects
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
+from trainers.isolation.node_view import device_groups
 from trainers.isolation.users import job_user, processes_of, sweep_users
 from trainers.isolation.variables import machine_variables
 
@@ -69,6 +69,12 @@ def test_a_replaced_folder_shows_what_is_needed_in_the_one_that_takes_its_place(
     steps = steps_of(own, here("/tmp/jobs/job", writable=True))
     assert [str(one.target) for one in steps] == ["/tmp", "/tmp/jobs", "/tmp/jobs/job"]
     assert steps[1].source is None
+
+
+def test_where_the_rest_is_read_only_what_may_be_written_to_is_mounted_although_nothing_covers_it() -> None:
+    shown = [here("/opt/work", writable=True), here("/opt/python")]
+    steps = mount_steps(shown, [Path("/home")], lambda _: False, rest_is_read_only=True)
+    assert [str(one.target) for one in steps] == ["/home", "/opt/work"]
 
 
 def test_parents_come_before_what_lies_in_them() -> None:
