@@ -44,7 +44,8 @@ check(libc.mount(none, b"/", none, ulong(16384 | 1 << 19), none), "can change no
 check(libc.mount(b"remora", b"/tmp", b"tmpfs", ulong(6), b"mode=755"), "can mount no empty folder there")
 read_only = (ctypes.c_uint64 * 4)(1, 0, 0, 0)
 check(libc.syscall(442, -100, b"/", 0x8000, read_only, ulong(32)), "can make no folders read-only there")
-check(libc.mount(b"devpts", b"/dev/pts", b"devpts", ulong(10), b"newinstance,ptmxmode=0666"), "can mount no terminals there")
+terminals = libc.mount(b"devpts", b"/dev/pts", b"devpts", ulong(10), b"newinstance,ptmxmode=0666")
+check(terminals, "can mount no terminals there")
 pid = os.fork()
 if pid == 0:
     check(libc.mount(b"proc", b"/proc", b"proc", ulong(14), none), "can mount no /proc of its own")

@@ -23,7 +23,12 @@ from trainers.confined_folders import OutsideFolder
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
-from trainers.isolation.node_view import device_groups, steps_for_namespaces, steps_for_user
+from trainers.isolation.node_view import (
+    device_groups,
+    named_environment,
+    steps_for_namespaces,
+    steps_for_user,
+)
 from trainers.isolation.project_cache import ProjectCache, project_cache
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
@@ -118,6 +123,10 @@ class ConfinedJob:
         every.append(Shown(source=self.temporary / "passwd", target=Path("/etc/passwd")))
         steps = steps_for_namespaces(every) if self.has_namespaces else steps_for_user(every)
         return Confinement(self.uid, self.groups, steps, self.has_namespaces)
+
+    def named_by(self, program: str) -> list[Shown]:
+        """What a command has to be shown because the job names its `program` by a path on the node."""
+        return named_environment(program) if self.has_namespaces else []
 
     def in_container(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that has entered a container, in which folders of the node have the same paths.

@@ -169,10 +169,10 @@ def _show_as_own(step: dict[str, Any], source: int, uid: int, gid: int) -> None:
     finally:
         if namespace >= 0:
             os.close(namespace)
-    place = place(step["target"], is_folder=True)
+    target = place(step["target"], is_folder=True)
     flags = ctypes.c_uint(_MOVE_FROM_EMPTY | _MOVE_TO_EMPTY)
-    _checked(_LIBC.syscall(_MOVE_MOUNT, tree, b"", place, b"", flags), f"mounting {step['target']}")
-    os.close(place)
+    _checked(_LIBC.syscall(_MOVE_MOUNT, tree, b"", target, b"", flags), f"mounting {step['target']}")
+    os.close(target)
     os.close(tree)
 
 
@@ -282,7 +282,7 @@ def _drop_capabilities() -> None:
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
-    """As mount(2).  Raises OSError."""
+    """Mount what is named, as the call of this name does.  Raises OSError."""
     words = (None if word is None else os.fsencode(word) for word in (source, target, kind))
     text = None if options is None else options.encode()
     first, second, third = words

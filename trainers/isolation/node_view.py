@@ -6,6 +6,8 @@ that no rights of files keep anything from it: it sees the system's folders, unc
 
 from __future__ import annotations
 
+import contextlib
+import os
 import stat
 import sys
 from collections.abc import Iterable
@@ -21,6 +23,8 @@ _USUAL_DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM = frozenset(
     {"bin", "sbin", "usr", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "gnu", "proc", "sys"}
 )
+#: Characters of the settings of an environment that are read.
+_SETTINGS_LENGTH = 10_000
 #: Files that programs find by a link in /etc.
 _LINKED = (Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/nsswitch.conf"))
 
@@ -39,6 +43,30 @@ def steps_for_namespaces(shown: Iterable[Shown]) -> tuple[MountStep, ...]:
     return mount_steps(
         [_resolved(one) for one in every], _not_of_system(), lambda _: False, rest_is_read_only=True
     )
+
+
+def named_environment(program: str) -> list[Shown]:
+    """The Python environment of a program that a job names by its path on this node, with what lies below it.
+
+    [] for other programs, and where that would show the home of the node's user.
+    """
+    prefix = Path(program).parent.parent
+    if not Path(program).is_absolute() or not os.access(program, os.X_OK):
+        return []
+    found = [prefix] if (prefix / "conda-meta").is_dir() else []
+    with (
+        contextlib.suppress(OSError),
+        (prefix / "pyvenv.cfg").open(encoding="utf-8", errors="replace") as file,
+    ):
+        settings = dict(_setting(line) for line in file.read(_SETTINGS_LENGTH).splitlines())
+        found = [prefix, *([Path(settings["home"]).parent] if settings.get("home") else [])]
+    home = Path.home().resolve()
+    return [_same(one) for one in found if one.is_absolute() and not home.is_relative_to(one.resolve())]
+
+
+def _setting(line: str) -> tuple[str, str]:
+    name, _, value = line.partition("=")
+    return name.strip().lower(), value.strip()
 
 
 def device_groups(root: Path) -> tuple[int, ...]:

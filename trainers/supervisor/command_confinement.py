@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from remora.commands.launchers import unwrap
 from remora.isolation import IsolationImpossible
 from trainers.backends.backend import LaunchContext
 from trainers.environments.build import environment_folders
@@ -92,6 +93,7 @@ class CommandConfinement:
         shown.append(Shown(source=self.group, target=self.group, is_read_only=False))
         if is_contained:
             return dataclasses.replace(launch, confinement=job.in_container(shown, memory))
+        shown += job.named_by(unwrap(self.plan.command).command[0])
         if self.python is not None:
             job.own(self.python.python.parent.parent)
         return dataclasses.replace(launch, confinement=job.on_node(shown, memory))

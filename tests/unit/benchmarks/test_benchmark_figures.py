@@ -24,9 +24,12 @@ GOOD: dict[str, Any] = {
     "stall": {"remora_s": 0.01, "torch_save_s": 0.4, "async_save_s": 0.2, "step_s": 1.0},
     "submit_to_first_step": {"remora_s": 2.0, "stock_s": 8.0},
     "walls": {
-        "start_ms": {"started": {"users": 70.0, "none": 60.0}, "forked": {"users": 12.0, "none": 10.0}},
-        "step_ratio": 1.0,
-        "recovery_s": {"users": 0.5, "none": 0.5},
+        "start_ms": {
+            "started": {"users": 70.0, "namespaces": 75.0, "none": 60.0},
+            "forked": {"users": 12.0, "namespaces": 20.0, "none": 10.0},
+        },
+        "step_ratio": {"users": 1.0, "namespaces": 1.0},
+        "recovery_s": {"users": 0.5, "namespaces": 0.5, "none": 0.5},
     },
 }  # fmt: skip
 
@@ -37,7 +40,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 16
+    assert len(verdicts()) == 20
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -45,7 +48,10 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     assert verdicts(silent_death=slow).count(False) == 1
     spins = {**GOOD["silent_death"], "remora_gcs_core_share": 0.7}
     assert verdicts(silent_death=spins).count(False) == 1
-    assert verdicts(walls={**GOOD["walls"], "step_ratio": 1.2}).count(False) == 1
+    for kind in ("users", "namespaces"):
+        slower = {**GOOD["walls"]["step_ratio"], kind: 1.2}
+        assert verdicts(walls={**GOOD["walls"], "step_ratio": slower}).count(False) == 1
+    assert verdicts(walls={}).count(False) == 8
     assert verdicts(bitwise_ratio=1.3).count(False) == 1
     assert verdicts(agreement_share={"digits": 0.003, "gpt": 0.006}).count(False) == 1
     assert verdicts(stall={}).count(False) == 1

@@ -79,5 +79,7 @@ def test_jobs_of_a_shared_service_run_only_where_they_are_kept_apart(
 def test_namespaces_are_not_enough_for_a_service_that_others_reach() -> None:
     certified = {"tls_certificate": Path("own.pem"), "tls_key": Path("own.key")}
     assert reached(host="127.0.0.1", isolation="namespaces", **REQUIRED).host == "127.0.0.1"
-    with pytest.raises(ListeningProblem, match="REMORA_ISOLATION is namespaces.*set it to users, or to none"):
+    with pytest.raises(
+        ListeningProblem, match=r"REMORA_ISOLATION is namespaces.*set it to users, or to none"
+    ):
         reached(host="10.0.0.5", isolation="namespaces", **REQUIRED, **certified)

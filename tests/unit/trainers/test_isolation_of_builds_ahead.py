@@ -41,7 +41,7 @@ def test_where_the_node_cannot_keep_them_apart_nothing_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (build, confined):
-        monkeypatch.setattr(module, "offered", lambda: Offer(uids=None, why_not="it may not"))
+        monkeypatch.setattr(module, "offered", lambda _: Offer(uids=None, why_not="it may not"))
     said = str(build_ahead(asked(tmp_path, "users")))
     assert "isolation is users, and it may not" in said
     assert "uid" not in said

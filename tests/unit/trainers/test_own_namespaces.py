@@ -1,0 +1,30 @@
+"""A node without any rights, as a user that is not root: its commands find nothing of it, and work."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from remora.machine_isolation import offered
+from tests.rootless import as_other_user, home_of_another
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user"),
+    pytest.mark.skipif(
+        not offered("namespaces").has_namespaces, reason=offered("namespaces").why_no_namespaces
+    ),
+]
+
+
+def test_a_hostile_command_finds_nothing_of_its_node_and_may_write_to_its_own_places() -> None:
+    with home_of_another() as home:
+        done = as_other_user(home, "-m", "tests.unit.trainers.rootless_stage", str(home), "auto")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, done.stderr[-4000:]
+    for way, seen in json.loads(lines[0].removeprefix("REPORT ")).items():
+        assert seen == {
+            "status": {"exit_code": 0},
+            "lines": ["UNCOVERED []", "FOUND []", "SHARED ['own', 'own', 'own', 'own']"],
+        }, way
