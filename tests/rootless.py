@@ -25,6 +25,7 @@ if [ "$CLOSED" ]; then
     mkdir -p "$BASE" && mount --bind "$FOLDER/base" "$BASE"
 fi
 unset FOLDER BASE CLOSED NET
+if [ "$OTHER" = 0 ]; then exec "$0" "$@"; fi
 exec setpriv --reuid "$OTHER" --regid "$OTHER" --clear-groups --no-new-privs "$0" "$@"
 """
 

@@ -117,6 +117,9 @@ def _add_terminals() -> None:
 def _begin_namespace(ended: int) -> None:
     """Be the first process of the namespace of process ids, without rights, dead when its parent was killed."""
     confinement.mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    if os.geteuid() == 0:
+        # The kernel lets root change its settings there without any rights.
+        _set_read_only("/proc", is_read_only=True)
     confinement.give_up_rights()
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
     if _is_closed(ended):

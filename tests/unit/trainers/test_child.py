@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from remora.isolation import Isolation, IsolationImpossible, decide
-from remora.machine_isolation import offered
+from remora.isolation import Isolation
 from remora.script import channel
 from tests.container_images import image
+from tests.kept_apart import decide_or_skip
 from trainers.containers.arguments import Mount
 from trainers.containers.container import container
 from trainers.containers.images import node_image
@@ -190,10 +190,7 @@ def harness(
     """All that is promised holds however the command comes to life."""
     way, _, confined = request.param.partition(", ")
     isolation = KINDS[confined]
-    try:
-        decide(isolation, offered(isolation))
-    except IsolationImpossible as error:
-        pytest.skip(str(error))
+    decide_or_skip(isolation)
     inside = request.getfixturevalue("entered") if way == "in a container" else 0
     folder, temporary = tmp_path / "folder", tmp_path / "temporary"
     folder.mkdir()

@@ -18,9 +18,14 @@ pytestmark = [
 ]
 
 
-def test_a_hostile_command_finds_nothing_of_its_node_and_may_write_to_its_own_places() -> None:
+@pytest.mark.parametrize(("is_root", "asked"), [(False, "auto"), (False, "namespaces"), (True, "namespaces")])
+def test_a_hostile_command_finds_nothing_of_its_node_and_may_write_to_its_own_places(
+    is_root: bool, asked: str
+) -> None:
     with home_of_another() as home:
-        done = as_other_user(home, "-m", "tests.unit.trainers.rootless_stage", str(home), "auto")
+        if is_root:
+            os.chown(home, 0, 0)
+        done = as_other_user(home, "-m", "tests.unit.trainers.rootless_stage", str(home), asked)
     lines = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert lines, done.stderr[-4000:]
     for way, seen in json.loads(lines[0].removeprefix("REPORT ")).items():
