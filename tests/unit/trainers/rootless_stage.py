@@ -17,6 +17,7 @@ import textwrap
 from pathlib import Path
 
 from remora.isolation import Isolation
+from tests.unit.trainers.test_child import OUTLIVERS, WAIT_FOR_PID
 from tests.unit.trainers.test_umask_of_nodes import GroupHarness
 from trainers.isolation.confined import confined_job
 from trainers.processes.fork_server_client import ForkServer
@@ -119,7 +120,9 @@ def _run(home: Path, way: str, asked: Isolation, hints: dict[str, object]) -> di
         status = harness.python(textwrap.dedent(f"import os\n{_RUNS}{_HOSTILE}"), **variables).wait()
         code = "print('SHARED', [open(p + '/own').read() for p in ('/tmp', '/var/tmp', '/dev/shm', '.')])"
         harness.python(code).wait()
-        return {"status": status, "lines": [text for _, text in harness.heard.lines]}
+        lines = [text for _, text in harness.heard.lines]
+        left = harness.python(OUTLIVERS["double fork"] + WAIT_FOR_PID).wait()
+        return {"status": status, "lines": lines, "left": left, "is_alone": harness.is_left_alone()}
 
 
 if __name__ == "__main__":

@@ -32,4 +32,7 @@ def test_a_hostile_command_finds_nothing_of_its_node_and_may_write_to_its_own_pl
         assert seen == {
             "status": {"exit_code": 0},
             "lines": ["UNCOVERED []", "FOUND []", "SHARED ['own', 'own', 'own', 'own']"],
+            # Where there are no cgroups, too.
+            "left": {"exit_code": 0, "outlived": 1},
+            "is_alone": True,
         }, way
