@@ -149,7 +149,7 @@ def _starts(stages: dict[Isolation, _Stage], *, is_forked: bool) -> dict[str, fl
 
 def _step_ratios(stages: dict[Isolation, _Stage]) -> dict[str, float]:
     """Medians over rounds of the median step of a confined command over that of another one, by isolation."""
-    ratios: dict[str, list[float]] = {kind: [] for kind in stages if kind != "none"}
+    ratios: dict[Isolation, list[float]] = {kind: [] for kind in stages if kind != "none"}
     for number in range(_ROUNDS):
         order = list(stages.items())[:: 1 if number % 2 else -1]
         times = {kind: float(stage.first_line(_LOOP, is_forked=False)[0]) for kind, stage in order}
