@@ -228,7 +228,9 @@ def writing() -> None:
 
 
 def _is_of_node(path: str) -> bool:
-    """True for what is not this job's own: as the node's user, for everything."""
+    """True for what is not this job's own: as the node's user, for everything but the folder of its group."""
+    if Path(path).is_relative_to(Path.cwd().parent):
+        return False
     return os.getuid() == HINTS["node_uid"] or os.stat(path).st_uid != os.getuid()
 
 
