@@ -123,7 +123,18 @@ class ElasticLoop(ABC):
         """Batches of this worker's shards from the present position on."""
         settings, progress = self._settings, self._progress
         left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
-        plan = FeedPlan(
+        start = Position(progress.epoch, progress.place)
+        plan = self._feed_plan(self._own_shards, start, left, settings.check_every)
+        self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
+
+    def _feed_of(self, step: AnyStep, shard: int) -> Feed:
+        """Batches of one shard, of whichever worker it is, in one step; read in this process."""
+        plan = self._feed_plan(range(shard, shard + 1), Position(step.epoch, step.place), 1, probe_every=0)
+        return Feed(load_batches(self._data, plan, self._collate, 0))
+
+    def _feed_plan(self, own: range, start: Position, steps: int | None, probe_every: int) -> FeedPlan:
+        settings = self._settings
+        return FeedPlan(
             global_batch=settings.global_batch,
             shards=settings.shards,
             micro_batch=settings.micro_batch,
@@ -131,13 +142,12 @@ class ElasticLoop(ABC):
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             epochs=settings.epochs,
-            steps=left,
-            own=self._own_shards,
-            start=Position(progress.epoch, progress.place),
-            probe_every=settings.check_every,
+            steps=steps,
+            own=own,
+            start=start,
+            probe_every=probe_every,
             left_out=frozenset(self._left_out),
         )
-        self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
 
     def _report(self, step: AnyStep, metrics: Mapping[str, Any]) -> None:
         if self._link is None or not self._does_report():

@@ -418,6 +418,16 @@ node_events = sa.Table(
     sa.Column("message", sa.Text, nullable=False),
 )
 
+# What attempts have said of nodes, until the node is drained for it.
+sick_reports = sa.Table(
+    "sick_reports",
+    metadata,
+    sa.Column("attempt_id", sa.String(40), primary_key=True),
+    sa.Column("address", sa.String(200), primary_key=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+)
+
 # Only ever appended to.
 policies = sa.Table(
     "policies",

@@ -31,6 +31,7 @@ from trainers.driver.relay import Relay
 from trainers.driver.verdict import GroupFailure, Verdict, judge, too_few_workers
 from trainers.plan import AttemptPlan
 from trainers.ray_train import AttemptEnds, Member
+from trainers.storage import StorageError
 from trainers.supervisor.shard_transfer import CheckpointShard
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,10 @@ class Attempt:
         self._pause_until: Deadline | None = None
         self._start_failures = 0
         self._start_error = ""
+        #: The checkpoint that the workers were given, until they have trained from it.
+        self._resumed: Manifest | None = None
+        #: A worker group of this attempt has reported a step.
+        self._has_trained = False
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rank_ended = asyncio.Condition()
 
@@ -165,6 +170,7 @@ class Attempt:
             checkpoint_interval_s=self.plan.checkpoint_interval_s,
             is_preparing=self.plan.prepares,
         )
+        self._resumed = resume
         step = resume.step if resume is not None else None
         count = "1 worker starts" if len(members) == 1 else f"{len(members)} workers start"
         text = count + (f", from the checkpoint of step {step}." if step else ".")
@@ -177,7 +183,8 @@ class Attempt:
             nodes=sorted({member.address for member in members}),
         )
         self._report_start_over(resume)
-        resumed = {} if step is None or self.generation > 1 else {"resumed_from_step": step}
+        # A group whose checkpoint cannot be used does not train, and another one resumes in its place.
+        resumed = {} if step is None or self._has_trained else {"resumed_from_step": step}
         state = "starting" if self.group.is_preparing else "running"
         self.account.size(self.group_members.workers, state=state, **resumed)
         return self.generation
@@ -217,10 +224,24 @@ class Attempt:
         before = self.group.progress.step_at
         self.apply(self.group, self.group.receive(rank, message, self.now()))
         self.progress = self.group.progress
+        self._has_trained = self._has_trained or self.group.has_reported
+        if self._resumed is not None and self.group.has_reported:
+            self._vouch(self._resumed)
         if self.progress.step_at is not None and self.progress.step_at != before:
             self.pace.step(self.progress.step_at)
             self.watch.step(self.progress.step_at, self.group.world_size)
             self.lifecycle.step_ended()
+
+    def _vouch(self, resumed: Manifest) -> None:
+        """The workers have compared the checkpoint that they resumed from with its digests, and trained."""
+        self._resumed = None
+
+        def vouch() -> None:
+            # Without it a retention reads the files again.
+            with contextlib.suppress(StorageError, OSError):
+                self.commits.catalog.vouch(resumed)
+
+        self.spawn(asyncio.to_thread(vouch))
 
     def _receive_relayed(self, shard: CheckpointShard, message: channel.Message) -> None:
         """Take what the relay reports about files, in place of their worker."""
@@ -379,6 +400,8 @@ class Attempt:
         supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)
         if not nodes and not group.is_stopping:
             await self._wait_for_ends(group, living, _COLLECT_S)
+        for folder, why in group.damaged.items():
+            self.commits.catalog.refuse(folder, why)
         verdict = judge(
             GroupFailure(
                 exits=tuple(group.exits.values()),
@@ -386,6 +409,7 @@ class Attempt:
                 lost_supervisors=tuple(sorted(supervisors)),
                 troubles=tuple(sorted(group.troubles.items())),
                 diverged=group.diverged,
+                damaged=next(iter(group.damaged.values()), ""),
                 is_planned=group.is_stopping,
             )
         )
@@ -394,7 +418,7 @@ class Attempt:
         self.lifecycle.wait_again(self.now())
         if verdict.end_reason is EndReason.NODE_LOST:
             group.progress = group.progress.lose(self.now())
-            self.account.event("node.lost", verdict.message, ranks=sorted(nodes))
+            self.account.event("node.lost", verdict.message, ranks=sorted(nodes | group.broken_ranks))
         await group_members.send({"type": "stop", "at_once": True})
         await self._wait_for_ends(group, living, _STOP_S)
         await self.relay.finish()

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainers.checkpoints.manifest import ShardFile, doubled_names
 from trainers.driver.agreement import Agreement
+from trainers.driver.hardware_errors import gpu_failure
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Asked, Cause
 from trainers.driver.stragglers import Stragglers
@@ -27,7 +28,7 @@ RETRY_S = 5.0
 #: Characters of a command's last line of error that are reported with its end.
 MOST_WORDS = 300
 #: The same for its message about weights that differ, with their causes.
-_MOST_OF_A_CAUSE = 1000
+MOST_OF_A_CAUSE = 1000
 #: What a worker is doing that has not begun, by the `what` of its message; anything else is an input.
 _PREPARING = {"environment": "the environment is being built", "image": "the image is being pulled"}
 #: Steps that the store can hold.
@@ -108,11 +109,15 @@ class WorkerGroup:
     is_preparing: bool = False
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
+    #: Why ranks could not use the checkpoint that they were given, by its folder.
+    damaged: dict[str, str] = field(default_factory=dict)
     #: Message of the first rank that found workers with other weights; "": none did.
     diverged: str = ""
     #: True once a command has failed by itself.
     _has_failed: bool = False
     _last_words: dict[int, str] = field(default_factory=dict)
+    #: What ranks wrote about a GPU that failed; it counts when their command fails.
+    _gpu_failures: dict[int, str] = field(default_factory=dict)
     #: What ranks said about what they have prepared.
     _prepared: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: True once it was reported that an environment is being built.
@@ -178,8 +183,8 @@ class WorkerGroup:
         match message["type"]:
             case "log":
                 body = {"rank": rank, "stream": message["stream"], "text": message["text"]}
-                if message["stream"] == "stderr" and (last := _last_line(message["text"])):
-                    self._last_words[rank] = last[:MOST_WORDS]
+                if message["stream"] == "stderr":
+                    self._read_errors(rank, message["text"])
                 yield Note("log", body)
             case "dropped":
                 text = f"{message['lines']} lines were dropped: the limit of this attempt's log was reached"
@@ -197,7 +202,9 @@ class WorkerGroup:
             case "pace":
                 yield from self._compare(rank, message, now)
             case "diverged":
-                self.diverged = self.diverged or str(message["text"])[:_MOST_OF_A_CAUSE]
+                self.diverged = self.diverged or str(message["text"])[:MOST_OF_A_CAUSE]
+            case "damaged":
+                self.damaged.setdefault(str(message["folder"]), str(message["why"]))
             case "held":
                 yield from self._answer(rank, message)
             case "relayed":
@@ -212,6 +219,25 @@ class WorkerGroup:
                 self.troubles.setdefault(rank, str(message["message"]))
             case "exit":
                 yield from self._exit(rank, message, now)
+
+    def _read_errors(self, rank: int, text: str) -> None:
+        if last := _last_line(text):
+            self._last_words[rank] = last[:MOST_WORDS]
+        if (failed := gpu_failure(text)) is not None:
+            self._gpu_failures[rank] = failed
+
+    @property
+    def broken_ranks(self) -> set[int]:
+        """Ranks whose command ended because of a GPU."""
+        return {rank for rank, one in self.exits.items() if one.is_failure and one.gpu_failure is not None}
+
+    def gpu_failure_of(self, rank: int) -> str | None:
+        """What a rank wrote about a GPU that failed, a clause; None: nothing."""
+        return self._gpu_failures.get(rank)
+
+    def forget_gpu_failure(self, rank: int) -> None:
+        """What it wrote does not count."""
+        self._gpu_failures.pop(rank, None)
 
     def tick(self, now: float) -> Iterator[Effect]:
         """What time alone brings about: periodic checkpoints, and the end of patience."""
@@ -418,6 +444,7 @@ class WorkerGroup:
             environment_failed=message.get("environment_failed"),
             excess=message.get("excess"),
             last_words=self._last_words.get(rank, ""),
+            gpu_failure=self._gpu_failures.get(rank),
         )
         self._has_failed = self._has_failed or self.exits[rank].is_failure
 

@@ -66,6 +66,14 @@ def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> N
     return replace(decision, node=replace(decision.node, deadline_at=deadline_at))
 
 
+def sicken_node(node: NodeRow, message: str, now: float) -> NodeDecision | None:
+    """A node that computes wrongly is drained; None where nothing works on it any more."""
+    if node.state not in JOINED:
+        return None
+    decision = drain_node(node, f"this machine is sick: {message}", now + DRAIN_S, now)
+    return replace(decision, node=replace(decision.node, sick_since=node.sick_since or now))
+
+
 def end_node(node: NodeRow, now: float) -> NodeDecision:
     """The provider no longer lists the node; its message goes on saying why it went."""
     state = NodeState.FAILED if node.is_failure else NodeState.GONE
