@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remora.isolation import Isolation, decide
+from remora.isolation import Isolation, UidRange, decide
 from remora.machine_isolation import offered
 from remora.network_filter import need_users
 from trainers.confined_folders import OutsideFolder
+from trainers.isolation.giving import give
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
@@ -33,10 +33,10 @@ from trainers.isolation.project_cache import ProjectCache, project_cache
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
 
-#: Folders in each other that are given to a user: each costs an open descriptor, and a call.
-MOST_DEEP = 256
 #: What a job's user is called where programs ask for a name.
 USER_NAME = "remora-job"
+#: In the folder of the worker group: the home of the job's user, and what stands for the cache of the project.
+_HOME, _KEPT = "home", "kept"
 
 
 @dataclass(frozen=True)
@@ -164,48 +164,66 @@ def confined_job(
         yield None
         return
     need_users(walls)
-    temporary = temporary.resolve()
-    # Nodes that are simulated on one machine have work folders, and users, of their own.
-    whole_name = f"{attempt_id} {work_root()}"
     if walls == "namespaces":
-        uid = os.geteuid()
-        with project_cache(project, uid, cache_bytes) as cache:
-            _make_places(folder, temporary, uid, os.getegid())
-            yield ConfinedJob(
-                uid=uid,
-                groups=(os.getegid(),),
-                name=f"job{hashlib.sha256(whole_name.encode()).hexdigest()[:16]}",
-                has_namespaces=True,
-                temporary=temporary,
-                home=folder / "home",
-                kept=folder / "kept",
-                cache=cache,
-            )
-        return
-    with (
-        # Left last: all of the job's processes have ended then.
-        project_cache(project, walls.last + 1, cache_bytes) as cache,
-        job_user(whole_name, walls) as uid,
-        guarded_network(walls),
-        _usual_umask(),
-    ):
-        folder.chmod(0o755)
-        _make_places(folder, temporary, uid, uid)
-        groups = (uid, *device_groups(Path("/")))
+        opened = _job_in_namespaces(attempt_id, folder, temporary.resolve(), project, cache_bytes)
+    else:
+        opened = _job_with_user(walls, attempt_id, folder, temporary.resolve(), project, cache_bytes)
+    with opened as job:
+        yield job
+
+
+@contextlib.contextmanager
+def _job_in_namespaces(
+    attempt_id: str, folder: Path, temporary: Path, project: str, cache_bytes: int
+) -> Iterator[ConfinedJob]:
+    uid, gid = os.geteuid(), os.getegid()
+    digest = hashlib.sha256(_name_of(attempt_id).encode()).hexdigest()
+    with project_cache(project, uid, cache_bytes) as cache:
+        _make_places(folder, temporary, uid, gid)
         yield ConfinedJob(
             uid=uid,
-            groups=groups,
-            name=f"user{uid}",
+            groups=(gid,),
+            name=f"job{digest[:16]}",
+            has_namespaces=True,
             temporary=temporary,
-            home=folder / "home",
-            kept=folder / "kept",
+            home=folder / _HOME,
+            kept=folder / _KEPT,
             cache=cache,
         )
 
 
+@contextlib.contextmanager
+def _job_with_user(
+    uids: UidRange, attempt_id: str, folder: Path, temporary: Path, project: str, cache_bytes: int
+) -> Iterator[ConfinedJob]:
+    with (
+        # Left last: all of the job's processes have ended then.
+        project_cache(project, uids.last + 1, cache_bytes) as cache,
+        job_user(_name_of(attempt_id), uids) as uid,
+        guarded_network(uids),
+        _usual_umask(),
+    ):
+        folder.chmod(0o755)
+        _make_places(folder, temporary, uid, uid)
+        yield ConfinedJob(
+            uid=uid,
+            groups=(uid, *device_groups(Path("/"))),
+            name=f"user{uid}",
+            temporary=temporary,
+            home=folder / _HOME,
+            kept=folder / _KEPT,
+            cache=cache,
+        )
+
+
+def _name_of(attempt_id: str) -> str:
+    """Nodes that are simulated on one machine have work folders, and users, of their own."""
+    return f"{attempt_id} {work_root()}"
+
+
 def _make_places(folder: Path, temporary: Path, uid: int, gid: int) -> None:
     """The folders of a job that its commands see in place of those of the node."""
-    home, kept = folder / "home", folder / "kept"
+    home, kept = folder / _HOME, folder / _KEPT
     for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
         path.mkdir(exist_ok=True)
         path.chmod(0o700 if path in (home, kept) else 0o1777)
@@ -236,44 +254,3 @@ def _write_names(path: Path, uid: int, gid: int) -> None:
     draft.write_bytes(f"{USER_NAME}:x:{uid}:{gid}::/:/bin/sh\n".encode() + known)
     draft.chmod(0o444)
     draft.replace(path)
-
-
-def give(path: Path, uid: int) -> None:
-    """Make a file, or a folder with all in it, one of this user and of the group of the same number.
-
-    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing, and
-    OutsideFolder when all was given but what lies in more than `MOST_DEEP` folders.
-    """
-    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        is_whole = _give_in(above, path.name, uid, MOST_DEEP)
-    finally:
-        os.close(above)
-    if not is_whole:
-        raise OutsideFolder(f"it has folders that lie in more than {MOST_DEEP} others")
-
-
-def _give_in(above: int, name: str, uid: int, depth: int) -> bool:
-    """The same for a name in an open folder; False when something lies deeper than `depth`."""
-    try:
-        status = os.stat(name, dir_fd=above, follow_symlinks=False)
-        # What a job makes has no second name outside of its folders; a file of the node's user may be one of a cache.
-        is_shared = status.st_nlink > 1 and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        if status.st_uid != uid and not is_shared:
-            os.chown(name, uid, uid, dir_fd=above, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode):
-            return True
-        if depth == 0:
-            return False
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-    except OSError:
-        # It went, or became another thing, while a script runs there: what that makes is its own anyway.
-        return True
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
-        # Each of them, whatever became of the one before.
-        given = [_give_in(folder, one, uid, depth - 1) for one in names]
-        return all(given)
-    finally:
-        os.close(folder)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainers.confined_folders import OutsideFolder, remove_tree
-from trainers.isolation.confined import MOST_DEEP, ConfinedJob, give
+from trainers.isolation.confined import ConfinedJob
+from trainers.isolation.giving import MOST_DEEP, give
 
 UID = 2_000_920_000
 DEEP = """
