@@ -60,6 +60,8 @@ def confine(walls: dict[str, Any], folder: str) -> None:
             file.write(text)
     os.umask(0o022)
     _make_view(walls["steps"])
+    # Where it was lies below what covers it, and the command may look where the first process of its namespace is.
+    os.chdir("/")
     ended_read, ended_write = os.pipe()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()

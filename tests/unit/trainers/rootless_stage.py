@@ -38,6 +38,13 @@ def tries(what, attempt):
 for path in hints["secrets"]:
     tries(f"it reads {path}", lambda: pathlib.Path(path).read_text() and None)
     tries(f"it sees {path}", lambda: os.lstat(path) and None)
+    # Upwards from where another process is, below what covers that place.
+    parts = path.split("/")
+    for place in ("cwd", "root"):
+        for depth in range(1, 12):
+            for first in range(1, len(parts)):
+                below = f"/proc/1/{place}{'/..' * depth}/{'/'.join(parts[first:])}"
+                tries(f"it reaches {path} by /proc/1/{place}", lambda: os.lstat(below) and None)
 for kind, pid in hints["pids"].items():
     tries(f"it signals {kind}", lambda: os.kill(pid, 0))
     tries(f"it traces {kind}", lambda: libc.ptrace(0x4206, pid, 0, 0) == 0)
