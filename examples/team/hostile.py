@@ -1,6 +1,6 @@
 """A hostile script: submitted as a job, it tries to read, reach and end what is not its own, and reports what it could.
 
-Its last line of standard output is `FINDINGS ` and a JSON list of sentences; behind walls that list is empty.  It knows
+A line of standard output is `FINDINGS ` and a JSON list of sentences; behind walls that list is empty.  It knows
 where things lie (`HOSTILE_HINTS`, JSON), as one who has read the source does.  It writes only below the folders of the
 product that it was given, and harms nothing.
 """
@@ -319,11 +319,12 @@ def main() -> None:
             attempt()
         except Exception as error:
             print(f"{attempt.__name__} went no further: {error!r}", flush=True)
+    # Before what may end this process.
+    print("FINDINGS " + json.dumps(found), flush=True)
     held = memory()
     next(held)
     time.sleep(HINTS["hold_s"])
     next(held, None)
-    print("FINDINGS " + json.dumps(found), flush=True)
 
 
 main()
