@@ -14,6 +14,7 @@ from remora.isolation import (
     parse_uids,
     sentence,
 )
+from remora.network_filter import need_users
 
 RANGE = UidRange(first=2_000_000_000, last=2_000_000_999)
 ROOT = "Name:\tx\nCapEff:\t000001ffffffffff\n"
@@ -51,6 +52,18 @@ def test_one_sentence_says_which_it_is_and_why_it_is_no_more() -> None:
     )
     assert "(it is not root; it makes none)" in sentence("auto", NOTHING)
     assert "isolation is none" in sentence("none", USERS)
+
+
+def test_rules_for_users_are_not_taken_for_kept_where_commands_have_namespaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("REMORA_NETWORK_RULES", raising=False)
+    need_users("namespaces")
+    monkeypatch.setenv("REMORA_NETWORK_RULES", "true")
+    need_users(RANGE)
+    need_users(None)
+    with pytest.raises(IsolationImpossible, match=r"REMORA_NETWORK_RULES is true.*leave it out"):
+        need_users("namespaces")
 
 
 def test_every_right_that_is_missing_is_named() -> None:
