@@ -3,7 +3,8 @@
 `make bench-environments` runs it; it needs a package index.  Every contestant installs `transformers==5.*` (about 30
 packages; PyTorch is the node's) and runs the same script, which imports PyTorch and reports one step.  *Cold* is with
 nothing on the machine, *warm* with what the run before has left; *by hand* is `uv venv`, `uv pip install` and `python`,
-*Ray* a task with `runtime_env={"uv": [...]}`, and *none* a job of ours without an environment.
+*Ray* a task with `runtime_env={"uv": [...]}`, and *none* a job of ours without an environment.  *Behind walls* are the
+two warm ones where jobs are kept apart: no interpreter with packages of a job is kept ready there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from benchmarks.remora_cluster import until
 from benchmarks.stock_cluster import stock_cluster
 from benchmarks.submit import PATIENCE_S, service
 from remora import Client
+from remora.isolation import Isolation, decide
+from remora.machine_isolation import offered
 from remora.states import NodeState
 
 PACKAGES = ["transformers==5.*"]
@@ -54,21 +57,30 @@ def run() -> dict[str, Any]:
     """The document that is written: seconds of each contestant, and what an environment adds to a warm start."""
     with tempfile.TemporaryDirectory(prefix="remora-environments-") as name:
         folder = Path(name)
-        ours, none = remora_seconds(folder)
-        document = {
+        ours, none = remora_seconds(folder, "none")
+        is_apart = decide("auto", offered()) is not None
+        apart = _medians(*remora_seconds(folder, "auto")) if is_apart else None
+        document: dict[str, Any] = {
             "remora": {"cold_s": ours[0], "warm_s": round(median(ours[1:]), 3)},
             "none": {"warm_s": round(median(none), 3)},
             "by_hand": by_hand_seconds(folder),
             "ray": ray_seconds(folder),
+            "behind_walls": apart,
         }
     document["warm_more_than_none_s"] = round(document["remora"]["warm_s"] - document["none"]["warm_s"], 3)
     return {"environments": document}
 
 
-def remora_seconds(folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds of jobs with the environment, the first one cold, and of jobs without one."""
+def _medians(ours: list[float], none: list[float]) -> dict[str, float]:
+    return {"warm_s": round(median(ours[1:]), 3), "none_warm_s": round(median(none), 3)}
+
+
+def remora_seconds(folder: Path, isolation: Isolation) -> tuple[list[float], list[float]]:
+    """Seconds of jobs with the environment, the first one cold, and of jobs without one, on a service of their own."""
+    os.environ["REMORA_ISOLATION"] = isolation
+    folder = folder / isolation
     code = folder / "code"
-    code.mkdir()
+    code.mkdir(parents=True)
     (code / "train.py").write_text(SCRIPT)
     os.environ["UV_CACHE_DIR"] = str(folder / "cache")
     home = folder / "home"

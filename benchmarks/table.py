@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.table import Table
 
@@ -51,12 +51,50 @@ def _losses_kept(d: Mapping[str, Any]) -> bool:
     return notice["repeated_steps"] == notice["samples_lost"] == notice["samples_doubled"] == 0
 
 
-def _cost_ms(d: Mapping[str, Any], way: str) -> float:
-    of_way = d["walls"]["start_ms"][way]
-    return float(of_way["users"] - of_way["none"])
+#: What is measured, its figure, that of its peer, the target in words, and whether it is reached.
+_Figure: TypeAlias = tuple[str, Callable[..., Any], Callable[..., Any], str, Callable[..., Any]]
 
 
-_FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable[..., Any]], ...] = (
+def _of_walls(kind: str, how: str) -> tuple[_Figure, ...]:
+    """What it costs that a command is kept apart in one way."""
+
+    def cost_ms(d: Mapping[str, Any], way: str) -> float:
+        of_way = d["walls"]["start_ms"][way]
+        return float(of_way[kind] - of_way["none"])
+
+    return (
+        (
+            f"milliseconds to the first line of a command that was started {how} (peer: without)",
+            _at("walls", "start_ms", "started", kind),
+            _at("walls", "start_ms", "started", "none"),
+            "at most 50 more",
+            lambda d: cost_ms(d, "started") <= 50,
+        ),
+        (
+            f"the same of one that was forked {how}",
+            _at("walls", "start_ms", "forked", kind),
+            _at("walls", "start_ms", "forked", "none"),
+            "at most 50 more",
+            lambda d: cost_ms(d, "forked") <= 50,
+        ),
+        (
+            f"step time {how}, beside the same without",
+            _at("walls", "step_ratio", kind),
+            _none,
+            "at most 1.02",
+            lambda d: d["walls"]["step_ratio"][kind] <= 1.02,
+        ),
+        (
+            f"SIGKILL of one of three nodes, {how}: seconds to the next step (peer: without)",
+            _at("walls", "recovery_s", kind),
+            _at("walls", "recovery_s", "none"),
+            "under 1",
+            lambda d: d["walls"]["recovery_s"][kind] < 1,
+        ),
+    )
+
+
+_FIGURES: tuple[_Figure, ...] = (
     (
         "SIGKILL of one of three nodes: seconds to the survivors' next step",
         _at("silent_death", "remora_s"),
@@ -155,32 +193,6 @@ _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable
         "3 times faster",
         lambda d: d["submit_to_first_step"]["remora_s"] * 3 <= d["submit_to_first_step"]["stock_s"],
     ),
-    (
-        "milliseconds to a started command's first line behind walls (peer: without)",
-        _at("walls", "start_ms", "started", "users"),
-        _at("walls", "start_ms", "started", "none"),
-        "at most 50 more",
-        lambda d: _cost_ms(d, "started") <= 50,
-    ),
-    (
-        "the same of a forked command",
-        _at("walls", "start_ms", "forked", "users"),
-        _at("walls", "start_ms", "forked", "none"),
-        "at most 50 more",
-        lambda d: _cost_ms(d, "forked") <= 50,
-    ),
-    (
-        "step time behind walls, beside the same without",
-        _at("walls", "step_ratio"),
-        _none,
-        "at most 1.02",
-        lambda d: d["walls"]["step_ratio"] <= 1.02,
-    ),
-    (
-        "SIGKILL of one of three nodes behind walls: seconds to the next step (peer: without)",
-        _at("walls", "recovery_s", "users"),
-        _at("walls", "recovery_s", "none"),
-        "under 1",
-        lambda d: d["walls"]["recovery_s"]["users"] < 1,
-    ),
+    *_of_walls("users", "as a user of its own"),
+    *_of_walls("namespaces", "in namespaces of its own"),
 )

@@ -1,8 +1,9 @@
-"""What it costs that a job's commands run as a user of their own, beside the same without.
+"""What it costs that a job's commands run as a user or in namespaces of their own, beside the same without.
 
 Starts are measured from the call to the command's first line, started and forked, with and without in turn.  Steps are
 those of a loop in such a command, which multiplies, writes to its memory and reports nothing: also in turn.  The
-recovery from a SIGKILL to all processes of a node is that of `benchmarks.elastic`, once with and once without.
+recovery from a SIGKILL to all processes of a node is that of `benchmarks.elastic`, once in each way.  A way that this
+machine does not offer is left out.
 """
 
 from __future__ import annotations
@@ -53,27 +54,37 @@ print(sorted(times)[{_STEPS} // 2])
 
 
 def run() -> dict[str, Any]:
-    """Milliseconds to the first line, the ratio of steps, and seconds of a recovery; {} where no user can be given."""
-    if offered().uids is None:
+    """Milliseconds to the first line, ratios of steps, and seconds of a recovery; {} where nothing is kept apart."""
+    kinds = _kinds()
+    if len(kinds) == 1:
         return {}
-    kinds: tuple[Isolation, ...] = ("none", "users")
     with contextlib.ExitStack() as opened:
         stages = {kind: opened.enter_context(_stage(kind)) for kind in kinds}
         return {
             "start_ms": {way: _starts(stages, is_forked=way == "forked") for way in ("started", "forked")},
-            "step_ratio": _step_ratio(stages),
+            "step_ratio": _step_ratios(stages),
             "recovery_s": {kind: _recovery(kind) for kind in kinds},
         }
 
 
 def started_ms() -> dict[str, float]:
-    """Milliseconds to the first line of a command that is not forked, by isolation; {} where no user can be given."""
-    if offered().uids is None:
+    """Milliseconds to the first line of a command that is not forked, by isolation; {} where nothing is kept apart."""
+    kinds = _kinds()
+    if len(kinds) == 1:
         return {}
-    kinds: tuple[Isolation, ...] = ("none", "users")
     with contextlib.ExitStack() as opened:
         stages = {kind: opened.enter_context(_stage(kind)) for kind in kinds}
         return _starts(stages, is_forked=False)
+
+
+def _kinds() -> tuple[Isolation, ...]:
+    offer = offered("namespaces")
+    ways: dict[Isolation, bool] = {
+        "none": True,
+        "users": offer.uids is not None,
+        "namespaces": offer.has_namespaces,
+    }
+    return tuple(kind for kind, is_there in ways.items() if is_there)
 
 
 class _Stage:
@@ -136,14 +147,15 @@ def _starts(stages: dict[Isolation, _Stage], *, is_forked: bool) -> dict[str, fl
     return {kind: round(1000 * statistics.median(times[1:]), 2) for kind, times in seen.items()}
 
 
-def _step_ratio(stages: dict[Isolation, _Stage]) -> float:
-    """Median over rounds of the median step of a confined command over that of another one."""
-    ratios = []
+def _step_ratios(stages: dict[Isolation, _Stage]) -> dict[str, float]:
+    """Medians over rounds of the median step of a confined command over that of another one, by isolation."""
+    ratios: dict[Isolation, list[float]] = {kind: [] for kind in stages if kind != "none"}
     for number in range(_ROUNDS):
         order = list(stages.items())[:: 1 if number % 2 else -1]
         times = {kind: float(stage.first_line(_LOOP, is_forked=False)[0]) for kind, stage in order}
-        ratios.append(times["users"] / times["none"])
-    return round(statistics.median(ratios), 4)
+        for kind, of_kind in ratios.items():
+            of_kind.append(times[kind] / times["none"])
+    return {kind: round(statistics.median(of_kind), 4) for kind, of_kind in ratios.items()}
 
 
 def _recovery(isolation: Isolation) -> float:

@@ -1,4 +1,4 @@
-"""How a job's command can be kept apart from its node on this machine: as a user of its own, or not at all.
+"""How a job's command can be kept apart on this machine: as a user of its own, in namespaces of its own, or not at all.
 
 Pure; `remora/machine_isolation.py` tries out what a machine offers.
 
@@ -8,10 +8,10 @@ Source: capabilities(7), user_namespaces(7).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 #: What may be asked for.
-Isolation = Literal["auto", "users", "none"]
+Isolation = Literal["auto", "users", "namespaces", "none"]
 #: Environment variable of a node with the range of its jobs' users, and the range without it.  No distribution gives
 #: these numbers to anything: https://systemd.io/UIDS-GIDS
 UIDS_VARIABLE, USUAL_UIDS = "REMORA_JOB_UIDS", "2000000000-2000000999"
@@ -40,27 +40,22 @@ class UidRange:
     last: int
 
 
+#: What keeps the commands of a node apart: users, of which this is the range, or the namespaces of each command.
+Walls: TypeAlias = UidRange | Literal["namespaces"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer:
     """What a machine offers."""
 
-    #: The range of its jobs' users; None: commands run as the node's own user.
+    #: The range of its jobs' users; None: it can give none.
     uids: UidRange | None
     #: Why there is none, in some words.
     why_not: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """What keeps commands apart here, for people."""
-        if self.uids is None:
-            return (
-                f"commands of jobs run as the node's own user, for they cannot be kept apart here ({self.why_not}):"
-                " a script can read what the node can, and reach other jobs"
-            )
-        return (
-            f"commands of jobs run as users {self.uids.first} to {self.uids.last}, one for each job, without rights and"
-            " with files of their own"
-        )
+    #: Whether a command can have namespaces of its own without the rights of root.
+    has_namespaces: bool = False
+    #: Why not, in some words.
+    why_no_namespaces: str = ""
 
 
 def parse_uids(text: str) -> UidRange:
@@ -74,19 +69,46 @@ def parse_uids(text: str) -> UidRange:
     return found
 
 
-def decide(asked: Isolation, offer: Offer) -> UidRange | None:
-    """The range of users for commands; None: they run as the node's user (pure).
+def decide(asked: Isolation, offer: Offer) -> Walls | None:
+    """What keeps commands apart; None: nothing does (pure).
 
-    Raises IsolationImpossible when users were asked for and the machine has none to offer.
+    Raises IsolationImpossible when users or namespaces were asked for and the machine cannot give them.
     """
     if asked == "none":
         return None
-    if asked == "users" and offer.uids is None:
-        raise IsolationImpossible(
-            f"the node runs no command: isolation is users, and {offer.why_not}; give the node's service these rights,"
-            " or set REMORA_ISOLATION to none"
+    if offer.uids is not None and asked != "namespaces":
+        return offer.uids
+    if offer.has_namespaces and asked != "users":
+        return "namespaces"
+    if asked == "auto":
+        return None
+    why = offer.why_not if asked == "users" else offer.why_no_namespaces
+    what = "give the node's service these rights" if asked == "users" else "allow that on this machine"
+    raise IsolationImpossible(
+        f"the node runs no command: isolation is {asked}, and {why}; {what}, or set REMORA_ISOLATION to none"
+    )
+
+
+def sentence(asked: Isolation, offer: Offer) -> str:
+    """What keeps commands apart on such a machine, for people (pure).  Raises IsolationImpossible as `decide` does."""
+    walls = decide(asked, offer)
+    if asked == "none":
+        return "commands of jobs run as the service's own user: isolation is none"
+    if walls is None:
+        return (
+            "commands of jobs run as the node's own user, for they cannot be kept apart here"
+            f" ({offer.why_not}; {offer.why_no_namespaces}): a script can read what the node can, and reach other jobs"
         )
-    return offer.uids
+    if walls == "namespaces":
+        why = "" if offer.uids else f", for they can have no users here ({offer.why_not})"
+        return (
+            f"commands of jobs run in namespaces of their own{why}: a script sees no files, processes or memory of"
+            " others, and reaches every port of this machine"
+        )
+    return (
+        f"commands of jobs run as users {walls.first} to {walls.last}, one for each job, without rights and with files"
+        " of their own"
+    )
 
 
 def missing(status: str, uid_map: str, uids: UidRange) -> str:

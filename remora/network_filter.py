@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from remora.isolation import Offer, UidRange
+from remora.isolation import IsolationImpossible, Offer, UidRange, Walls
 from remora.network_rules import Ports, closed_elsewhere, ruleset, table_of, tables_of
 from remora.private_files import is_private, open_lock
 
@@ -37,6 +37,15 @@ class NoNetworkRules(Exception):
 def is_asked() -> bool:
     """Whether this process's environment asks for rules."""
     return os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
+
+
+def need_users(walls: Walls | None) -> None:
+    """Raises IsolationImpossible where rules are asked for and commands have namespaces in place of users."""
+    if walls == "namespaces" and is_asked():
+        raise IsolationImpossible(
+            f"the node runs no command: {VARIABLE} is true, and its rules are for users of jobs, which this node does"
+            " not give; leave it out"
+        )
 
 
 class NetworkFilter:

@@ -84,6 +84,11 @@ def listening(settings: Settings) -> Listening:
             f"REMORA_HOST is {found.host}, which other machines reach, and requests prove nothing about their"
             " senders: set REMORA_AUTHENTICATION=required, or REMORA_HOST=127.0.0.1"
         )
+    if found.is_public and settings.isolation == "namespaces":
+        raise ListeningProblem(
+            f"REMORA_HOST is {found.host}, which other machines reach, and REMORA_ISOLATION is namespaces, in which"
+            " jobs reach every port of their node and the metadata service of its cloud: set it to users, or to none"
+        )
     if found.is_public and found.certificate is None and not found.proxies:
         raise ListeningProblem(
             f"REMORA_HOST is {found.host}, which other machines reach, and tokens would cross the network in clear: set"

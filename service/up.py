@@ -23,9 +23,9 @@ from cluster.provider import ProviderError
 from remora import cgroups
 from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.clusters import CLUSTER_FORM, DEFAULT_CLUSTER
-from remora.isolation import IsolationImpossible, decide
+from remora.isolation import IsolationImpossible, decide, sentence
 from remora.machine_isolation import offered
-from remora.network_filter import HeldRules, is_asked
+from remora.network_filter import HeldRules, is_asked, need_users
 from remora.terminal_text import neutral
 from service.embedded import upkeep
 from service.embedded.emulated_azure import EmulatorPart, cloud_problem
@@ -273,14 +273,12 @@ def _join(settings: Settings, console: Console) -> None:
 def _sentence_on_isolation(settings: Settings, rules: HeldRules) -> str:
     """What keeps commands apart on the nodes of this machine.  Raises CannotStart when it is not what was asked for."""
     asked = isolation_of(settings)
-    if asked == "none":
-        return "commands of jobs run as the service's own user: isolation is none"
     try:
-        decide(asked, offered())
+        said = sentence(asked, offered(asked))
+        need_users(decide(asked, offered(asked)))
     except IsolationImpossible as error:
         raise CannotStart(str(error)) from error
-    held = rules.begin()
-    return offered().sentence if not is_asked() else f"{offered().sentence}; {held}"
+    return said if asked == "none" or not is_asked() else f"{said}; {rules.begin()}"
 
 
 def down(home: Path, console: Console, ray_address: str = "") -> None:

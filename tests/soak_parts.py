@@ -322,7 +322,7 @@ PARTS: Mapping[str, Part] = {
         (
             *("trainers/isolation", "trainers/processes", "trainers/supervisor", "remora/isolation.py"),
             *("remora/machine_isolation.py", "remora/network_filter.py", "remora/network_rules.py"),
-            *("examples/team", "tests/e2e/hostile_stage.py"),
+            *("examples/team", "tests/e2e/hostile_stage.py", "tests/rootless.py", "trainers/backends"),
         ),
     ),
     "commands": Part(

@@ -32,6 +32,7 @@ from cluster.provider import InvalidRequest
 from cluster.ray.addresses import address_towards
 from cluster.ray.certificates import AUTHORITY_FILE, OWN_FILE, CertificateUnusable, issue, parse_authority
 from remora import cgroups
+from remora.isolation import sentence
 from remora.machine_isolation import offered
 from remora.network_filter import HeldRules
 
@@ -83,7 +84,7 @@ def be_node(node: NodeFile, runtime: NodeRuntime, stopping: threading.Event) -> 
             log.error("no certificate can be made for the way to the head %s: %s", node.head, error)  # noqa: TRY400
             return RAY_ENDED
     log.info("%s", cgroups.walls().sentence)
-    log.info("%s", offered().sentence)
+    log.info("%s", sentence("auto", offered()))
     rules = HeldRules(offered())
     log.info("%s", rules.begin())
     name = node.node or node_id(runtime.metadata_url, stopping)

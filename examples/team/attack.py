@@ -129,7 +129,7 @@ def _pids(of_home: Iterable[psutil.Process], raylet: psutil.Process, job_id: str
     shim = next(one for one in marked if any(word.endswith("command_shim.py") for word in _words(one)))
     parts = {"the API": "service.main", "the controller": "service.controller"}
     return {
-        "another job's script": shim.children()[0].pid,
+        "another job's script": shim.children(recursive=True)[-1].pid,
         "another job's shim": shim.pid,
         "a supervisor": int(_variable(shim, "REMORA_SUPERVISOR")),
         "a node": raylet.pid,

@@ -1,6 +1,6 @@
 """A hostile script: submitted as a job, it tries to read, reach and end what is not its own, and reports what it could.
 
-Its last line of standard output is `FINDINGS ` and a JSON list of sentences; behind walls that list is empty.  It knows
+A line of standard output is `FINDINGS ` and a JSON list of sentences; behind walls that list is empty.  It knows
 where things lie (`HOSTILE_HINTS`, JSON), as one who has read the source does.  It writes only below the folders of the
 product that it was given, and harms nothing.
 """
@@ -214,6 +214,8 @@ def cluster() -> None:
 def writing() -> None:
     """Folders that other jobs use, and packages that the node itself imports."""
     for path in HINTS["shared"]:
+        if _leads_here_only(path):
+            continue
         name = f"{path}/canary-written"
         with contextlib.suppress(OSError):
             os.close(os.open(name, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -227,8 +229,17 @@ def writing() -> None:
             finding(f"{path} can be written to")
 
 
+def _leads_here_only(path: str) -> bool:
+    """True for a folder that was made in this job's own `/tmp`, for what is shown in it: nothing else is in it."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.listdir(path) == [Path.cwd().relative_to(path).parts[0]]
+    return False
+
+
 def _is_of_node(path: str) -> bool:
-    """True for what is not this job's own: as the node's user, for everything."""
+    """True for what is not this job's own: as the node's user, for everything but the folder of its group."""
+    if Path(path).is_relative_to(Path.cwd().parent):
+        return False
     return os.getuid() == HINTS["node_uid"] or os.stat(path).st_uid != os.getuid()
 
 
@@ -308,11 +319,12 @@ def main() -> None:
             attempt()
         except Exception as error:
             print(f"{attempt.__name__} went no further: {error!r}", flush=True)
+    # Before what may end this process.
+    print("FINDINGS " + json.dumps(found), flush=True)
     held = memory()
     next(held)
     time.sleep(HINTS["hold_s"])
     next(held, None)
-    print("FINDINGS " + json.dumps(found), flush=True)
 
 
 main()

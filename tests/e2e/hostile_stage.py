@@ -1,19 +1,25 @@
 """Runs the hostile job of `examples/team` on a real service beside another job, and prints what it found, as JSON.
 
-    python -m tests.e2e.hostile_stage FOLDER ISOLATION [meet]
+    python -m tests.e2e.hostile_stage FOLDER ISOLATION [mpi | meet BACKEND PYTHON]
 
 To be run in a network namespace of its own (`unshare -n`): the service installs its rules for connections there, and
-the metadata service is an emulated one, at its real address on the loopback interface.  FOLDER is an empty one.
+the metadata service is an emulated one, at its real address on the loopback interface; root can do that, others do
+without.  FOLDER is an empty one.
 
-With `meet` two workers of an ordinary job, on two nodes with users of their own, have to meet behind the same rules.
+With `mpi` the hostile job has two ranks of MPI, on two nodes.  With `meet` two workers of an ordinary job, on two
+nodes, have to meet behind the same walls and rules, with the framework of a backend, which an interpreter has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import secrets
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,26 +53,61 @@ signal.pause()
 SHM_BYTES = 2 * HELD_BYTES
 
 
-#: Ranks of two nodes find each other, reduce, and keep a file for the attempt after this one.
-MEETS = """
-import os, pathlib, torch
+#: By backend: ranks of two nodes find each other and reduce.
+MEETS = {
+    "ddp": """
+import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
-found = torch.ones(1)
-dist.all_reduce(found)
-kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "kept")
-print("MET", int(found), "found" if kept.exists() else "made", flush=True)
-kept.touch()
+total = torch.ones(1)
+dist.all_reduce(total)
 dist.destroy_process_group()
+""",
+    "mpi": """
+from mpi4py import MPI
+total = MPI.COMM_WORLD.allreduce(1)
+""",
+    "jax": """
+import jax
+from jax.experimental import multihost_utils
+jax.distributed.initialize()
+total = multihost_utils.process_allgather(jax.numpy.array([1])).sum()
+""",
+    "tensorflow": """
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+@tf.function
+def reduced():
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
+total = strategy.experimental_local_results(strategy.run(reduced))[0]
+""",
+}
+#: They keep a file for the attempt after this one.
+KEEPS = """
+import os, pathlib
+kept = pathlib.Path(os.environ["XDG_CACHE_HOME"], "kept")
+print("MET", int(total), "found" if kept.exists() else "made", flush=True)
+kept.touch()
+"""
+#: After the attack: the ranks are those of one world.
+WORLD = """
+from mpi4py import MPI
+print("RANKS", MPI.COMM_WORLD.allreduce(1), flush=True)
 """
 
 
-def meet(folder: Path, isolation: str) -> dict[str, Any]:
+def meet(folder: Path, isolation: str, backend: str, python: str) -> dict[str, Any]:
     """What two ranks on two nodes print, in each of two jobs of one project."""
     service = Embedded(folder / "home", nodes=2, variables=_variables(isolation, cpus=1))
     (folder / "meets").mkdir()
-    (folder / "meets" / "train.py").write_text(MEETS)
-    spec = {"command": ["python", "train.py"], "backend": "ddp", "workers": 2}
+    (folder / "meets" / "train.py").write_text(MEETS[backend] + KEEPS)
+    variables = {"CUDA_VISIBLE_DEVICES": "-1"}
+    spec = {
+        "command": [python, "train.py"],
+        "backend": backend,
+        "workers": 2,
+        "environment": {"variables": variables},
+    }
     try:
         service.start()
         with service.client() as client:
@@ -74,19 +115,21 @@ def meet(folder: Path, isolation: str) -> dict[str, Any]:
             for _ in range(2):
                 jobs.append(_submit(service, folder, "meets", spec))
                 done = client.wait(jobs[-1], PATIENCE_S)
-                assert done.state is JobState.SUCCEEDED, done.message
+                assert done.state is JobState.SUCCEEDED, f"{done.message}: {_log(service, jobs[-1])[-4000:]}"
             return {"said": [re.findall(r"MET (\d) (\w+)", _log(service, job)) for job in jobs]}
     finally:
         service.end()
 
 
-def main(folder: Path, isolation: str) -> dict[str, Any]:
+def main(folder: Path, isolation: str, backend: str = "command") -> dict[str, Any]:
     """The report of the hostile job, with what can be seen of it from outside."""
-    emulate_metadata()
-    service = Embedded(folder / "home", nodes=1, variables=_variables(isolation, cpus=3))
+    if os.geteuid() == 0:
+        emulate_metadata()
+    ranks = 2 if backend == "mpi" else 1
+    service = Embedded(folder / "home", nodes=ranks, variables=_variables(isolation, cpus=3))
     try:
         service.start()
-        return _attack(service, folder)
+        return _attack(service, folder, backend, ranks)
     finally:
         service.end()
 
@@ -94,7 +137,8 @@ def main(folder: Path, isolation: str) -> dict[str, Any]:
 def _variables(isolation: str, cpus: int) -> dict[str, str]:
     return {
         "REMORA_ISOLATION": isolation,
-        "REMORA_NETWORK_RULES": "true",
+        # Rules are for users.
+        "REMORA_NETWORK_RULES": str(os.geteuid() == 0 and isolation != "namespaces").lower(),
         "REMORA_NODE_CPUS": str(cpus),
         "REMORA_MAX_SHM_BYTES": str(SHM_BYTES),
         "REMORA_WARM_MODULES": "json",
@@ -103,14 +147,14 @@ def _variables(isolation: str, cpus: int) -> dict[str, str]:
     }
 
 
-def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
+def _attack(service: Embedded, folder: Path, backend: str, ranks: int) -> dict[str, Any]:
     (folder / "victim").mkdir()
     (folder / "victim" / "victim.py").write_text(VICTIM)
     (folder / "hostile").mkdir()
     source = ROOT / "examples/team/hostile.py"
-    (folder / "hostile" / "train.py").write_text(source.read_text())
+    (folder / "hostile" / "train.py").write_text(source.read_text() + (WORLD if backend == "mpi" else ""))
     secret = canary("victim")
-    spec = {
+    spec: dict[str, Any] = {
         "command": ["python", "victim.py", canary("argument")],
         "environment": {"variables": {"VICTIM": secret}},
     }
@@ -120,19 +164,24 @@ def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
         daemon = f"daemon-{secrets.token_hex(4)}"
         hint = hints(service.home, service.url, victim, daemon)
         variables = {"HOSTILE_HINTS": json.dumps(hint)}
-        spec = {"command": ["python", "train.py"], "environment": {"variables": variables}}
+        spec = {
+            "command": ["python", "train.py"],
+            "backend": backend,
+            "workers": ranks,
+            "environment": {"variables": variables},
+        }
         hostile = _submit(service, folder, "hostile", spec)
         until(lambda: "SCANNING" in _log(service, hostile) or client.job(hostile).terminal, "it tries ports")
         # Processes of the platform start meanwhile, and listen.
         beside = _submit(service, folder, "victim", {"command": ["python", "-c", "pass"]})
-        free = free_memory()
-        until(lambda: "HOLDING" in _log(service, hostile) or client.job(hostile).terminal, "it has tried all")
-        taken = free - free_memory()
-        done = client.wait(hostile, PATIENCE_S)
-        findings = _report(_log(service, hostile))
+        with most_taken() as taken:
+            done = client.wait(hostile, PATIENCE_S)
+        findings = _report(_log(service, hostile), ranks)
+        if backend == "mpi" and _log(service, hostile).count("RANKS 2") != ranks:
+            findings.append("it was no job of MPI")
         if done.state is not JobState.SUCCEEDED:
             findings.append(f"it ended as {done.state.value}: {done.message}")
-        if taken > HELD_BYTES // 2:
+        if max(taken) > HELD_BYTES // 2:
             findings.append("it takes the memory of other jobs")
         if left_behind(daemon):
             findings.append("a process outlived it")
@@ -142,6 +191,27 @@ def _attack(service: Embedded, folder: Path) -> dict[str, Any]:
         for other in (victim, beside):
             client.wait(other, PATIENCE_S)
     return {"findings": findings, "log": _log(service, hostile).splitlines()[-20:]}
+
+
+@contextlib.contextmanager
+def most_taken() -> Iterator[list[int]]:
+    """Bytes of the machine's memory for files that were taken since, looked at many times while the context is open.
+
+    What the job holds it holds for some seconds, and its log may come later than that.
+    """
+    before, over, seen = free_memory(), threading.Event(), [0]
+
+    def look() -> None:
+        while not over.wait(0.1):
+            seen.append(before - free_memory())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
 
 
 def _submit(service: Embedded, folder: Path, name: str, spec: dict[str, Any]) -> str:
@@ -156,11 +226,13 @@ def _log(service: Embedded, job: str) -> str:
     return service.remora("logs", job).out
 
 
-def _report(log: str) -> list[str]:
+def _report(log: str, ranks: int) -> list[str]:
     reports = FINDINGS.findall(log)
-    return list(json.loads(reports[-1])) if reports else ["it made no report"]
+    lacking = [f"{ranks - len(reports)} of {ranks} ranks made no report"] if len(reports) != ranks else []
+    return [*(one for report in reports for one in json.loads(report)), *lacking]
 
 
 if __name__ == "__main__":
-    play = meet if sys.argv[3:] == ["meet"] else main
-    print("REPORT " + json.dumps(play(Path(sys.argv[1]), sys.argv[2])), flush=True)
+    is_meeting = sys.argv[3:4] == ["meet"]
+    play, words = (meet, sys.argv[4:]) if is_meeting else (main, sys.argv[3:])
+    print("REPORT " + json.dumps(play(Path(sys.argv[1]), sys.argv[2], *words)), flush=True)

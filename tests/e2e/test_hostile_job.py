@@ -7,12 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remora.machine_isolation import offered
+from tests.integration.trainers.jax_environment import jax_python
+from tests.integration.trainers.tensorflow_environment import tensorflow_python
+from tests.rootless import as_other_user, home_of_another
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,13 +29,41 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
+#: An interpreter with the framework of each backend.
+PYTHONS: dict[str, Callable[[], str]] = {
+    "ddp": lambda: "python",
+    "mpi": lambda: "python",
+    "jax": jax_python,
+    "tensorflow": tensorflow_python,
+}
+has_namespaces = pytest.mark.skipif(
+    not offered("namespaces").has_namespaces, reason=offered("namespaces").why_no_namespaces
+)
+#: What docs/security.md names as not held there.
+WITHOUT_ROOT = [
+    "it is the node's user",
+    "it takes the memory of other jobs",
+    "the API's port can be reached",
+    "the head of Ray can be reached",
+]
 
 
 def attack(folder: Path, isolation: str, *what: str) -> dict[str, Any]:
     """In a network namespace of its own, where the service may install its rules."""
     inside = 'ip link set lo up && exec "$0" -m tests.e2e.hostile_stage "$@"'
     command = ["unshare", "-n", "sh", "-c", inside, sys.executable, str(folder), isolation, *what]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=800)
+    return report_of(
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=800)
+    )
+
+
+def without_root(home: Path, isolation: str, *what: str) -> subprocess.CompletedProcess[str]:
+    """The same as a user without any rights."""
+    stage = ("-m", "tests.e2e.hostile_stage", str(home), isolation, *what)
+    return as_other_user(home, *stage, own_network=True, timeout_s=800)
+
+
+def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     reports = [line for line in done.stdout.splitlines() if line.startswith("REPORT ")]
     assert reports, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(reports[0].removeprefix("REPORT "))
@@ -42,10 +74,31 @@ def test_a_hostile_job_finds_nothing(tmp_path: Path) -> None:
     assert attack(tmp_path, "users")["findings"] == []
 
 
+@pytest.mark.usefixtures("mpirun")
+def test_hostile_ranks_of_mpi_find_nothing(tmp_path: Path) -> None:
+    assert attack(tmp_path, "users", "mpi")["findings"] == []
+
+
+@pytest.mark.parametrize("backend", ["ddp", "mpi", "jax", "tensorflow"])
 def test_workers_of_two_nodes_meet_behind_the_same_rules_and_find_what_their_project_kept(
-    tmp_path: Path,
+    tmp_path: Path, backend: str
 ) -> None:
-    said = attack(tmp_path, "users", "meet")["said"]
+    said = attack(tmp_path, "users", "meet", backend, PYTHONS[backend]())["said"]
+    assert said == [[["2", "made"]] * 2, [["2", "found"]] * 2]
+
+
+@has_namespaces
+def test_without_root_it_reaches_ports_and_the_memory_of_the_machine_and_nothing_else() -> None:
+    with home_of_another() as home:
+        report = report_of(without_root(home, "namespaces"))
+    assert sorted(report["findings"]) == WITHOUT_ROOT
+
+
+@has_namespaces
+@pytest.mark.parametrize("backend", ["ddp", "mpi", "jax", "tensorflow"])
+def test_without_root_workers_of_two_nodes_meet_and_find_what_their_project_kept(backend: str) -> None:
+    with home_of_another() as home:
+        said = report_of(without_root(home, "auto", "meet", backend, PYTHONS[backend]()))["said"]
     assert said == [[["2", "made"]] * 2, [["2", "found"]] * 2]
 
 

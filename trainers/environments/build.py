@@ -342,7 +342,7 @@ def _install(
         options += ["--excludes", str(excluded)]
     options += ["--requirements", str(file)] if file is not None else []
     words = ["--", *asked.pip]
-    if decide(isolation, offered()) is None:
+    if decide(isolation, offered(isolation)) is None:
         return _uv([*options, *words], code, work)
     relative = str(file.relative_to(code)) if file is not None and file.is_relative_to(code) else None
     text = "" if file is None else file.read_text(errors="replace")

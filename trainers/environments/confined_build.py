@@ -25,7 +25,8 @@ from remora.isolation import Isolation
 from trainers.confined_folders import OutsideFolder
 from trainers.environments.commands import EnvironmentFailed, ProcessBounds, program_variables
 from trainers.isolation import confinement
-from trainers.isolation.confined import ConfinedJob, confined_job, give
+from trainers.isolation.confined import ConfinedJob, confined_job
+from trainers.isolation.giving import give
 from trainers.isolation.mounts import Shown
 from trainers.isolation.variables import machine_variables
 from trainers.node_folders import shared_folder

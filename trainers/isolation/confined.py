@@ -1,37 +1,42 @@
 """The user and the view of one job's commands on a node, as long as a worker of the job lives there.
 
 `ConfinedJob` is what a supervisor has of it: it gives folders to the job's user, and says for each command what its
-forked process has to do (`trainers/isolation/confinement.py`).
+forked process has to do (`trainers/isolation/confinement.py`).  Where commands have namespaces in place of users, that
+user is the node's own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import stat
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remora.isolation import Isolation, decide
+from remora.isolation import Isolation, UidRange, decide
 from remora.machine_isolation import offered
+from remora.network_filter import need_users
 from trainers.confined_folders import OutsideFolder
-from trainers.environments.public_package import public_package
+from trainers.isolation.giving import give
 from trainers.isolation.memory import SEEN, JobMemory
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
+from trainers.isolation.node_view import (
+    device_groups,
+    named_environment,
+    steps_for_namespaces,
+    steps_for_user,
+)
 from trainers.isolation.project_cache import ProjectCache, project_cache
 from trainers.isolation.users import job_user
 from trainers.node_folders import work_root
 
-#: Devices that a command may use by their own rights or by their group.
-_DEVICES = ("dev/nvidia*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
-#: Folders in each other that are given to a user: each costs an open descriptor, and a call.
-MOST_DEEP = 256
 #: What a job's user is called where programs ask for a name.
 USER_NAME = "remora-job"
+#: In the folder of the worker group: the home of the job's user, and what stands for the cache of the project.
+_HOME, _KEPT = "home", "kept"
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Confinement:
     #: Its own group first.
     groups: tuple[int, ...]
     steps: tuple[MountStep, ...]
+    #: It stays the node's user, in namespaces of its own.
+    has_namespaces: bool = False
 
     def fields(self) -> dict[str, Any]:
         """As `trainers.isolation.confinement.confine` reads it, in JSON or marshalled."""
@@ -54,7 +61,12 @@ class Confinement:
             }
             for one in self.steps
         ]
-        return {"uid": self.uid, "groups": list(self.groups), "steps": steps}
+        return {
+            "uid": self.uid,
+            "groups": list(self.groups),
+            "steps": steps,
+            "has_namespaces": self.has_namespaces,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +75,10 @@ class ConfinedJob:
 
     uid: int
     groups: tuple[int, ...]
+    #: What no other job of this machine is called at the same time: a name for a file.
+    name: str
+    #: Its commands are the node's user, in namespaces of their own.
+    has_namespaces: bool = False
     #: A folder of the node's user for the job's temporary files.
     temporary: Path
     #: The home of the job's user.
@@ -76,6 +92,8 @@ class ConfinedJob:
 
         A script may run in them already: no link is followed, and what vanishes meanwhile is passed over.
         """
+        if self.has_namespaces:
+            return
         for path in paths:
             # Folders that lie too deep were made by a script of the job, and are its own.
             with contextlib.suppress(FileNotFoundError, OutsideFolder):
@@ -98,13 +116,17 @@ class ConfinedJob:
 
     def on_node(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that runs among the files of the node, of which it needs `shown`."""
-        every = [*_of_interpreter(), *self._own_places(memory), *shown]
+        every = [*self._own_places(memory), *shown]
         if self.cache is not None:
-            folder, owner = self.cache.folder, self.cache.owner
+            folder, owner = self.cache.folder, None if self.has_namespaces else self.cache.owner
             every.append(Shown(source=folder, target=self.kept, is_read_only=False, owner=owner))
         every.append(Shown(source=self.temporary / "passwd", target=Path("/etc/passwd")))
-        resolved = [_resolved(one) for one in every]
-        return Confinement(self.uid, self.groups, mount_steps(resolved, _hidden(), is_closed))
+        steps = steps_for_namespaces(every) if self.has_namespaces else steps_for_user(every)
+        return Confinement(self.uid, self.groups, steps, self.has_namespaces)
+
+    def named_by(self, program: str) -> list[Shown]:
+        """What a command has to be shown because the job names its `program` by a path on the node."""
+        return named_environment(program) if self.has_namespaces else []
 
     def in_container(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that has entered a container, in which folders of the node have the same paths.
@@ -137,28 +159,76 @@ def confined_job(
     While the context is open, what this process makes may be read by others, whatever umask the node has: the job's
     user reads it, and the folders above are closed.  Raises IsolationImpossible, OSError.
     """
-    uids = decide(asked, offered())
-    if uids is None:
+    walls = decide(asked, offered(asked))
+    if walls is None:
         yield None
         return
-    # Nodes that are simulated on one machine have work folders, and users, of their own.
+    need_users(walls)
+    if walls == "namespaces":
+        opened = _job_in_namespaces(attempt_id, folder, temporary.resolve(), project, cache_bytes)
+    else:
+        opened = _job_with_user(walls, attempt_id, folder, temporary.resolve(), project, cache_bytes)
+    with opened as job:
+        yield job
+
+
+@contextlib.contextmanager
+def _job_in_namespaces(
+    attempt_id: str, folder: Path, temporary: Path, project: str, cache_bytes: int
+) -> Iterator[ConfinedJob]:
+    uid, gid = os.geteuid(), os.getegid()
+    digest = hashlib.sha256(_name_of(attempt_id).encode()).hexdigest()
+    with project_cache(project, uid, cache_bytes) as cache:
+        _make_places(folder, temporary, uid, gid)
+        yield ConfinedJob(
+            uid=uid,
+            groups=(gid,),
+            name=f"job{digest[:16]}",
+            has_namespaces=True,
+            temporary=temporary,
+            home=folder / _HOME,
+            kept=folder / _KEPT,
+            cache=cache,
+        )
+
+
+@contextlib.contextmanager
+def _job_with_user(
+    uids: UidRange, attempt_id: str, folder: Path, temporary: Path, project: str, cache_bytes: int
+) -> Iterator[ConfinedJob]:
     with (
         # Left last: all of the job's processes have ended then.
-        project_cache(project, uids, cache_bytes) as cache,
-        job_user(f"{attempt_id} {work_root()}", uids) as uid,
+        project_cache(project, uids.last + 1, cache_bytes) as cache,
+        job_user(_name_of(attempt_id), uids) as uid,
         guarded_network(uids),
         _usual_umask(),
     ):
         folder.chmod(0o755)
-        home, kept = folder / "home", folder / "kept"
-        temporary = temporary.resolve()
-        for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
-            path.mkdir(exist_ok=True)
-            path.chmod(0o700 if path in (home, kept) else 0o1777)
-            os.chown(path, uid, uid)
-        _write_names(temporary / "passwd", uid)
-        groups = (uid, *device_groups(Path("/")))
-        yield ConfinedJob(uid=uid, groups=groups, temporary=temporary, home=home, kept=kept, cache=cache)
+        _make_places(folder, temporary, uid, uid)
+        yield ConfinedJob(
+            uid=uid,
+            groups=(uid, *device_groups(Path("/"))),
+            name=f"user{uid}",
+            temporary=temporary,
+            home=folder / _HOME,
+            kept=folder / _KEPT,
+            cache=cache,
+        )
+
+
+def _name_of(attempt_id: str) -> str:
+    """Nodes that are simulated on one machine have work folders, and users, of their own."""
+    return f"{attempt_id} {work_root()}"
+
+
+def _make_places(folder: Path, temporary: Path, uid: int, gid: int) -> None:
+    """The folders of a job that its commands see in place of those of the node."""
+    home, kept = folder / _HOME, folder / _KEPT
+    for path in (home, kept, *(temporary / name for name in ("tmp", "var-tmp", "shm"))):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o700 if path in (home, kept) else 0o1777)
+        os.chown(path, uid, gid)
+    _write_names(temporary / "passwd", uid, gid)
 
 
 @contextlib.contextmanager
@@ -170,99 +240,17 @@ def _usual_umask() -> Iterator[None]:
         os.umask(before)
 
 
-def device_groups(root: Path) -> tuple[int, ...]:
-    """Groups that may use the accelerators and networks of this machine, where not everyone may."""
-    found = set()
-    for pattern in _DEVICES:
-        for path in root.glob(pattern):
-            status = path.stat()
-            if stat.S_ISCHR(status.st_mode) and status.st_gid and not status.st_mode & stat.S_IWOTH:
-                found.add(status.st_gid)
-    return tuple(sorted(found))
-
-
-def is_closed(folder: Path) -> bool:
-    """Whether other users may not look into a folder; one that is not there hides nothing."""
-    try:
-        return not folder.stat().st_mode & stat.S_IXOTH
-    except OSError:
-        return False
-
-
 def redirected(environment: Mapping[str, str], job: ConfinedJob | None) -> dict[str, str]:
     """Environment variables of a node's programs as the job's user has them."""
     return dict(environment) if job is None else {**environment, **job.variables()}
 
 
-def _hidden() -> list[Path]:
-    """Folders that are covered whatever their rights are: the home of the node's user."""
-    home = Path.home().resolve()
-    return [home] if len(home.parts) > 1 and home.is_dir() else []
-
-
-def _of_interpreter() -> list[Shown]:
-    """This interpreter, its packages and ours: what a command of Python needs of the node."""
-    folders = {Path(sys.prefix), Path(sys.base_prefix), public_package()}
-    folders |= {Path(part) for part in sys.path if part and Path(part).is_dir()}
-    return [Shown(source=one, target=one) for one in folders if len(one.parts) > 1]
-
-
-def _resolved(one: Shown) -> Shown:
-    return Shown(
-        source=one.source.resolve(),
-        target=one.target.resolve() if one.source == one.target else one.target,
-        is_read_only=one.is_read_only,
-        owner=one.owner,
-    )
-
-
-def _write_names(path: Path, uid: int) -> None:
-    """The node's names of users, with one for the job's: some programs want one."""
+def _write_names(path: Path, uid: int, gid: int) -> None:
+    """The node's names of users, with one for the job's: some programs want one, and take the first."""
     if path.exists():
         return
     known = Path("/etc/passwd").read_bytes() if Path("/etc/passwd").exists() else b""
     draft = path.with_name(f"passwd.{os.getpid()}")
-    draft.write_bytes(known + f"{USER_NAME}:x:{uid}:{uid}::/:/bin/sh\n".encode())
+    draft.write_bytes(f"{USER_NAME}:x:{uid}:{gid}::/:/bin/sh\n".encode() + known)
     draft.chmod(0o444)
     draft.replace(path)
-
-
-def give(path: Path, uid: int) -> None:
-    """Make a file, or a folder with all in it, one of this user and of the group of the same number.
-
-    Follows no link, and leaves files of the node that have a second name.  Raises OSError where there is nothing, and
-    OutsideFolder when all was given but what lies in more than `MOST_DEEP` folders.
-    """
-    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        is_whole = _give_in(above, path.name, uid, MOST_DEEP)
-    finally:
-        os.close(above)
-    if not is_whole:
-        raise OutsideFolder(f"it has folders that lie in more than {MOST_DEEP} others")
-
-
-def _give_in(above: int, name: str, uid: int, depth: int) -> bool:
-    """The same for a name in an open folder; False when something lies deeper than `depth`."""
-    try:
-        status = os.stat(name, dir_fd=above, follow_symlinks=False)
-        # What a job makes has no second name outside of its folders; a file of the node's user may be one of a cache.
-        is_shared = status.st_nlink > 1 and stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        if status.st_uid != uid and not is_shared:
-            os.chown(name, uid, uid, dir_fd=above, follow_symlinks=False)
-        if not stat.S_ISDIR(status.st_mode):
-            return True
-        if depth == 0:
-            return False
-        folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-    except OSError:
-        # It went, or became another thing, while a script runs there: what that makes is its own anyway.
-        return True
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries]
-        # Each of them, whatever became of the one before.
-        given = [_give_in(folder, one, uid, depth - 1) for one in names]
-        return all(given)
-    finally:
-        os.close(folder)

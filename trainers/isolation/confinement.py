@@ -5,7 +5,8 @@ with what the supervisor has decided (`trainers/isolation/confined.py`), and run
 built.  Standard library only.
 
 The view is a mount namespace: folders are covered by empty ones or replaced by others, and /proc shows a process only
-those of its own user.  Process ids, network and IPC stay those of the node, so that ranks reach each other.
+those of its own user.  Process ids, network and IPC stay those of the node, so that ranks reach each other.  Where the
+node may give no users, `own_namespaces.py` makes another view from the same steps.
 
 Source: mount_namespaces(7), capabilities(7), proc(5), prctl(2), keyctl(2).
 """
@@ -27,9 +28,9 @@ MEMORY = "remora-memory"
 _CLONE_NEWNS, _CLONE_NEWUSER, _MNT_DETACH = 0x20000, 0x10000000, 2
 #: Numbers of system calls that the C library of older systems has no names for; the same on all processors.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-_AT_EMPTY_PATH, _TREE_FLAGS = 0x1000, 0x1000 | 1 | os.O_CLOEXEC
+_AT_EMPTY_PATH, _AT_RECURSIVE, _TREE_FLAGS = 0x1000, 0x8000, 0x1000 | 1 | os.O_CLOEXEC
 _MOVE_FROM_EMPTY, _MOVE_TO_EMPTY = 0x4, 0x40
-_ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 2, 4, 0x100000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 1, 2, 4, 0x100000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = (
     *(1, 2, 4, 8, 32, 4096, 16384),
     1 << 19,
@@ -58,16 +59,21 @@ def main(arguments: list[str]) -> None:
 def confine(walls: dict[str, Any], folder: str) -> None:
     """Become the job's user in its own view of the files, in `folder`.  Raises OSError with what was not possible.
 
-    `walls`: `uid`, `groups` (a list of numbers, the first one is the process's own), `steps` (see `_take_step`), in the
-    order in which they are taken.
+    `walls`: `uid`, `groups` (a list of numbers, the first one is the process's own), `steps` (see `show`), in the order
+    in which they are taken, and `has_namespaces`: the node's user stays, in namespaces of the command's own.
     """
+    if walls["has_namespaces"]:
+        # Beside this file, which is the first place of the path where it is run outside of any package.
+        import own_namespaces  # type: ignore[import-not-found]
+
+        own_namespaces.confine(walls, folder)
+        return
     shim = os.getppid()
     # The job's user looks into the folders that are made here.
     os.umask(0o022)
-    _check(_LIBC.unshare(_CLONE_NEWNS), "a mount namespace")
-    # What other supervisors unmount must go here too, and nothing of this reaches them.
-    _mount(None, "/", None, _MS_REC | _MS_SLAVE)
-    sources = [_opened(step["source"]) if step["source"] else -1 for step in walls["steps"]]
+    check(_LIBC.unshare(_CLONE_NEWNS), "a mount namespace")
+    detach_mounts()
+    sources = [opened(step["source"]) if step["source"] else -1 for step in walls["steps"]]
     _leave_others(walls["steps"])
     for step, source in zip(walls["steps"], sources, strict=True):
         if step.get("owner", -1) >= 0:
@@ -77,13 +83,18 @@ def confine(walls: dict[str, Any], folder: str) -> None:
     for source in sources:
         if source >= 0:
             os.close(source)
-    _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=invisible")
+    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, "hidepid=invisible")
     _become_user(walls["uid"], walls["groups"])
     os.chdir(folder)
     # The kernel forgets it when the user changes.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != shim:
         os._exit(1)
+
+
+def detach_mounts() -> None:
+    """In a new mount namespace: what others unmount goes here too, and nothing of this reaches them."""
+    mount(None, "/", None, _MS_REC | _MS_SLAVE)
 
 
 def _leave_others(steps: list[dict[str, Any]]) -> None:
@@ -99,22 +110,39 @@ def _leave_others(steps: list[dict[str, Any]]) -> None:
 
 
 def _take_step(step: dict[str, Any], source: int) -> None:
-    """Cover the folder `target` by an empty one, or show what is open as `source` there, perhaps `is_read_only`."""
-    target = _place(step["target"], is_folder=source < 0 or os.path.isdir(f"/proc/self/fd/{source}"))
+    show(step, source)
+    if source >= 0 and step["is_read_only"]:
+        shown = place(step["target"], is_folder=True) if os.path.isdir(step["target"]) else None
+        name = step["target"] if shown is None else f"/proc/self/fd/{shown}"
+        mount(None, name, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
+        if shown is not None:
+            os.close(shown)
+
+
+def show(step: dict[str, Any], source: int) -> None:
+    """Cover the folder `target` by an empty one, or show what is open as `source` there.  Raises OSError."""
+    target = place(step["target"], is_folder=source < 0 or os.path.isdir(f"/proc/self/fd/{source}"))
     here = f"/proc/self/fd/{target}"
     try:
         if source < 0:
-            _mount("remora", here, "tmpfs", _MS_NOSUID | _MS_NODEV, _COVER)
-            return
-        _mount(f"/proc/self/fd/{source}", here, None, _MS_BIND | _MS_REC)
+            mount("remora", here, "tmpfs", _MS_NOSUID | _MS_NODEV, _COVER)
+        else:
+            mount(f"/proc/self/fd/{source}", here, None, _MS_BIND | _MS_REC)
     finally:
         os.close(target)
-    if step["is_read_only"]:
-        shown = _place(step["target"], is_folder=True) if os.path.isdir(step["target"]) else None
-        name = step["target"] if shown is None else f"/proc/self/fd/{shown}"
-        _mount(None, name, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
-        if shown is not None:
-            os.close(shown)
+
+
+def set_attributes(opened_folder: int, *, is_read_only: bool, is_recursive: bool) -> None:
+    """Let what is mounted at an open folder or file be changed or not, and no program in it give rights.
+
+    Raises OSError.
+    """
+    asked, cleared = (_ATTR_RDONLY | _ATTR_NOSUID, 0) if is_read_only else (_ATTR_NOSUID, _ATTR_RDONLY)
+    attributes = struct.pack("QQQQ", asked, cleared, 0, 0)
+    flags = ctypes.c_uint(_AT_EMPTY_PATH | (_AT_RECURSIVE if is_recursive else 0))
+    size = ctypes.c_size_t(len(attributes))
+    answer = _LIBC.syscall(_MOUNT_SETATTR, opened_folder, b"", flags, attributes, size)
+    check(answer, "what may be changed")
 
 
 def _show_as_own(step: dict[str, Any], source: int, uid: int, gid: int) -> None:
@@ -141,10 +169,10 @@ def _show_as_own(step: dict[str, Any], source: int, uid: int, gid: int) -> None:
     finally:
         if namespace >= 0:
             os.close(namespace)
-    place = _place(step["target"], is_folder=True)
+    target = place(step["target"], is_folder=True)
     flags = ctypes.c_uint(_MOVE_FROM_EMPTY | _MOVE_TO_EMPTY)
-    _checked(_LIBC.syscall(_MOVE_MOUNT, tree, b"", place, b"", flags), f"mounting {step['target']}")
-    os.close(place)
+    _checked(_LIBC.syscall(_MOVE_MOUNT, tree, b"", target, b"", flags), f"mounting {step['target']}")
+    os.close(target)
     os.close(tree)
 
 
@@ -173,14 +201,15 @@ def _namespace_of(owner: int, uid: int, gid: int) -> int:
         os.waitpid(pid, 0)
 
 
-def _opened(path: str) -> int:
+def opened(path: str) -> int:
+    """An open folder or file that a command is shown.  Raises OSError."""
     try:
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise OSError(error.errno, f"{path} cannot be shown to the command: {error.strerror}") from None
 
 
-def _place(path: str, *, is_folder: bool) -> int:
+def place(path: str, *, is_folder: bool) -> int:
     """Open what lies at an absolute path, and make it where it is missing; no link is followed.
 
     A script of the same job may put links into the folders that it shares with this command.
@@ -216,41 +245,58 @@ def _folder(above: int, name: str) -> int:
 
 def _become_user(uid: int, groups: list[int]) -> None:
     """Be that user, with these groups and no rights, now and after any `exec`."""
-    for capability in range(64):
-        # Beyond the last one, or without the right to drop it: then the next line but two is what counts.
-        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break
-    _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    _check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-    number = _KEYCTL.get(os.uname().machine)
-    if number is not None:
-        # That of the node's user may hold keys.
-        _LIBC.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
+    _forbid_rights()
     os.setgroups(groups[1:])
     os.setresgid(groups[0], groups[0], groups[0])
     os.setresuid(uid, uid, uid)
     # Of a node's user that is not root the kernel takes none.
-    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)
-    _check(_LIBC.capset(header, none), "giving up all capabilities")
+    _drop_capabilities()
     os.umask(0o077)
     # So that /proc/self is its own again.  What it could read of its memory is nothing of others.
     _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+def give_up_rights() -> None:
+    """Have no capabilities, now and after any `exec`.  Raises OSError."""
+    _forbid_rights()
+    _drop_capabilities()
+
+
+def _forbid_rights() -> None:
+    """Get none by any `exec`, and keep no keys of the node."""
+    for capability in range(64):
+        # Beyond the last one, or without the right to drop it: then `_drop_capabilities` is what counts.
+        if _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break
+    _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    check(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    number = _KEYCTL.get(os.uname().machine)
+    if number is not None:
+        # That of the node's user may hold keys.
+        _LIBC.syscall(number, _KEYCTL_JOIN_SESSION_KEYRING, None)
+
+
+def _drop_capabilities() -> None:
+    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)
+    check(_LIBC.capset(header, none), "giving up all capabilities")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """Mount what is named, as the call of this name does.  Raises OSError."""
     words = (None if word is None else os.fsencode(word) for word in (source, target, kind))
     text = None if options is None else options.encode()
     first, second, third = words
-    _check(_LIBC.mount(first, second, third, ctypes.c_ulong(flags), text), f"mounting {target}")
+    check(_LIBC.mount(first, second, third, ctypes.c_ulong(flags), text), f"mounting {target}")
 
 
 def _checked(answer: int, what: str) -> int:
     if answer < 0:
-        _check(answer, what)
+        check(answer, what)
     return answer
 
 
-def _check(answer: int, what: str) -> None:
+def check(answer: int, what: str) -> None:
+    """Raises OSError that names `what`, unless a call of the C library has succeeded."""
     if answer != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"the command cannot be confined: {what}: {os.strerror(number)}")

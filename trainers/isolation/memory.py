@@ -30,10 +30,12 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class JobMemory:
-    """One job's file system in memory."""
+    """What one job has for itself of a node's memory for files."""
 
-    #: Where it is mounted on the node.
+    #: Where it is mounted on the node, or the folder that it is.
     root: Path
+    #: Bytes that its files may have, where nothing but a watch limits them; None: the kernel does.
+    watched_bytes: int | None = None
 
     @property
     def shared(self) -> Path:
@@ -58,6 +60,15 @@ def job_memory(name: str, root: Path, size_bytes: int, clear: Clear) -> Iterator
                 (folder / "shm").mkdir()
                 (folder / "shm").chmod(0o1777)
         yield JobMemory(folder)
+
+
+@contextlib.contextmanager
+def job_memory_folder(name: str, root: Path, most_bytes: int, clear: Clear) -> Iterator[JobMemory]:
+    """The same in a folder of the machine's memory, where nothing can be mounted.  Raises OSError."""
+    with shared_folder(name, root, clear) as folder:
+        (folder / "shm").mkdir(exist_ok=True)
+        (folder / "shm").chmod(0o1777)
+        yield JobMemory(folder, most_bytes)
 
 
 def unmount(folder: Path) -> None:

@@ -36,12 +36,17 @@ class MountStep:
 
 
 def mount_steps(
-    shown: Iterable[Shown], hidden: Iterable[Path], is_closed: Callable[[Path], bool]
+    shown: Iterable[Shown],
+    hidden: Iterable[Path],
+    is_closed: Callable[[Path], bool],
+    *,
+    rest_is_read_only: bool = False,
 ) -> tuple[MountStep, ...]:
     """The mounts in the order in which they are made; all paths are absolute and without links.
 
     `hidden` are covered whatever they allow; `is_closed` says of a folder whether other users may not look into it.
-    What is neither covered nor shown stays as it is on the node: there the rights of its files count.
+    What is neither covered nor shown stays as it is on the node: there the rights of its files count, and nothing can
+    be changed if `rest_is_read_only`.
     """
     by_target: dict[Path, Shown] = {}
     for one in shown:
@@ -62,7 +67,7 @@ def mount_steps(
     steps += [
         MountStep(source=one.source, target=one.target, is_read_only=one.is_read_only, owner=one.owner)
         for one in by_target.values()
-        if not _is_seen_anyway(one, by_target, covers)
+        if not _is_seen_anyway(one, by_target, covers, rest_is_read_only=rest_is_read_only)
     ]
     return tuple(sorted(steps, key=lambda step: (len(step.target.parts), str(step.target))))
 
@@ -72,7 +77,9 @@ def _closed_above(path: Path, is_closed: Callable[[Path], bool]) -> list[Path]:
     return next(([above] for above in reversed(path.parents) if is_closed(above)), [])
 
 
-def _is_seen_anyway(one: Shown, by_target: dict[Path, Shown], covers: set[Path]) -> bool:
+def _is_seen_anyway(
+    one: Shown, by_target: dict[Path, Shown], covers: set[Path], *, rest_is_read_only: bool
+) -> bool:
     """True for what is shown at its own path by the nearest folder above it that is shown in the same way."""
     if one.source != one.target:
         return False
@@ -85,4 +92,4 @@ def _is_seen_anyway(one: Shown, by_target: dict[Path, Shown], covers: set[Path])
                 nearest.is_read_only == one.is_read_only or one.is_read_only
             )
     # Nothing covers it: its own rights count.
-    return True
+    return one.is_read_only or not rest_is_read_only

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from remora.isolation import UidRange
 from remora.private_files import open_lock
 from trainers.confined_folders import ConfinedFolder, OutsideFolder, remove_tree
 from trainers.node_folders import is_in_use, work_root
@@ -55,14 +54,14 @@ class Kept:
 
 @contextlib.contextmanager
 def project_cache(
-    project: str, uids: UidRange, most_bytes: int, root: Path | None = None
+    project: str, owner: int, most_bytes: int, root: Path | None = None
 ) -> Iterator[ProjectCache | None]:
     """The folder of a project for one of its jobs; it is cut to `most_bytes` when no other job uses it.
 
+    Its files belong to the user `owner`.
     None where there is none: `project` is empty, nothing may be kept, or the folder is too large and in use by others.
     Raises OSError.
     """
-    owner = uids.last + 1
     if not project or most_bytes <= 0 or owner >= 2**32 - 1:
         yield None
         return
@@ -141,7 +140,8 @@ def _make(cache: ProjectCache, most_bytes: int) -> None:
         with ConfinedFolder(folder) as opened:
             opened.remove(name)
     folder.mkdir(exist_ok=True, mode=0o700)
-    os.chown(folder, cache.owner, cache.owner)
+    if cache.owner != os.geteuid():
+        os.chown(folder, cache.owner, cache.owner)
     _too_large(folder).unlink(missing_ok=True)
 
 

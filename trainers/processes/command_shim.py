@@ -98,9 +98,17 @@ def main(arguments: list[str]) -> None:
         start_failed = errors.read().decode(errors="replace")
     own = request["own_cgroup"]
     # Memory of a confined command is gone with its job, and paths in it are not those of the node.
-    memory_since = None if request["walls"] else began_at
+    walls = request["walls"]
+    memory_since = None if walls else began_at
+    command_cgroup = enter_own_cgroup(cgroups, own)
     run_to_end(
-        child, status_fd, request["grace_s"], enter_own_cgroup(cgroups, own), memory_since, start_failed
+        child,
+        status_fd,
+        request["grace_s"],
+        command_cgroup,
+        memory_since,
+        start_failed,
+        has_namespaces=bool(walls and walls["has_namespaces"]),
     )
 
 
@@ -190,11 +198,14 @@ def run_to_end(
     command_cgroup: str,
     began_at: float | None,
     start_failed: str = "",
+    *,
+    has_namespaces: bool = False,
 ) -> None:
     """Wait for the command's own process, end what it left behind, and write how it ended.
 
     Every process in `command_cgroup` is the command's.  `began_at` is a time of day before the command began; None:
-    the command leaves nothing in memory.
+    the command leaves nothing in memory.  With `has_namespaces` one process more is there as long as another one is,
+    and counts for none.
     """
     # Here, and not at the top: the command does not wait for it.
     import json
@@ -211,8 +222,8 @@ def run_to_end(
     memory.remove_left()
     if start_failed:
         status = {"start_failed": start_failed}
-    if outlived:
-        status["outlived"] = outlived
+    if outlived > has_namespaces:
+        status["outlived"] = outlived - has_namespaces
     os.write(status_fd, json.dumps(status).encode())
 
 

@@ -29,7 +29,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from trainers.isolation import confinement
+from trainers.isolation import confinement, own_namespaces
 from trainers.processes import command_shim
 from trainers.processes import fork_server_child as child_side
 from trainers.processes.fork_server_child import ForkedCommand
@@ -251,7 +251,10 @@ def _become_shim(
             start_failed = errors.read().decode(errors="replace")
         command_cgroup = command_shim.enter_own_cgroup(command.cgroups, command.own_cgroup)
         memory_since = None if command.walls else began_at
-        command_shim.run_to_end(child, status, grace_s, command_cgroup, memory_since, start_failed)
+        has_namespaces = bool(command.walls and command.walls["has_namespaces"])
+        command_shim.run_to_end(
+            child, status, grace_s, command_cgroup, memory_since, start_failed, has_namespaces=has_namespaces
+        )
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -263,7 +266,8 @@ def _confine(command: ForkedCommand, errors: int) -> None:
     if not command.walls:
         return
     try:
-        confinement.confine(command.walls, command.folder)
+        confine = own_namespaces.confine if command.walls["has_namespaces"] else confinement.confine
+        confine(command.walls, command.folder)
     except OSError as error:
         os.write(errors, f"{command.command[0]}: {error.strerror}".encode())
         os._exit(127)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from remora.commands.launchers import unwrap
 from remora.isolation import IsolationImpossible
 from trainers.backends.backend import LaunchContext
 from trainers.environments.build import environment_folders
@@ -16,9 +17,13 @@ from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob
 from trainers.isolation.mounts import Shown
 from trainers.plan import AttemptPlan
+from trainers.supervisor.disk_watch import DiskWatch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.preparation import Preparation
 from trainers.supervisor.snapshot_memory import SnapshotSpace, confined_space, most_bytes, snapshot_space
+
+#: Seconds between two looks at a folder that is a job's memory.
+_MEMORY_PAUSE_S = 1.0
 
 
 def memory_for(
@@ -41,6 +46,21 @@ def memory_watch(
         return None
     most = plan.max_shm_bytes or most_bytes(space.memory)
     return MemoryWatch(space.memory, space.own, space.record, most, lambda size: on_excess(size, most))
+
+
+def memory_folder_watch(
+    space: SnapshotSpace | None, workers: int, on_excess: Callable[[int, int], None]
+) -> DiskWatch | None:
+    """Watches what the `workers` commands of a job have in the folder that is their memory; None: the kernel limits it.
+
+    `on_excess` is called as by `memory_watch`.
+    """
+    memory = None if space is None else space.confined
+    if memory is None or (most := memory.watched_bytes) is None:
+        return None
+    return DiskWatch(
+        [memory.shared], most, lambda size: on_excess(size, most), workers=workers, pause_s=_MEMORY_PAUSE_S
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +93,7 @@ class CommandConfinement:
         shown.append(Shown(source=self.group, target=self.group, is_read_only=False))
         if is_contained:
             return dataclasses.replace(launch, confinement=job.in_container(shown, memory))
+        shown += job.named_by(unwrap(self.plan.command).command[0])
         if self.python is not None:
             job.own(self.python.python.parent.parent)
         return dataclasses.replace(launch, confinement=job.on_node(shown, memory))
@@ -92,12 +113,15 @@ class CommandConfinement:
 
     def _may_confine_containers(self, say: Callable[[str], None]) -> bool:
         """Whether a job's user exists in containers: not in the user namespaces that podman makes without root."""
-        if os.geteuid() == 0:
+        has_namespaces = self.job is not None and self.job.has_namespaces
+        if os.geteuid() == 0 and not has_namespaces:
             return True
         why = "containers of this node have no user for the job, because its service is not root"
-        if self.plan.isolation == "users":
+        if has_namespaces:
+            why = "a command in a container has the namespaces of the container, which show more of this node"
+        if self.plan.isolation in ("users", "namespaces"):
             raise IsolationImpossible(
-                f"the node runs no command: isolation is users, and {why}; leave environment.image out"
+                f"the node runs no command: isolation is {self.plan.isolation}, and {why}; leave environment.image out"
             )
         say(f"{why}: the command runs with the rights of the node")
         return False

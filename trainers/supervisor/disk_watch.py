@@ -43,13 +43,15 @@ class DiskWatch:
         *,
         uid: int | None = None,
         workers: int = 1,
+        pause_s: float = _PAUSE_S,
     ) -> None:
         """`on_excess` is called once, from another thread, with the bytes when they are more than `most_bytes`.
 
-        With `uid` only the files of that user count; `workers` of the node look at the same folders.
+        With `uid` only the files of that user count; `workers` of the node look at the same folders, after `pause_s`
+        seconds at least.
         """
         self._folders, self._most_bytes, self._on_excess = tuple(folders), most_bytes, on_excess
-        self._uid, self._workers = uid, workers
+        self._uid, self._workers, self._pause_s = uid, workers, pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="disk", daemon=True)
 
@@ -75,7 +77,7 @@ class DiskWatch:
                     self._on_excess(size)
                     return
             took_s = time.monotonic() - began_at
-            self._over.wait(max(_PAUSE_S, _PAUSES * self._workers * took_s))
+            self._over.wait(max(self._pause_s, _PAUSES * self._workers * took_s))
 
 
 def used_bytes(

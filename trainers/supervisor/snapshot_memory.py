@@ -17,7 +17,7 @@ from pathlib import Path
 from remora.private_files import is_private
 from trainers.confined_folders import remove_tree
 from trainers.isolation.confined import ConfinedJob
-from trainers.isolation.memory import SEEN, JobMemory, job_memory, unmount
+from trainers.isolation.memory import SEEN, JobMemory, job_memory, job_memory_folder, unmount
 from trainers.node_folders import is_in_use, shared_folder, sweep_folders
 from trainers.supervisor.memory_files import remove_recorded
 
@@ -108,7 +108,8 @@ def confined_space(
         return
     sweep_memory()
     most = most_bytes(root)
-    with job_memory(f"user{job.uid}", root, most + (most_shared or most), _clear) as memory:
+    make = job_memory_folder if job.has_namespaces else job_memory
+    with make(job.name, root, most + (most_shared or most), _clear) as memory:
         own = memory.shared / "remora" / name
         for path, mode in ((own.parent, 0o755), (own, 0o1777), (own / _SCRIPT, 0o700), (own / _TAKEN, 0o755)):
             path.mkdir(exist_ok=True)

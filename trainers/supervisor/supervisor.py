@@ -34,7 +34,12 @@ from trainers.storage import StorageError
 from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
 from trainers.supervisor.checkpoint_intake import CheckpointOffer
 from trainers.supervisor.checkpoint_uploads import CheckpointUploads
-from trainers.supervisor.command_confinement import CommandConfinement, memory_for, memory_watch
+from trainers.supervisor.command_confinement import (
+    CommandConfinement,
+    memory_folder_watch,
+    memory_for,
+    memory_watch,
+)
 from trainers.supervisor.disk_watch import DiskWatch
 from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
@@ -132,6 +137,8 @@ class Supervisor:
         #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
         self._disk: DiskWatch | None = None
+        #: Watches the memory of the job where that is a folder.
+        self._memory_folder: DiskWatch | None = None
         #: Why the command was ended, when it exceeded a limit.
         self._excess: str | None = None
         #: The script's own reason why it cannot train at all.
@@ -235,7 +242,7 @@ class Supervisor:
             self._fork_server = job_fork_server(self._plan.warm_modules, built)
 
     def _close_parts(self) -> None:
-        for watch in (self._watch, self._disk):
+        for watch in (self._watch, self._disk, self._memory_folder):
             if watch is not None:
                 watch.close()
         if self._sidecar is not None:
@@ -437,6 +444,9 @@ class Supervisor:
         )
         launch = confinement.apply(launch, self._say)
         self._watch = memory_watch(plan, self._snapshots, self._end_for_memory)
+        self._memory_folder = memory_folder_watch(
+            self._snapshots, identity.local_world_size, self._end_for_memory
+        )
         if plan.max_disk_bytes:
             self._disk = self._disk_watch(launch, temporary)
         values = expression_values(identity, launch.inputs)
@@ -472,8 +482,9 @@ class Supervisor:
         collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
-        if self._disk is not None:
-            self._disk.start()
+        for disk in (self._disk, self._memory_folder):
+            if disk is not None:
+                disk.start()
         for path in unlinked(launch.code, plan.output_paths):
             self._say(f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
@@ -491,7 +502,7 @@ class Supervisor:
             folders,
             self._plan.max_disk_bytes,
             self._end_for_disk,
-            uid=None if job is None else job.uid,
+            uid=None if job is None or job.has_namespaces else job.uid,
             workers=self._identity.local_world_size,
         )
 

@@ -26,9 +26,12 @@ GOOD: dict[str, Any] = {
     "reshard_planning": {"1024": {"remora_s": 0.05, "dcp_s": 2.0}},
     "resume_bytes": {"8": {"remora_times": 1.0, "dcp_times": 8.06}},
     "walls": {
-        "start_ms": {"started": {"users": 70.0, "none": 60.0}, "forked": {"users": 12.0, "none": 10.0}},
-        "step_ratio": 1.0,
-        "recovery_s": {"users": 0.5, "none": 0.5},
+        "start_ms": {
+            "started": {"users": 70.0, "namespaces": 75.0, "none": 60.0},
+            "forked": {"users": 12.0, "namespaces": 20.0, "none": 10.0},
+        },
+        "step_ratio": {"users": 1.0, "namespaces": 1.0},
+        "recovery_s": {"users": 0.5, "namespaces": 0.5, "none": 0.5},
     },
 }  # fmt: skip
 
@@ -39,7 +42,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 18
+    assert len(verdicts()) == 22
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -47,7 +50,10 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     assert verdicts(silent_death=slow).count(False) == 1
     spins = {**GOOD["silent_death"], "remora_gcs_core_share": 0.7}
     assert verdicts(silent_death=spins).count(False) == 1
-    assert verdicts(walls={**GOOD["walls"], "step_ratio": 1.2}).count(False) == 1
+    for kind in ("users", "namespaces"):
+        slower = {**GOOD["walls"]["step_ratio"], kind: 1.2}
+        assert verdicts(walls={**GOOD["walls"], "step_ratio": slower}).count(False) == 1
+    assert verdicts(walls={}).count(False) == 8
     assert verdicts(bitwise_ratio=1.3).count(False) == 1
     assert verdicts(agreement_share={"digits": 0.003, "gpt": 0.006}).count(False) == 1
     assert verdicts(stall={}).count(False) == 1

@@ -67,9 +67,19 @@ def test_without_one_only_proxies_and_this_machine_may() -> None:
         ("10.0.0.5", "auto", "users"),
         ("10.0.0.5", "none", "none"),
         ("127.0.0.1", "users", "users"),
+        ("127.0.0.1", "namespaces", "namespaces"),
     ],
 )
 def test_jobs_of_a_shared_service_run_only_where_they_are_kept_apart(
     host: str, isolation: Any, expected: str
 ) -> None:
     assert isolation_of(Settings(home=Path("home"), host=host, isolation=isolation)) == expected
+
+
+def test_namespaces_are_not_enough_for_a_service_that_others_reach() -> None:
+    certified = {"tls_certificate": Path("own.pem"), "tls_key": Path("own.key")}
+    assert reached(host="127.0.0.1", isolation="namespaces", **REQUIRED).host == "127.0.0.1"
+    with pytest.raises(
+        ListeningProblem, match=r"REMORA_ISOLATION is namespaces.*set it to users, or to none"
+    ):
+        reached(host="10.0.0.5", isolation="namespaces", **REQUIRED, **certified)

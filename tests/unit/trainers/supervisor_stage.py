@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from remora.code.bundle import pack
+from remora.isolation import decide
 from remora.machine_isolation import offered
 from tests.attempt_plans import plan_of
 from trainers.storage import Storage
@@ -94,7 +95,7 @@ class Stage:
         self.memory = folder / "memory" / f"remora-{os.getuid()}"
         self.secrets = folder / "memory" / f"remora-secrets-{os.getuid()}"
         #: Where a script finds it: one that is confined sees the memory of its job there.
-        self.memory_of_scripts = self.memory if offered().uids is None else Path("/dev/shm")
+        self.memory_of_scripts = self.memory if decide("auto", offered()) is None else Path("/dev/shm")
         #: Where folders of temporary files lie.
         self.temporary = folder / "temporary" / f"remora-tmp-{os.getuid()}"
         self.outcome: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from remora.machine_isolation import offered
+from remora.isolation import Isolation
 from remora.script import channel
 from tests.container_images import image
+from tests.kept_apart import decide_or_skip
 from trainers.containers.arguments import Mount
 from trainers.containers.container import container
 from trainers.containers.images import node_image
@@ -52,8 +54,9 @@ import subprocess, sys
 subprocess.Popen([sys.executable, "-c", SLEEPER], env={}, start_new_session=True)
 """,
 }
-SLEEPER = "import os, signal, pathlib; p = pathlib.Path('pid.tmp'); p.write_text(str(os.getpid())); " + (
-    "p.rename('pid'); signal.pause()"
+#: It holds the lock of the file until its end: by its number it may be known in its namespace alone.
+SLEEPER = "import fcntl, os, signal; f = open('pid.tmp', 'w'); fcntl.flock(f, fcntl.LOCK_EX); " + (
+    "f.write(str(os.getpid())); f.flush(); os.rename('pid.tmp', 'pid'); signal.pause()"
 )
 WAIT_FOR_PID = "import time, pathlib\nwhile not pathlib.Path('pid').exists(): time.sleep(0.01)\n"
 
@@ -135,8 +138,14 @@ class ChildHarness:
         assert child.is_warm is (self.fork_server is not None)
         return child
 
-    def pid(self) -> int:
-        return int((self.folder / "pid").read_text())
+    def is_left_alone(self) -> bool:
+        """Whether the process that wanted to outlive its command has ended."""
+        with (self.folder / "pid").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
 
     def close(self) -> None:
         for child in self._children:
@@ -161,9 +170,17 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 WAYS = [
     *("started", "forked", "in a container"),
     *("started, as a user of its own", "forked, as a user of its own"),
+    *("started, in namespaces of its own", "forked, in namespaces of its own"),
     # The same two, put together.
     pytest.param("in a container, as a user of its own", marks=pytest.mark.soak),
 ]
+
+
+KINDS: dict[str, Isolation] = {
+    "": "none",
+    "as a user of its own": "users",
+    "in namespaces of its own": "namespaces",
+}
 
 
 @pytest.fixture(params=WAYS)
@@ -171,14 +188,14 @@ def harness(
     request: pytest.FixtureRequest, tmp_path: Path, fork_server: ForkServer
 ) -> Iterator[ChildHarness]:
     """All that is promised holds however the command comes to life."""
-    way, _, is_confined = request.param.partition(", ")
-    if is_confined and offered().uids is None:
-        pytest.skip(offered().why_not)
+    way, _, confined = request.param.partition(", ")
+    isolation = KINDS[confined]
+    decide_or_skip(isolation)
     inside = request.getfixturevalue("entered") if way == "in a container" else 0
     folder, temporary = tmp_path / "folder", tmp_path / "temporary"
     folder.mkdir()
     temporary.mkdir()
-    with confined_job("users" if is_confined else "none", tmp_path.name, tmp_path, temporary) as job:
+    with confined_job(isolation, tmp_path.name, tmp_path, temporary) as job:
         with_folder = ChildHarness(folder, fork_server if way == "forked" else None, inside, job)
         yield with_folder
         with_folder.close()
@@ -281,7 +298,7 @@ def test_signals_that_python_ignores_are_not_ignored_in_the_command(harness: Chi
 def test_whatever_wants_to_outlive_the_command_is_ended(harness: ChildHarness, kind: str) -> None:
     child = harness.python(OUTLIVERS[kind] + WAIT_FOR_PID)
     assert child.wait() == {"exit_code": 0, "outlived": 1}
-    assert is_gone(harness.pid())
+    assert harness.is_left_alone()
 
 
 def test_sigterm_lets_the_command_say_goodbye(harness: ChildHarness) -> None:
@@ -343,11 +360,13 @@ while True: signal.pause()
 def test_a_killed_shim_takes_everything_with_it(harness: ChildHarness) -> None:
     child = harness.python(OUTLIVERS["daemon"] + WAIT_FOR_PID + "print('up', flush=True); time.sleep(600)")
     harness.heard.wait_for(lambda: ("stdout", "up") in harness.heard.lines)
-    (command,) = [one for one in psutil.Process(child.pid).children() if "-c" in one.cmdline()]
+    commands = psutil.Process(child.pid).children(recursive=True)
+    assert not harness.is_left_alone()
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == {"signal": 9}
-    assert is_gone(command.pid)
-    assert is_gone(harness.pid())
+    for one in commands:
+        wait_until_gone(one.pid)
+    assert harness.is_left_alone()
 
 
 @pytest.mark.parametrize("is_forked", [False, True])

@@ -12,9 +12,9 @@ from remora.isolation import IsolationImpossible, UidRange
 from remora.machine_isolation import offered
 from tests.job_uids import own_uids
 from trainers.isolation import users
-from trainers.isolation.confined import device_groups
 from trainers.isolation.kernel_objects import objects_of, remove_objects
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
+from trainers.isolation.node_view import device_groups, named_environment
 from trainers.isolation.users import job_user, processes_of, sweep_users
 from trainers.isolation.variables import machine_variables
 
@@ -71,10 +71,46 @@ def test_a_replaced_folder_shows_what_is_needed_in_the_one_that_takes_its_place(
     assert steps[1].source is None
 
 
+def test_where_the_rest_is_read_only_what_may_be_written_to_is_mounted_although_nothing_covers_it() -> None:
+    shown = [here("/opt/work", writable=True), here("/opt/python")]
+    steps = mount_steps(shown, [Path("/home")], lambda _: False, rest_is_read_only=True)
+    assert [str(one.target) for one in steps] == ["/home", "/opt/work"]
+
+
 def test_parents_come_before_what_lies_in_them() -> None:
     steps = steps_of(here("/closed/z/y/x"), here("/srv/closed/q"), here("/closed/a"))
     places = [one.target for one in steps]
     assert all(above not in places[at:] for at, place in enumerate(places) for above in place.parents)
+
+
+def program_in(folder: Path) -> str:
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("#!/bin/sh\n")
+    (folder / "bin" / "python").chmod(0o755)
+    return str(folder / "bin" / "python")
+
+
+def test_an_environment_that_a_command_names_by_its_path_is_shown_with_what_it_is_based_on(
+    tmp_path: Path,
+) -> None:
+    own, conda, plain = (program_in(tmp_path / name) for name in ("own", "conda", "plain"))
+    (tmp_path / "own" / "pyvenv.cfg").write_text("home = /opt/python/bin\nversion = 3.12\n")
+    (tmp_path / "conda" / "conda-meta").mkdir()
+    assert [one.source for one in named_environment(own)] == [tmp_path / "own", Path("/opt/python")]
+    assert [one.source for one in named_environment(conda)] == [tmp_path / "conda"]
+    for program in (plain, "python", "own/bin/python", str(tmp_path / "own" / "bin" / "none")):
+        assert named_environment(program) == []
+
+
+def test_the_home_of_the_nodes_user_is_not_shown_by_a_command_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "users" / "node"
+    program = program_in(home)
+    monkeypatch.setenv("HOME", str(home))
+    for above in (home, tmp_path / "users", tmp_path):
+        (home / "pyvenv.cfg").write_text(f"home = {above}/bin\n")
+        assert named_environment(program) == []
 
 
 @pytest.mark.parametrize(

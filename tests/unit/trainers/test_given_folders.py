@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainers.confined_folders import OutsideFolder, remove_tree
-from trainers.isolation.confined import MOST_DEEP, ConfinedJob, give
+from trainers.isolation.confined import ConfinedJob
+from trainers.isolation.giving import MOST_DEEP, give
 
 UID = 2_000_920_000
 DEEP = """
@@ -48,6 +49,6 @@ def test_a_tree_without_end_is_said_and_the_rest_is_given(tmp_path: Path) -> Non
         give(tmp_path / "tree", UID)
     assert [owner(tmp_path / "tree", levels) for levels in (0, MOST_DEEP, MOST_DEEP + 1)] == [UID, UID, 0]
     assert (tmp_path / "tree" / "z").stat().st_uid == UID
-    job = ConfinedJob(uid=UID, groups=(UID,), temporary=tmp_path, home=tmp_path, kept=tmp_path)
+    job = ConfinedJob(uid=UID, groups=(UID,), name="job", temporary=tmp_path, home=tmp_path, kept=tmp_path)
     job.own(tmp_path / "tree", tmp_path / "missing")
     remove_tree(tmp_path / "tree")

@@ -9,6 +9,7 @@ import pytest
 
 from remora.isolation import Isolation, Offer
 from remora.machine_isolation import offered
+from tests.kept_apart import decide_or_skip
 from trainers import builds_ahead
 from trainers.builds_ahead import build_ahead
 from trainers.environments import build
@@ -37,11 +38,19 @@ def test_its_commands_run_as_they_do_in_the_attempt(tmp_path: Path) -> None:
         assert uids.first <= uid <= uids.last
 
 
+def test_a_build_sees_no_process_of_the_node_where_it_has_namespaces(tmp_path: Path) -> None:
+    decide_or_skip("namespaces")
+    request = EnvironmentRequest(setup="echo sees $(ls /proc | grep -c '^[0-9][0-9]*$'); false")
+    said = str(build_ahead(BuildAhead("job_waits", request, None, str(tmp_path), (), "namespaces")))
+    # The first one of its namespace, bash, a fork of it, ls and grep.
+    assert int(said.rpartition("sees ")[2].split()[0]) <= 5, said
+
+
 def test_where_the_node_cannot_keep_them_apart_nothing_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (build, confined):
-        monkeypatch.setattr(module, "offered", lambda: Offer(uids=None, why_not="it may not"))
+        monkeypatch.setattr(module, "offered", lambda _: Offer(uids=None, why_not="it may not"))
     said = str(build_ahead(asked(tmp_path, "users")))
     assert "isolation is users, and it may not" in said
     assert "uid" not in said

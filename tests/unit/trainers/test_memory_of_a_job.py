@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from remora.machine_isolation import offered
 from trainers.isolation import memory
-from trainers.isolation.memory import job_memory, unmount
+from trainers.isolation.memory import job_memory, job_memory_folder, unmount
 from trainers.node_folders import sweep_folders
+from trainers.supervisor.command_confinement import memory_folder_watch
+from trainers.supervisor.snapshot_memory import SnapshotSpace
 
 
 def clear(folder: Path) -> bool:
@@ -44,6 +47,26 @@ def test_a_worker_waits_until_the_memory_is_ready_that_another_one_mounts(
         with job_memory("user1", tmp_path, 1 << 20, clear) as made:
             assert found.result(10) == []
             assert made.root.is_mount()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_memory_is_watched_for_all_of_its_workers_and_goes_with_the_last_one(
+    tmp_path: Path,
+) -> None:
+    excess: queue.Queue[tuple[int, int]] = queue.Queue()
+    with job_memory_folder("job1", tmp_path, 1 << 20, clear) as made:
+        with job_memory_folder("job1", tmp_path, 1 << 20, clear) as again:
+            assert again.shared == made.shared
+        space = SnapshotSpace(made.shared, made.shared, 0, made.shared, "", made.shared, confined=made)
+        watch = memory_folder_watch(space, 1, lambda size, most: excess.put((size, most)))
+        assert watch is not None
+        watch.start()
+        (made.shared / "small").write_bytes(bytes(1 << 19))
+        (made.shared / "large").write_bytes(bytes(1 << 20))
+        size, most = excess.get(timeout=20)
+        assert size >= (1 << 19) + (1 << 20)
+        assert most == 1 << 20
+        watch.close()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -148,7 +148,7 @@ def test_of_many_projects_those_used_longest_ago_go(node: Path, monkeypatch: pyt
 
 def test_nothing_is_kept_where_nothing_may_be(node: Path) -> None:
     for project, most in (("", MOST), ("vision", 0)):
-        with project_cache.project_cache(project, UIDS, most) as cache:
+        with project_cache.project_cache(project, UIDS.last + 1, most) as cache:
             assert cache is None
     assert kept(node / "missing") == []
 

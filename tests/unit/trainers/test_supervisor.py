@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from remora.isolation import Isolation
+from tests.kept_apart import decide_or_skip
 from tests.unit.trainers.supervisor_stage import ROOT, Driver, Stage
 from tests.unit.trainers.test_child import is_gone, wait_until_gone
 from trainers.checkpoints.catalog import Catalog
@@ -130,6 +132,7 @@ def test_a_step_that_is_checkpointed_again_gets_a_folder_of_its_own(stage: Stage
 KILLED = """
 import os
 import sys
+from remora.isolation import Isolation
 from remora import training
 with training.checkpoint(7, size_bytes=100) as folder:
     (folder / 'part').write_text('x')
@@ -138,14 +141,18 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(stage: Stage) -> None:
-    stage.start(KILLED)
+@pytest.mark.parametrize("isolation", ["none", "auto", "namespaces"])
+def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(
+    stage: Stage, isolation: Isolation
+) -> None:
+    walls = decide_or_skip(isolation)
+    stage.start(KILLED, isolation=isolation)
     assert stage.end() == {"type": "exit", "stopped": False, "signal": 9}
     (shard,) = stage.driver.all("shard")
     assert (shard["step"], [file.name for file in shard["files"]]) == (7, ["part"])
     assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/part") == b"x"
     folder = Path(stage.driver.all("log")[0]["text"])
-    assert folder.is_relative_to(stage.memory_of_scripts), "it lay in memory"
+    assert folder.is_relative_to(stage.memory if walls is None else "/dev/shm"), "it lay in memory"
     assert list(stage.memory.iterdir()) == [], "nothing of it is left there"
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from remora.machine_isolation import offered
+from remora.isolation import Isolation
+from tests.kept_apart import decide_or_skip
 from tests.unit.trainers.supervisor_stage import Stage
 from tests.wheels import wheel
 from trainers.environments.build import environment
@@ -93,12 +94,11 @@ def test_a_forked_command_has_its_own_environment_too(
     assert [line["text"] for line in stage.driver.all("log")] == ["1.0 True True", "False"]
 
 
-@pytest.mark.parametrize("isolation", ["none", "users"])
+@pytest.mark.parametrize("isolation", ["none", "users", "namespaces"])
 def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter_unless_they_are_confined(
-    isolation: str, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    isolation: Isolation, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if isolation == "users" and offered().uids is None:
-        pytest.skip(offered().why_not)
+    decide_or_skip(isolation)
     wheel(tmp_path)
     # Of an index of the site: the node's user installs no paths for a job that is confined.
     monkeypatch.setenv("UV_NO_INDEX", "1")
