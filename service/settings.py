@@ -115,10 +115,13 @@ class Settings(BaseSettings):
     ray_address: str = ""
     #: Processes of Ray speak TLS with each other; empty: they do where nodes are other machines.
     ray_tls: Literal["", "on", "off"] = ""
-    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure.
-    cloud: Literal["local", "azure-emulated", "azure"] = "local"
+    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, machines of Azure, or pods
+    #: of KubeRay.
+    cloud: Literal["local", "azure-emulated", "azure", "kuberay"] = "local"
     #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` in `home`.
     azure_file: Path | None = None
+    #: File that says in which RayCluster of Kubernetes the nodes are made; empty: `kuberay.yaml` in `home`.
+    kuberay_file: Path | None = None
     #: Nodes of the local pool that the controller keeps alive.
     nodes: int = Field(default=3, ge=0, le=64)
     #: CPUs that each local node announces to Ray.
@@ -192,6 +195,11 @@ class Settings(BaseSettings):
         return (self.azure_file or self.home / name).expanduser()
 
     @property
+    def kuberay(self) -> Path:
+        """The file in force that says in which RayCluster the nodes are made."""
+        return (self.kuberay_file or self.home / "kuberay.yaml").expanduser()
+
+    @property
     def warm(self) -> tuple[str, ...]:
         """Names of the modules in `warm_modules`."""
         return tuple(name for part in self.warm_modules.split(",") if (name := part.strip()))
@@ -199,8 +207,8 @@ class Settings(BaseSettings):
     @property
     def forked_modules(self) -> str:
         """Modules that one process of each node imports to fork Ray's workers, separated by commas; empty: none is."""
-        # Machines of Azure, and their head, are started by an image, where Ray starts its workers itself.
-        return FORKED if self.fork_ray_workers and self.cloud != "azure" else ""
+        # Machines of Azure, pods, and their heads are started by an image, where Ray starts its workers itself.
+        return FORKED if self.fork_ray_workers and self.cloud not in ("azure", "kuberay") else ""
 
     @property
     def encrypts_ray(self) -> bool:

@@ -1,4 +1,4 @@
-"""Default policies while operators have applied none: a fixed pool of local nodes, or one pool of Azure."""
+"""Default policies while operators have applied none: a fixed pool of local nodes, or one pool of a cloud."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import rule_names
 from cluster.scheduling.limits import limits_of
-from service.clouds.azure_settings import CloudUnusable, read_azure_settings
+from service.clouds.azure_settings import read_azure_settings
+from service.clouds.kuberay_settings import read_kuberay_settings
+from service.clouds.place_files import CloudUnusable
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 
 #: Local nodes that a policy may ask for at most.
 MOST_LOCAL_NODES = 64
+#: Sizes that a pool may have.
+MOST_SIZES = 32
 #: The size whose nodes are processes of this machine.
 LOCAL = "local"
 #: Launches, and returns, per minute that are no limit on one machine.
@@ -48,10 +52,23 @@ pools:
 """
 
 
+_KUBERAY_DOCUMENT = """\
+# Made from the settings of the service (REMORA_CLOUD, REMORA_KUBERAY_FILE, REMORA_NODES): pods, while jobs need them.
+pools:
+  pods:
+    sizes: [{sizes}]
+    zones: [any]
+    capacity: prefer-spot
+    min_nodes: 0
+    max_nodes: {nodes}
+    idle_s: 60
+    patience_s: 60
+"""
+
+
 def fixed_pool(settings: Settings) -> PolicyRow:
     """Version 0 of the policies."""
-    template = _DOCUMENT if settings.cloud == "local" else _AZURE_DOCUMENT
-    document = template.format(nodes=settings.nodes)
+    document = _template(settings).format(nodes=settings.nodes, sizes=", ".join(_sizes(settings)))
     return PolicyRow(
         version=0,
         based_on=0,
@@ -61,6 +78,20 @@ def fixed_pool(settings: Settings) -> PolicyRow:
         digest=digest_of(document),
         document=document,
     )
+
+
+def _template(settings: Settings) -> str:
+    return {"local": _DOCUMENT, "kuberay": _KUBERAY_DOCUMENT}.get(settings.cloud, _AZURE_DOCUMENT)
+
+
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    """The first groups of the file that says where pods are made; the controller reports what is wrong with it."""
+    if settings.cloud != "kuberay":
+        return ()
+    try:
+        return tuple(group.name for group in read_kuberay_settings(settings).groups[:MOST_SIZES])
+    except CloudUnusable:
+        return ("unknown",)
 
 
 def local_offerings(settings: Settings) -> tuple[Offering, ...]:
@@ -119,9 +150,17 @@ def known(settings: Settings) -> ClusterFacts:
         return ClusterFacts(
             catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
         )
+    return ClusterFacts(catalogue=_catalogue(settings), rules=rule_names())
+
+
+def _catalogue(settings: Settings) -> tuple[Offering, ...] | None:
+    """What can be bought by the file of the place; None while it cannot be read.
+
+    The controller reports what is wrong with the file; sizes are not checked meanwhile.
+    """
     try:
-        catalogue = azure_offerings(read_azure_settings(settings).region)
+        if settings.cloud == "kuberay":
+            return tuple(group.offering for group in read_kuberay_settings(settings).groups)
+        return azure_offerings(read_azure_settings(settings).region)
     except CloudUnusable:
-        # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
-        catalogue = None
-    return ClusterFacts(catalogue=catalogue, rules=rule_names())
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +24,17 @@ GROUP = "cpu-spot"
 OFFERING = f"{GROUP}/any/spot"
 
 
+@functools.cache
+def every_manifest() -> tuple[dict[str, Any], ...]:
+    """All documents in deploy/kubernetes; not to be changed."""
+    return tuple(
+        one for path in sorted(MANIFESTS.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())
+    )
+
+
 def manifests(kind: str) -> list[dict[str, Any]]:
-    """All documents of this kind in deploy/kubernetes."""
-    every = [one for path in sorted(MANIFESTS.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
-    return [one for one in every if one.get("kind") == kind]
+    """All documents of this kind in deploy/kubernetes; not to be changed."""
+    return [one for one in every_manifest() if one.get("kind") == kind]
 
 
 def rights() -> list[Right]:

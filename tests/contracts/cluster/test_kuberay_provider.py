@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -282,7 +282,8 @@ class TestOtherWriters:
         with ThreadPoolExecutor(12) as threads:
             answers = list(
                 threads.map(
-                    lambda at: _until_done(other if at % 2 else rig.kuberay, request(names[at])), range(12)
+                    lambda at: until_done(lambda: (other if at % 2 else rig.kuberay).create(request(names[at]))),
+                    range(12),
                 )
             )
         assert answers == [None] * 12
@@ -364,12 +365,14 @@ class TestOtherWriters:
         assert len(rig.list()) == made - 1
 
 
-def _until_done(provider: Any, wanted: NodeRequest) -> None:
-    while True:
+def until_done(ask: Callable[[], None]) -> None:
+    """Ask again as long as there is no clear answer."""
+    for _ in range(100):
         try:
-            return provider.create(wanted)
+            return ask()
         except Throttled:
             continue
+    pytest.fail("there is no clear answer after a hundred tries")
 
 
 class TestFailures:
@@ -495,13 +498,13 @@ def test_without_any_one_right_the_provider_says_so(tmp_path: Path) -> None:
                 rig.create(request())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_happens_no_node_loses_its_pod_and_none_is_left(tmp_path: Path, seed: int) -> None:
     """A seeded walk through requests, lost answers, evictions, restarts and slow ends of pods."""
     chance = random.Random(seed)
     with KubeRayRig(tmp_path, rights(), page=3) as rig:
         walk = _Walk(rig, chance)
-        for _ in range(120):
+        for _ in range(60):
             walk.step()
         walk.end()
 
@@ -541,11 +544,7 @@ class _Walk:
 
     def _try(self, ask: Any) -> None:
         """As the scale loop does: again until it is clear."""
-        while True:
-            try:
-                return ask()
-            except Throttled:
-                continue
+        until_done(ask)
 
     def _end_one(self) -> None:
         with self._rig.server.lock:
