@@ -32,7 +32,8 @@ log = logging.getLogger("cluster.node.pod")
 UNUSABLE, RAY_ENDED = 2, 1
 #: Seconds between two questions.
 ASK_S = 1.0
-_NEEDED = ("REMORA_HEAD", "POD_NAME", "POD_IP", "RAY_AUTH_TOKEN_PATH")
+#: Variables without which there is no node.
+NEEDED = ("REMORA_HEAD", "POD_NAME", "POD_IP", "RAY_AUTH_TOKEN_PATH")
 
 
 def main() -> int:
@@ -45,7 +46,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    missing = [name for name in NEEDED if not os.environ.get(name)]
     if missing:
         log.error("%s is not set: take the pod's template from deploy/kubernetes/raycluster.yaml", missing[0])
         return UNUSABLE
