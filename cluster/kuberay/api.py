@@ -87,7 +87,9 @@ class KubernetesApi:
             items, metadata = page.get("items"), page.get("metadata")
             # A list without any is `null` for some servers.
             if not isinstance(items, list | None) or not isinstance(metadata, dict):
-                raise Unanswered("Kubernetes answered something that is no list of pods", retry_after_s=AGAIN_S)
+                raise Unanswered(
+                    "Kubernetes answered something that is no list of pods", retry_after_s=AGAIN_S
+                )
             found += [item for item in items or [] if isinstance(item, dict)]
             token = metadata.get("continue")
             if not token:

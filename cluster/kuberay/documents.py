@@ -84,7 +84,9 @@ def read_pod(document: Mapping[str, Any]) -> SeenPod:
     metadata, status = _map(document, "metadata"), _map(document, "status")
     state = _state(metadata, status)
     stuck = next(iter(_stuck(status)), None)
-    unplaced = next((one for one in conditions(document, "PodScheduled") if one.get("status") == "False"), None)
+    unplaced = next(
+        (one for one in conditions(document, "PodScheduled") if one.get("status") == "False"), None
+    )
     since = None
     if unplaced is not None and state is PodState.STARTING:
         since = seconds(unplaced.get("lastTransitionTime"))

@@ -69,4 +69,3 @@ def _without_pod(
 
 def _sold_out(claim: Claim, said: str, settings: KubeRaySettings, now: float) -> InsufficientCapacity:
     return InsufficientCapacity(said, offering=settings.offering_id(claim.group), until=now + REFUSED_S)
-

@@ -112,7 +112,9 @@ class KubeRayProvider:
         group = (request.offering or "").split("/")[0]
         known = self._settings.group(group)
         if known is None or known.offering.id != request.offering:
-            raise InvalidRequest(f"{request.offering!r} is none of the groups in the file of REMORA_KUBERAY_FILE")
+            raise InvalidRequest(
+                f"{request.offering!r} is none of the groups in the file of REMORA_KUBERAY_FILE"
+            )
         # What Ray would refuse later.
         join_flags(request, "head:1")
         claim = Claim(
@@ -165,7 +167,9 @@ class KubeRayProvider:
             if not news and after == claims:
                 return _Look(cluster, pods, after)
             if joining is not None:
-                _check_bounds(cluster, decisions, joining, self._settings.offering_id(joining.group), self._clock())
+                _check_bounds(
+                    cluster, decisions, joining, self._settings.offering_id(joining.group), self._clock()
+                )
             if self._write(cluster, after, news, is_node_added=joining is not None):
                 return _Look(cluster, pods, after)
         if joining is None and not leaving:
@@ -234,7 +238,11 @@ class KubeRayProvider:
 
     def _name(self, look: _Look) -> None:
         """Let pods know which nodes they are, those that are new and now and then all; forget those that are gone."""
-        nodes = {one.pod: _request(one) for one in look.claims.values() if one.pod in look.pods}
+        nodes = {
+            one.pod: _request(one)
+            for one in look.claims.values()
+            if one.pod is not None and one.pod in look.pods
+        }
         now = self._clock()
         is_due = not 0.0 <= now - self._named_at < NAME_AGAIN_S
         wanted = nodes if is_due else {name: nodes[name] for name in nodes.keys() - self._named}
@@ -255,9 +263,7 @@ def _together(
     claims: Mapping[str, Claim], decisions: Mapping[str, Decision], leaving: Collection[str]
 ) -> dict[str, Claim]:
     """All claims after these decisions; those of groups that are gone stay until they are given back."""
-    kept = {
-        name: one for name, one in claims.items() if one.group not in decisions and name not in leaving
-    }
+    kept = {name: one for name, one in claims.items() if one.group not in decisions and name not in leaving}
     return kept | {one.node_id: one for decision in decisions.values() for one in decision.claims}
 
 
@@ -273,9 +279,13 @@ def _check_group(cluster: SeenCluster, name: str) -> None:
     if group is None:
         raise InvalidRequest(f"the RayCluster has no worker group {name!r}: add it, or take it from the file")
     if group.hosts != 1:
-        raise InvalidRequest(f"a replica of the worker group {name!r} is {group.hosts} pods: set numOfHosts to 1")
+        raise InvalidRequest(
+            f"a replica of the worker group {name!r} is {group.hosts} pods: set numOfHosts to 1"
+        )
     if cluster.is_autoscaled:
-        raise InvalidRequest("Ray's autoscaler changes the RayCluster, too: set enableInTreeAutoscaling to false")
+        raise InvalidRequest(
+            "Ray's autoscaler changes the RayCluster, too: set enableInTreeAutoscaling to false"
+        )
 
 
 def _check_bounds(

@@ -60,7 +60,9 @@ class KubeRaySettings(BaseModel):
     namespace: Name
     #: Name of the RayCluster; it exists.
     cluster: Name
-    groups: Annotated[tuple[WorkerGroup, ...], AfterValidator(_distinct)] = Field(min_length=1, max_length=100)
+    groups: Annotated[tuple[WorkerGroup, ...], AfterValidator(_distinct)] = Field(
+        min_length=1, max_length=100
+    )
     #: The API server; without TLS on the loopback alone, as of `kubectl proxy`.
     endpoint: str = Field(
         default="https://kubernetes.default.svc", pattern=r"^(https://[^/]+|http://127\.[0-9.]+(:[0-9]+)?)$"

@@ -108,7 +108,10 @@ def start_of_pod(request: NodeRequest, variables: Mapping[str, str]) -> Start:
         run=Path(variables.get("RUNTIME_DIRECTORY") or "/run/remora"),
         # Pods cannot reach it; the agent goes on without notices.
         metadata_url=variables.get("REMORA_METADATA_URL") or URL,
-        ray_flags=[f"--node-ip-address={variables['POD_IP']}", *shlex.split(variables.get("REMORA_RAY_FLAGS", ""))],
+        ray_flags=[
+            f"--node-ip-address={variables['POD_IP']}",
+            *shlex.split(variables.get("REMORA_RAY_FLAGS", "")),
+        ],
     )
     start = start_of(node, request.node_id, runtime)
     token = token_environment(variables["RAY_AUTH_TOKEN_PATH"])

@@ -41,7 +41,9 @@ class RayPodNames:
         with self._membership.asking():
             gcs = self._client()
             for name, request in pods.items():
-                gcs.internal_kv_put(_key(name), _REQUEST.dump_json(request), True, NAMESPACE, timeout=TIMEOUT_S)
+                gcs.internal_kv_put(
+                    _key(name), _REQUEST.dump_json(request), True, NAMESPACE, timeout=TIMEOUT_S
+                )
 
     def forget(self, pods: Collection[str]) -> None:
         """Delete what was written of these pods.  Raises what Ray raises, and MembershipUnknown."""

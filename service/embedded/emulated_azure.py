@@ -82,8 +82,8 @@ def cloud_problem(settings: Settings) -> str | None:
         )
     if settings.cloud == "kuberay":
         return (
-            "pods of Kubernetes cannot join a Ray head on this machine's loopback: run the API and the controller in the"
-            " same cluster, as docs/kubernetes.md says"
+            "pods of Kubernetes cannot join a Ray head on this machine's loopback: run the API and the controller"
+            " beside them, as docs/kubernetes.md says"
         )
     if settings.cloud == "azure-emulated" and not all(map(_is_installed, _PACKAGES)):
         return f"Azure's packages are missing: install them with {INSTALL_AZURE}"

@@ -27,7 +27,8 @@ class Pods(Protocol):
 
 def reconcile(spec: dict[str, Any], pods: Pods) -> bool:
     """Bring the pods nearer to what the RayCluster says; False: a pod could not be made."""
-    return all([_group(group, pods, spec) for group in spec.get("workerGroupSpecs", [])])
+    done = [_group(group, pods, spec) for group in spec.get("workerGroupSpecs", [])]
+    return all(done)
 
 
 def _group(group: dict[str, Any], pods: Pods, spec: dict[str, Any]) -> bool:

@@ -113,7 +113,9 @@ class KubernetesServer:
         self._http.server_close()
         self._thread.join()
 
-    def answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[dict[str, Any], Fault | None]:
+    def answer(
+        self, method: str, target: str, headers: Any, body: bytes
+    ) -> tuple[dict[str, Any], Fault | None]:
         """What is answered, and the fault that spoils it.  Raises Refused."""
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
@@ -198,7 +200,9 @@ class KubernetesServer:
             raise Refused(409, "Conflict", "the object has been modified; please apply your changes again")
         why = _invalid(after)
         if why:
-            raise Refused(422, "Invalid", f'RayCluster.ray.io "{after["metadata"]["name"]}" is invalid: {why}')
+            raise Refused(
+                422, "Invalid", f'RayCluster.ray.io "{after["metadata"]["name"]}" is invalid: {why}'
+            )
         self.world.replace(after)
 
 
@@ -215,7 +219,10 @@ def _right(method: str, path: str) -> Right | None:
 
 def _invalid(document: dict[str, Any]) -> str:
     """Why the resource's schema does not allow a document, as far as it is known here; empty: it does."""
-    if sum(len(key) + len(value) for key, value in document["metadata"].get("annotations", {}).items()) > 2**18:
+    if (
+        sum(len(key) + len(value) for key, value in document["metadata"].get("annotations", {}).items())
+        > 2**18
+    ):
         return "metadata.annotations: Too long: may not be more than 262144 bytes"
     for at, group in enumerate(document["spec"].get("workerGroupSpecs", [])):
         replicas = group.get("replicas")
@@ -249,7 +256,7 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
         def do_DELETE(self) -> None:
             self._answer()
 
-        def log_message(self, format: str, *_: Any) -> None:  # noqa: A002  # the name that it has there
+        def log_message(self, format: str, *_: Any) -> None:
             """Say nothing."""
 
         def _answer(self) -> None:

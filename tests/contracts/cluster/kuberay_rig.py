@@ -53,10 +53,7 @@ def rights() -> list[Right]:
 def place() -> dict[str, Any]:
     """The file of REMORA_KUBERAY_FILE that the manifests have."""
     (found,) = [
-        text
-        for one in manifests("ConfigMap")
-        for name, text in one["data"].items()
-        if name == "kuberay.yaml"
+        text for one in manifests("ConfigMap") for name, text in one["data"].items() if name == "kuberay.yaml"
     ]
     document: dict[str, Any] = yaml.safe_load(found)
     return document
@@ -119,7 +116,9 @@ class KubeRayRig:
         own = {"endpoint": self.server.url, "token_file": str(self._token)}
         return KubeRaySettings.model_validate({**place(), **own, **more})
 
-    def another(self, timeout_s: float = 10.0, clock: Callable[[], float] | None = None, **more: Any) -> KubeRayProvider:
+    def another(
+        self, timeout_s: float = 10.0, clock: Callable[[], float] | None = None, **more: Any
+    ) -> KubeRayProvider:
         """One more provider before the same cluster, as after a restart; `more` are its settings."""
         settings = self.settings(**more)
         api = KubernetesApi(settings, timeout_s)
@@ -168,6 +167,4 @@ class KubeRayRig:
 
 def request(node_id: str = "node_a", **resources: float) -> NodeRequest:
     """A node of the group that costs least."""
-    return NodeRequest(
-        node_id=node_id, pool="cpu", resources=resources or {"CPU": 4.0}, offering=OFFERING
-    )
+    return NodeRequest(node_id=node_id, pool="cpu", resources=resources or {"CPU": 4.0}, offering=OFFERING)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.kuberay.claims import NODES_ANNOTATION, read_claims
+from cluster.kuberay.claims import MOST_BYTES, NODES_ANNOTATION, read_claims
 from cluster.kuberay.emulator.server import Effect
 from cluster.kuberay.provider import NAME_AGAIN_S, TRIES
 from cluster.provider import (
@@ -50,7 +50,12 @@ class TestNames:
         rig.create(wanted)
         rig.list()
         told = rig.names.told[rig.pod_of("node_a")]
-        assert (told.node_id, told.pool, told.resources, told.labels) == ("node_a", "cpu", {"CPU": 4.0}, {"a": "b"})
+        assert (told.node_id, told.pool, told.resources, told.labels) == (
+            "node_a",
+            "cpu",
+            {"CPU": 4.0},
+            {"a": "b"},
+        )
 
     def test_the_node_that_waited_longest_gets_the_first_pod(self, rig: KubeRayRig) -> None:
         rig.world.quota = 0
@@ -243,7 +248,9 @@ class TestRefusals:
         assert [node.node_id for node in rig.list()] == ["node_a"]
 
     @pytest.mark.parametrize("offering", [None, "", "cpu-spot/any/on-demand", "none/any/spot", "a100"])
-    def test_what_is_no_group_is_refused_without_a_request(self, rig: KubeRayRig, offering: str | None) -> None:
+    def test_what_is_no_group_is_refused_without_a_request(
+        self, rig: KubeRayRig, offering: str | None
+    ) -> None:
         wanted = NodeRequest(node_id="node_a", pool="cpu", resources={"CPU": 1.0}, offering=offering)
         with pytest.raises(InvalidRequest, match="REMORA_KUBERAY_FILE"):
             rig.create(wanted)
@@ -258,7 +265,9 @@ class TestRefusals:
         ],
         ids=["gone", "hosts", "autoscaled"],
     )
-    def test_a_cluster_that_cannot_have_our_nodes_is_said(self, rig: KubeRayRig, change: Any, said: str) -> None:
+    def test_a_cluster_that_cannot_have_our_nodes_is_said(
+        self, rig: KubeRayRig, change: Any, said: str
+    ) -> None:
         change(rig.world.cluster["spec"])
         with pytest.raises(InvalidRequest, match=said):
             rig.create(request())
@@ -282,7 +291,9 @@ class TestOtherWriters:
         with ThreadPoolExecutor(12) as threads:
             answers = list(
                 threads.map(
-                    lambda at: until_done(lambda: (other if at % 2 else rig.kuberay).create(request(names[at]))),
+                    lambda at: until_done(
+                        lambda: (other if at % 2 else rig.kuberay).create(request(names[at]))
+                    ),
                     range(12),
                 )
             )
@@ -312,7 +323,9 @@ class TestOtherWriters:
         assert only(rig.list()).is_running
 
     def test_a_change_that_can_never_be_is_not_tried_again(self, rig: KubeRayRig) -> None:
-        rig.fault("patch", status=422, reason="Invalid", message="spec.workerGroupSpecs[0]: Invalid value", times=9)
+        rig.fault(
+            "patch", status=422, reason="Invalid", message="spec.workerGroupSpecs[0]: Invalid value", times=9
+        )
         with pytest.raises(InvalidRequest, match="Invalid value"):
             rig.create(request())
         assert rig.patches() == 1
@@ -352,17 +365,20 @@ class TestOtherWriters:
     def test_an_annotation_has_bounds(self, rig: KubeRayRig) -> None:
         labels = {f"label-{number}": "v" * 60 for number in range(60)}
         rig.group()["maxReplicas"] = 10_000
+
+        def create(name: str) -> None:
+            rig.create(NodeRequest(node_id=name, pool="cpu", resources={}, labels=labels, offering=OFFERING))
+
         made = 0
+        while len(rig.world.cluster["metadata"]["annotations"].get(NODES_ANNOTATION, "")) < MOST_BYTES - 5000:
+            create(f"node_{made}")
+            made += 1
+        create("node_last")
         with pytest.raises(QuotaExceeded, match="no room for more than"):
-            for made in range(200):
-                rig.create(
-                    NodeRequest(
-                        node_id=f"node_{made}", pool="cpu", resources={}, labels=labels, offering=OFFERING
-                    )
-                )
+            create("node_too_many")
         assert made > 20
         rig.delete("node_0")
-        assert len(rig.list()) == made - 1
+        assert len(rig.list()) == made
 
 
 def until_done(ask: Callable[[], None]) -> None:
@@ -493,9 +509,12 @@ def test_the_role_allows_what_the_provider_asks_for_and_nothing_else(rig: KubeRa
 
 def test_without_any_one_right_the_provider_says_so(tmp_path: Path) -> None:
     for missing in rights():
-        with KubeRayRig(tmp_path, [one for one in rights() if one != missing]) as rig:
-            with pytest.raises(Unauthorized, match=f"cannot {missing[0]}"):
-                rig.create(request())
+        others = [one for one in rights() if one != missing]
+        with (
+            KubeRayRig(tmp_path, others) as rig,
+            pytest.raises(Unauthorized, match=f"cannot {missing[0]}"),
+        ):
+            rig.create(request())
 
 
 @pytest.mark.parametrize("seed", range(4))

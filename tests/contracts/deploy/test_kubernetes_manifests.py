@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes: what they give to the service is what it reads, and Kubernetes knows all of it."""
+"""The manifests of deploy/kubernetes: the service reads what they give to it, and Kubernetes knows all of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.contracts.cluster.kuberay_rig import MANIFESTS, every_manifest, manif
 from tests.needed import is_missing
 
 #: The release of Kubernetes that the manifests are written for.
-KUBERNETES = "1.33"
+KUBERNETES = "1.33.0"
 PROGRAM = ROOT / ".venv-kubernetes/bin/kubernetes-validate"
 SPOT = "kubernetes.azure.com/scalesetpriority"
 
@@ -208,7 +208,9 @@ def test_budgets_and_policies_are_of_pods_that_there_are() -> None:
 
 def test_the_page_names_every_secret_that_has_to_be_made() -> None:
     text = (ROOT / "docs/kubernetes.md").read_text()
-    needed = set(re.findall(r"secretName: ([a-z-]+)", "".join(p.read_text() for p in MANIFESTS.glob("*.yaml"))))
+    needed = set(
+        re.findall(r"secretName: ([a-z-]+)", "".join(p.read_text() for p in MANIFESTS.glob("*.yaml")))
+    )
     needed |= {"remora-database"}
     assert needed == set(re.findall(r"create secret (?:generic|tls) ([a-z-]+)", text))
 
@@ -243,5 +245,5 @@ def _validated(folder: Path, documents: list[dict[str, Any]]) -> subprocess.Comp
     file = folder / "documents.yaml"
     file.write_text(yaml.safe_dump_all(documents))
     return subprocess.run(
-        [PROGRAM, "--strict", "--version", KUBERNETES, str(file)], capture_output=True, text=True
+        [PROGRAM, "--strict", "--kubernetes-version", KUBERNETES, str(file)], capture_output=True, text=True
     )
