@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import agreement, stall, steady, submit, walls
+from benchmarks import agreement, reshard_planning, resume_bytes, stall, steady, submit, walls
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
@@ -49,7 +49,7 @@ STOCK_PATIENCE_S = 240.0
 def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
     document: dict[str, Any] = {}
-    for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation):
+    for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation, resharding):
         tell(f"{part.__name__} ...")
         document.update(part())
     tell(table(document))
@@ -93,6 +93,11 @@ def submission() -> dict[str, Any]:
 def isolation() -> dict[str, Any]:
     """What it costs that commands run as users of their own."""
     return {"walls": walls.run()}
+
+
+def resharding() -> dict[str, Any]:
+    """How long large groups plan which blocks of a sharded model travel, and what a resume reads."""
+    return {**reshard_planning.run(), **resume_bytes.run()}
 
 
 def tell(what: Any) -> None:

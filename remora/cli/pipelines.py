@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from remora.views import Job, JobArray
 
 
+def refuse_options_of_one(steps: Sequence[PipelineStep], of_one: Mapping[str, object]) -> None:
+    """Raise BadParameter where one of the options that only one job can have has a value."""
+    if given := [name for name, value in of_one.items() if value]:
+        raise typer.BadParameter(f"{given[0]} is for one job, and this file has {len(steps)}")
+
+
 def send_pipeline(
     steps: Sequence[PipelineStep],
     key: str | None,
@@ -25,8 +31,7 @@ def send_pipeline(
     server: str | None,
 ) -> None:
     """Submit all steps, and print the job of each; `of_one` are the options that only one job can have."""
-    if given := [name for name, value in of_one.items() if value]:
-        raise typer.BadParameter(f"{given[0]} is for one job, and this file has {len(steps)}")
+    refuse_options_of_one(steps, of_one)
     from remora.client.pipeline_flow import is_refusal
 
     created: dict[str, Job | JobArray] = {}

@@ -11,12 +11,12 @@ import typer
 from remora.cli import arrays, output, schedules
 from remora.cli.changes import json_or_text, labels_of
 from remora.cli.conversion import print_remarks, read_file, translate
-from remora.cli.dry_runs import try_out
+from remora.cli.dry_runs import try_out, try_out_steps
 from remora.cli.exits import code_of_state
 from remora.cli.freezing import freeze
 from remora.cli.jobs import duration_option
 from remora.cli.options import InputOption, JsonOption, ServerOption
-from remora.cli.pipelines import send_pipeline
+from remora.cli.pipelines import refuse_options_of_one, send_pipeline
 from remora.cli.session import connect, detaching
 from remora.spec.backends import BACKEND_WORDS
 
@@ -184,9 +184,12 @@ def submit(
             "--no-code": no_code,
             "--freeze": frozen,
             "--follow": follow,
-            "--dry-run": dry_run,
         }
         steps = [_step_with(step, options, env or []) for step in jobs]
+        if dry_run:
+            refuse_options_of_one(steps, of_one)
+            try_out_steps(steps, as_json=as_json, server=server)
+            return
         send_pipeline(steps, idempotency_key, of_one, quiet=quiet, as_json=as_json, server=server)
         return
     raw = jobs

@@ -151,6 +151,10 @@ class AsyncClient(Shell):
         created = await self._run(pipeline_flow.submit_pipeline(steps, idempotency_key, on_submitted))
         return {name: one if isinstance(one, JobArray) else self._bound(one) for name, one in created.items()}
 
+    async def dry_run_pipeline(self, steps: Sequence[PipelineStep]) -> dict[str, DryRun]:
+        """A dry run of each step, as if those that it needs were submitted; raises as `dry_run` does."""
+        return await self._run(pipeline_flow.dry_run_pipeline(steps))
+
     async def arrays(self) -> list[JobArray]:
         """Arrays, newest first."""
         return await self._run(flows.all_pages(requests.list_arrays))

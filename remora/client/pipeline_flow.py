@@ -6,11 +6,19 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from remora.client import interrupted, requests
-from remora.client.flows import Flow, Work, prepared
+from remora.client.flows import Flow, Work, dry_run, prepared
 from remora.errors import ApiError, SpecError, SpecProblem
-from remora.spec.pipeline_steps import PipelineStep, check_steps, digest_of, in_order, in_step, key_of
+from remora.spec.pipeline_steps import (
+    PipelineStep,
+    check_steps,
+    digest_of,
+    in_order,
+    in_step,
+    key_of,
+    tried_alone,
+)
 from remora.spec.spec import JobSpec
-from remora.views import Job, JobArray
+from remora.views import DryRun, Job, JobArray
 
 
 def submit_pipeline(
@@ -45,6 +53,22 @@ def submit_pipeline(
     if idempotency_key is None:
         yield Work(lambda: interrupted.forget(digest))
     return created
+
+
+def dry_run_pipeline(steps: Sequence[PipelineStep]) -> Flow[dict[str, DryRun]]:
+    """A dry run of each step, as if those that it needs were submitted; nothing is stored or uploaded."""
+    ordered: list[PipelineStep] = yield Work(lambda: in_order(steps))
+    checked: list[JobSpec] = yield Work(lambda: check_steps(ordered))
+    found: dict[str, DryRun] = {}
+    problems: list[SpecProblem] = []
+    for step, spec in zip(ordered, checked, strict=True):
+        try:
+            found[step.name] = tried_alone(step, (yield from dry_run(spec)))
+        except SpecError as error:
+            problems += in_step(step, error)
+    if problems:
+        raise SpecError(problems)
+    return found
 
 
 def is_refusal(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from remora.errors import SpecError, SpecProblem
 from remora.spec.arrays import elements_of
 from remora.spec.spec import JobSpec
+from remora.views import DryRun
 
 #: Steps that are submitted together.
 MAX_STEPS = 100
@@ -86,10 +87,8 @@ def check_steps(steps: Iterable[PipelineStep]) -> list[JobSpec]:
     """Each step's specification as far as it is known before any is submitted.  Raises SpecError with all problems."""
     specs, problems = [], []
     for step in steps:
-        # Each of the jobs is named once, so that each needs another id.
-        jobs = {name: _ANY_JOB[: -len(str(at))] + str(at) for at, name in enumerate(step.needs)}
         try:
-            spec = JobSpec.from_mapping(step.spec_with(jobs))
+            spec = JobSpec.from_mapping(step.spec_with(_any_jobs(step)))
             if spec.array is not None:
                 elements_of(spec)
         except SpecError as error:
@@ -103,6 +102,34 @@ def check_steps(steps: Iterable[PipelineStep]) -> list[JobSpec]:
     if problems:
         raise SpecError(problems)
     return specs
+
+
+def _any_jobs(step: PipelineStep) -> dict[str, str]:
+    """Ids for the steps that it needs: each of them is named once, so that each needs another id."""
+    return {name: _ANY_JOB[: -len(str(at))] + str(at) for at, name in enumerate(step.needs)}
+
+
+def tried_alone(step: PipelineStep, found: DryRun) -> DryRun:
+    """A dry run of the step's specification, without what is wrong with it only until the steps it needs are submitted.
+
+    The names of those steps stand in the place of their jobs' ids.
+    """
+    own = {f"inputs.{name}.job" for name in step.reads}
+    given = len(step.spec.get("after") or ())
+    own |= {f"after.{given + at}.job" for at, _ in enumerate(step.needs)}
+    names = {job: name for name, job in _any_jobs(step).items()}
+    return found.model_copy(
+        update={
+            "problems": [one for one in found.problems if one.field not in own],
+            "spec": _renamed(found.spec, names),
+        }
+    )
+
+
+def _renamed(spec: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    after = [{**one, "job": names.get(one["job"], one["job"])} for one in spec["after"]]
+    inputs = {name: {**one, "job": names.get(one["job"], one["job"])} for name, one in spec["inputs"].items()}
+    return {**spec, "after": after, "inputs": inputs}
 
 
 def in_step(step: PipelineStep, error: SpecError) -> list[SpecProblem]:

@@ -322,6 +322,12 @@ class Input(Section):
         return None if value is None else PurePosixPath(value).as_posix()
 
 
+class Verify(Section):
+    """How often workers compute shards of each other again."""
+
+    every: Share = Field(description="steps from one check to the next")
+
+
 class Elastic(Section):
     """What holds when the number of workers changes; `remora.torch.Loop` takes it from here."""
 
@@ -333,9 +339,12 @@ class Elastic(Section):
     nonfinite: Literal["none", "stop", "skip", "rollback"] = Field(
         "none", description="none, stop, skip or rollback"
     )
+    verify: Verify | None = Field(None, description="key every, in steps; with exactness bitwise")
 
     @model_validator(mode="after")
     def _cut(self) -> Self:
+        if self.verify is not None and self.exactness != "bitwise":
+            raise ValueError("verify compares bits; write exactness: bitwise beside it")
         if self.shards and self.global_batch and self.shards > self.global_batch:
             raise ValueError(
                 f"shards is {self.shards} and global_batch is {self.global_batch}; every shard needs a sample"
@@ -349,6 +358,7 @@ class Elastic(Section):
             "GLOBAL_BATCH": self.global_batch,
             "SHARDS": self.shards,
             "NONFINITE": self.nonfinite,
+            "VERIFY_EVERY": None if self.verify is None else self.verify.every,
         }
         return {f"REMORA_{name}": str(value) for name, value in asked.items() if value not in (None, "none")}
 

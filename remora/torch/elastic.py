@@ -12,7 +12,7 @@ import torch
 from remora import training
 from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, FeedPlan, MicroBatch, load_batches
+from remora.torch.feed import Feed, FeedPlan, LoadedBatch, MicroBatch, load_batches
 from remora.torch.group import Group
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
@@ -22,6 +22,20 @@ from remora.torch.step import AnyStep, Compute, Step
 
 #: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
 REPORTS_KEPT = 256
+
+
+def _with_one_thread(batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
+    """The same, each loaded with one thread of the processor; who takes them has as many as before."""
+    while True:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            loaded = next(batches, None)
+        finally:
+            torch.set_num_threads(threads)
+        if loaded is None:
+            return
+        yield loaded
 
 
 class ElasticLoop(ABC):
@@ -123,7 +137,20 @@ class ElasticLoop(ABC):
         """Batches of this worker's shards from the present position on."""
         settings, progress = self._settings, self._progress
         left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
-        plan = FeedPlan(
+        start = Position(progress.epoch, progress.place)
+        plan = self._feed_plan(self._own_shards, start, left, settings.check_every)
+        self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
+
+    def _feed_of(self, step: AnyStep, shard: int) -> Feed:
+        """Batches of one shard, of whichever worker it is, in one step; read in this process."""
+        plan = self._feed_plan(range(shard, shard + 1), Position(step.epoch, step.place), 1, probe_every=0)
+        batches = load_batches(self._data, plan, self._collate, 0)
+        # Processes of a loader have one thread, and what a dataset computes may have other bits with several.
+        return Feed(batches if self._num_workers == 0 else _with_one_thread(batches))
+
+    def _feed_plan(self, own: range, start: Position, steps: int | None, probe_every: int) -> FeedPlan:
+        settings = self._settings
+        return FeedPlan(
             global_batch=settings.global_batch,
             shards=settings.shards,
             micro_batch=settings.micro_batch,
@@ -131,13 +158,12 @@ class ElasticLoop(ABC):
             shuffle=settings.shuffle,
             drop_last=settings.drop_last,
             epochs=settings.epochs,
-            steps=left,
-            own=self._own_shards,
-            start=Position(progress.epoch, progress.place),
-            probe_every=settings.check_every,
+            steps=steps,
+            own=own,
+            start=start,
+            probe_every=probe_every,
             left_out=frozenset(self._left_out),
         )
-        self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
 
     def _report(self, step: AnyStep, metrics: Mapping[str, Any]) -> None:
         if self._link is None or not self._does_report():

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
-from remora.torch.agreement import copy_of, is_rehearsed, parameters_beside
+from remora.torch.agreement import copy_of, gathered, is_rehearsed, parameters_beside
 from remora.torch.elastic import FunctionLoop
+from remora.torch.feed import is_stream
+from remora.torch.group import PeerLost
 from remora.torch.optimizers import gradient_of
 from remora.torch.randomness import seed_everything
+from remora.torch.reduction import Bitwise
 from remora.torch.replicated import ReplicatedLoop
 from remora.torch.step import (
+    AnyStep,
     Compute,
     Outcome,
     Step,
@@ -20,6 +25,18 @@ from remora.torch.step import (
     not_repeated_text,
     outcome,
     repeats,
+)
+from remora.torch.verification import (
+    VERIFY_VARIABLE,
+    Checks,
+    Miscomputed,
+    Verdict,
+    checks_of,
+    doubted,
+    is_verified,
+    judge_all,
+    undecided_text,
+    wrong_text,
 )
 
 
@@ -45,9 +62,11 @@ class Loop(ReplicatedLoop, FunctionLoop):
     - `nonfinite`: what follows a loss or gradients that are not finite: `stop`, `skip` the step, or `rollback` to a
       snapshot and leave the batch out; by default what the script makes of it.
     - `check_every`: steps between two comparisons of the workers' weights, which raise Diverged; 0 for none.
+    - `verify_every`: steps between two in which each worker computes a shard of another one again, with `bitwise`: a
+      machine that computes wrongly is found, and under Remora training goes on without it.  None: never.
 
-    `global_batch`, `shards`, `exactness` and `nonfinite` that are left out come from `elastic` in the job's
-    specification; without that `exactness` is `sample-exact`, and the other two have to be given.
+    `global_batch`, `shards`, `exactness`, `nonfinite` and `verify_every` that are left out come from `elastic` in the
+    job's specification; without that `exactness` is `sample-exact`, and the first two have to be given.
 
     Raises ValueError for arguments and models that cannot work, and CheckpointUnusable for a checkpoint of another
     script.
@@ -55,6 +74,8 @@ class Loop(ReplicatedLoop, FunctionLoop):
 
     #: The function given to `backward` in the step under way.
     _compute: Compute | None = None
+    #: Who computes which shard again in the step under way; None: no check is due.
+    _checks: Checks | None = None
 
     def _run(self, step: Step, compute: Compute) -> torch.Tensor:
         self._compute = compute
@@ -80,6 +101,96 @@ class Loop(ReplicatedLoop, FunctionLoop):
             if rehearsed is not None:
                 self._check_repeats(rehearsed, found)
             self._add(found)
+
+    def _check_verifiable(self) -> None:
+        if is_stream(self._data):
+            raise ValueError(
+                "verify_every needs a dataset with a length: a worker would read a stream from its start for the shard"
+                " of another one"
+            )
+
+    def _start(self, step: AnyStep) -> None:
+        super()._start(step)
+        if self._settings.verify_every is None:
+            return
+        group, settings = self._reduction.group, self._settings
+        self._checks = None
+        if is_verified(step.number, settings.verify_every) and group.world_size > 1:
+            node = torch.tensor([group.rendezvous.node_rank], device=self._device)
+            nodes = gathered(group, node).flatten().tolist()
+            self._checks = checks_of(step.number, settings.seed, settings.shards, nodes)
+        self._bitwise.watched.begin(None if self._checks is None else self._checks.shards[group.rank])
+
+    def _verify(self, step: AnyStep) -> None:
+        if (checks := self._checks) is None:
+            return
+        rank = self._rank
+        other = checks.checked_by(rank)
+        again = self._found_again(step, checks.shards[other])
+        firsts = self._found_by_all([self._bitwise.watched.found(), again])
+        doubts = doubted(checks, firsts)
+        if not doubts:
+            return
+        seconds = self._found_by_all(
+            [
+                self._found_again(step, checks.shards[one]) if rank in checks.parts_of(one) else 0
+                for one in doubts
+            ]
+        )
+        self._act_on(judge_all(checks, doubts, firsts, seconds), step.number)
+
+    def _act_on(self, verdict: Verdict, step: int) -> None:
+        """Raise PeerLost where the others can go on without a worker, else Miscomputed or Diverged."""
+        if not verdict.wrong:
+            self._end_diverged(undecided_text(step, verdict.undecided))
+        text = wrong_text(step, verdict.wrong)
+        if self._link is None:
+            raise Miscomputed(f"{text}: start again without its machine, from the newest checkpoint")
+        if VERIFY_VARIABLE not in os.environ:
+            self._end_diverged(
+                f"{text}; with elastic.verify in the job's specification the others would go on"
+            )
+        ranks = sorted(verdict.wrong)
+        self._link.send(
+            {
+                "type": "miscomputed",
+                "generation": self._generation,
+                "ranks": ranks,
+                "step": step,
+                "text": text,
+            }
+        )
+        raise PeerLost(text)
+
+    def _found_by_all(self, own: list[int]) -> list[list[int]]:
+        """The numbers of all ranks; raises PeerLost."""
+        numbers = torch.tensor(own, dtype=torch.int64, device=self._device)
+        found: list[list[int]] = gathered(self._reduction.group, numbers).tolist()
+        return found
+
+    def _found_again(self, step: AnyStep, shard: int) -> int:
+        """The digest of a shard's gradients, computed here; the step's own gradients stay as they are."""
+        assert self._compute is not None
+        parameters = list(self._parameters.values())
+        gradients = [one.grad for one in parameters]
+        self._drop_gradients()
+        try:
+            for micro_batch, batch in self._feed_of(step, shard).step():
+                if micro_batch.index == 0:
+                    self._buffers.restore()
+                if micro_batch.samples:
+                    self._seed(step, micro_batch)
+                    self._scaled_share(self._computed(batch, self._compute), micro_batch).backward()
+            return self._bitwise.digest_of_gradients()
+        finally:
+            self._buffers.restore()
+            for one, gradient in zip(parameters, gradients, strict=True):
+                one.grad = gradient
+
+    @property
+    def _bitwise(self) -> Bitwise:
+        assert isinstance(self._reduction, Bitwise)
+        return self._reduction
 
     def _watched(self) -> dict[str, torch.Tensor]:
         """With the modules that the function uses beside the model."""

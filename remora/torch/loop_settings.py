@@ -35,6 +35,8 @@ class Settings:
     check_every: int = CHECK_EVERY
     #: What follows a loss or gradients that are not finite; None: what the script makes of it.
     nonfinite: Nonfinite | None = None
+    #: Steps between two in which workers compute shards of each other; None: never.
+    verify_every: int | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self.global_batch, self.shards, self.micro_batch)
@@ -45,6 +47,13 @@ class Settings:
             raise ValueError(f"nonfinite is 'stop', 'skip' or 'rollback', not {self.nonfinite!r}")
         if self.check_every < 0:
             raise ValueError(f"check_every is a number of steps, or 0 for never, not {self.check_every}")
+        if self.verify_every is not None and self.verify_every < 1:
+            raise ValueError(f"verify_every is a number of steps, at least 1, not {self.verify_every}")
+        if self.verify_every is not None and self.exactness != "bitwise":
+            raise ValueError(
+                "verify_every compares bits, which are the same on all workers only with exactness='bitwise': use both,"
+                " or none of them"
+            )
         if self.epochs is None and self.total_steps is None:
             raise ValueError("say when training ends: total_steps=..., epochs=..., or both")
         for name, number in (("epochs", self.epochs), ("total_steps", self.total_steps)):

@@ -21,6 +21,7 @@ import torch
 from remora.torch.buckets import Bucket, Flats, lay_out
 from remora.torch.group import Group, PeerLost, Ticket
 from remora.torch.order import Node, cover, parents, shards_of, total
+from remora.torch.verification import Watched, digest_of_gradients
 
 
 class Reduction(ABC):
@@ -259,6 +260,10 @@ class Bitwise(Reduction):
         self._spare: list[Flats] = []
         #: What came for each bucket, the subtrees that it sums, and where the whole sum goes.
         self._exchanges: list[tuple[Ticket | None, torch.Tensor, Any, torch.Tensor]] = []
+        #: The shard whose gradients are complete; None: the last one of this worker.
+        self._filling: int | None = None
+        #: What is looked at of the step under way.
+        self.watched = Watched()
 
     def train(self, parameters: Sequence[torch.Tensor]) -> None:
         """From the next step on these have gradients, and no others."""
@@ -271,6 +276,7 @@ class Bitwise(Reduction):
         self._spare.extend(flats for _, flats in self._stack)
         self._stack = []
         self._exchanges = []
+        self._filling = None
 
     def drop(self) -> None:
         """Forget the step under way."""
@@ -280,8 +286,10 @@ class Bitwise(Reduction):
     def leaf(self, shard: int) -> None:
         """Take a shard's gradients away, and add those that are neighbours in the tree."""
         flats = self._spare.pop() if self._spare else Flats(self._buckets, self._shards)
+        self._filling = shard
         for number in range(len(self._buckets)):
             self._fill(number, flats)
+        self._filling = None
         for parameter in self._parameters:
             parameter.grad = None
         self._tail.zero_()
@@ -291,6 +299,19 @@ class Bitwise(Reduction):
             torch._foreach_add_(left.tensors, right.tensors)
             self._spare.append(right)
             self._stack[-2:] = [(merged, left)]
+
+    def digest_of_gradients(self) -> int:
+        """A number that follows from the bits of the gradients that the parameters have now."""
+        flats = self._spare.pop() if self._spare else Flats(self._buckets, self._shards)
+        found = digest_of_gradients(flats)
+        self._spare.append(flats)
+        return found
+
+    def _fill(self, number: int, flats: Flats) -> None:
+        """Gradients and, where the bucket has it, the tail."""
+        super()._fill(number, flats)
+        last = shards_of(self.group.rank, self.group.world_size, self._shards).stop - 1
+        self.watched.see(last if self._filling is None else self._filling, number, flats)
 
     def _launch(self, number: int, bucket: Bucket, flats: Flats) -> None:
         group = self.group

@@ -99,9 +99,11 @@ class ReplicatedLoop(ElasticLoop):
         exactness: Exactness | None = None,
         check_every: int = CHECK_EVERY,
         nonfinite: Nonfinite | None = None,
+        verify_every: int | None = None,
     ) -> None:
         nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
         exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
+        verify_every = agreed("verify_every", verify_every, int)
         global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
         settings = Settings(
             global_batch,
@@ -115,12 +117,15 @@ class ReplicatedLoop(ElasticLoop):
             total_steps,
             check_every,
             nonfinite,
+            verify_every,
         )
         check_model(model)
         if exactness == "bitwise":
             make_deterministic()
         parameters = [one for one in model.parameters() if one.requires_grad]
         super().__init__(settings, parameters[0].device, data, collate_fn, num_workers)
+        if verify_every is not None:
+            self._check_verifiable()
         self._model = model
         #: All, also those that are frozen.
         self._parameters = dict(model.named_parameters())
@@ -161,6 +166,12 @@ class ReplicatedLoop(ElasticLoop):
         self._lost: PeerLost | None = None
         #: What it must not change, where that is looked at.
         self._unchanging: StateDigests | None = None
+
+    def _check_verifiable(self) -> None:
+        """Raise ValueError where no worker can compute a shard of another one."""
+        raise ValueError(
+            "verify_every needs Loop, whose function computes the shard of another worker again: leave it out here"
+        )
 
     @property
     def steps_done(self) -> int:
@@ -234,16 +245,21 @@ class ReplicatedLoop(ElasticLoop):
                     self._buffers.restore()
                 step.samples.setdefault(micro_batch.shard, []).extend(micro_batch.samples)
                 if micro_batch.samples:
-                    where = (step.number, micro_batch.shard, micro_batch.index)
                     self._micro_batch = micro_batch
-                    self._micro_batch_seed = derive(self._settings.seed, "compute", *where)
-                    seed_everything(self._micro_batch_seed)
+                    self._micro_batch_seed = self._seed(step, micro_batch)
                     yield batch
                 if micro_batch.ends_shard and not micro_batch.ends_step:
                     self._reduction.leaf(micro_batch.shard)
             self._compute_time.end()
         except PeerLost as lost:
             self._lost = lost
+
+    def _seed(self, step: AnyStep, micro_batch: MicroBatch) -> int:
+        """Give a micro-batch its random numbers; returns their seed."""
+        where = (step.number, micro_batch.shard, micro_batch.index)
+        seed = derive(self._settings.seed, "compute", *where)
+        seed_everything(seed)
+        return seed
 
     def _start(self, step: AnyStep) -> None:
         """Begin a try; raises PeerLost, after which `_undo` restores the state before the step."""
@@ -277,7 +293,7 @@ class ReplicatedLoop(ElasticLoop):
         Raises NotFinite when there is none.
         """
         try:
-            notes = self._sums()
+            notes = self._sums(step)
         except PeerLost as lost:
             if not self._recover(str(lost)):
                 return None
@@ -298,16 +314,20 @@ class ReplicatedLoop(ElasticLoop):
                 return numbers
         return self._gone_back(step, what, numbers)
 
-    def _sums(self) -> torch.Tensor:
+    def _sums(self, step: AnyStep) -> torch.Tensor:
         """Complete the try under way: the notes' sums; raises PeerLost."""
         if self._lost is not None:
             raise self._lost
         self._reduction.check_hooks()
         notes = self._reduction.finish()
+        self._verify(step)
         self._buffers.finish(self._reduction.group, notes[NOTES:])
         if self._unchanging is not None:
             self._check_unchanged(self._unchanging)
         return notes
+
+    def _verify(self, step: AnyStep) -> None:
+        """Compare what workers compute for the same shard, when that is due.  Raises PeerLost and Diverged."""
 
     def _gone_back(self, step: AnyStep, what: str, numbers: list[float]) -> list[float] | None:
         """Roll back; the step's numbers where there is no other batch to train, and None otherwise."""
@@ -450,13 +470,14 @@ class ReplicatedLoop(ElasticLoop):
         if found.metrics:
             self._metric_names = tuple(found.metrics)
         self._check_counts(found)
-        shares = len(micro_batch.samples) / micro_batch.total, 1.0 / micro_batch.total
-        for place, numbers in found.notes(*shares, self._number):
+        for place, numbers in found.notes(*_parts_of_batch(micro_batch), self._number):
             self._reduction.note(place, numbers)
-        share = found.share(*shares)
-        if self._scaler is not None:
-            share = self._scaler.scale(share)
-        return share
+        return self._scaled_share(found, micro_batch)
+
+    def _scaled_share(self, found: Outcome, micro_batch: MicroBatch) -> torch.Tensor:
+        """The loss whose backward pass adds the micro-batch's part to the gradients."""
+        share = found.share(*_parts_of_batch(micro_batch))
+        return share if self._scaler is None else self._scaler.scale(share)
 
     def _check_counts(self, found: Outcome) -> None:
         """Raise TypeError for a script that returns means at one time and sums at another: they do not add up."""
@@ -585,6 +606,11 @@ class ReplicatedLoop(ElasticLoop):
 
     def _number(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, dtype=torch.float32, device=self._device).detach().reshape(())
+
+
+def _parts_of_batch(micro_batch: MicroBatch) -> tuple[float, float]:
+    """What a micro-batch is of the global batch's samples, and what one sample is."""
+    return len(micro_batch.samples) / micro_batch.total, 1.0 / micro_batch.total
 
 
 def _trained(parameters: Mapping[str, torch.nn.Parameter]) -> tuple[str, ...]:

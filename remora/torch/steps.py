@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from remora.torch.elastic import ElasticLoop
 from remora.torch.feed import MicroBatch
 from remora.torch.optimizers import Gradient, gradient_of, is_changed
 from remora.torch.replicated import ReplicatedLoop
-from remora.torch.step import AnyStep, Outcome, Reports, moved, outcome
+from remora.torch.step import AnyStep, Outcome, moved, outcome
 
 #: The error for an optimizer in a hook.
 EARLY_STEP = (
@@ -19,32 +21,8 @@ EARLY_STEP = (
 )
 
 
-class OpensSteps(Reports, Protocol):
-    """What an open step needs of the loop whose step it is."""
-
-    def _open_batches(self, step: OpenStep) -> Iterator[Any]: ...
-
-    def _add_loss(self, found: Outcome, before: list[Gradient]) -> None: ...
-
-    def _reduce_open(self, step: OpenStep) -> torch.Tensor | None: ...
-
-    def _commit(self, step: OpenStep) -> bool: ...
-
-
-class Steps(ReplicatedLoop):
-    """The steps of a training loop that is not ours: each is begun, reduced over all workers, and committed.
-
-        steps = Steps(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
-        while (step := steps.begin()) is not None:
-            for batch in step.batches():
-                step.backward(F.cross_entropy(model(batch[0]), batch[1]))
-            if step.reduce():
-                optimizer.step()
-                step.commit()
-
-    Arguments, guarantees and errors are those of `Loop`, which is this with the calls in its own hands; as there the
-    model is a plain one, without DistributedDataParallel.  What `Loop` finds by calling a function twice is not found.
-    """
+class StepsLoop(ElasticLoop):
+    """What loops of open steps have in common: each step is begun by the script."""
 
     _early_text = EARLY_STEP
     _is_begun = False
@@ -81,6 +59,34 @@ class Steps(ReplicatedLoop):
             except GeneratorExit:
                 self._interrupt()
                 raise
+
+    @abstractmethod
+    def _open_batches(self, step: OpenStep) -> Iterator[Any]: ...
+
+    @abstractmethod
+    def _add_loss(self, found: Outcome, before: list[Gradient]) -> None: ...
+
+    @abstractmethod
+    def _reduce_open(self, step: OpenStep) -> torch.Tensor | None: ...
+
+    @abstractmethod
+    def _commit(self, step: OpenStep) -> bool: ...
+
+
+class Steps(StepsLoop, ReplicatedLoop):
+    """The steps of a training loop that is not ours: each is begun, reduced over all workers, and committed.
+
+        steps = Steps(model, optimizer, data=dataset, global_batch=96, shards=12, total_steps=1000)
+        while (step := steps.begin()) is not None:
+            for batch in step.batches():
+                step.backward(F.cross_entropy(model(batch[0]), batch[1]))
+            if step.reduce():
+                optimizer.step()
+                step.commit()
+
+    Arguments, guarantees and errors are those of `Loop`, which is this with the calls in its own hands; as there the
+    model is a plain one, without DistributedDataParallel.  What `Loop` finds by calling a function twice is not found.
+    """
 
     def _open_batches(self, step: OpenStep) -> Iterator[Any]:
         is_complete = False
@@ -126,7 +132,7 @@ def check_untouched(parameters: Iterable[torch.Tensor], before: Sequence[Gradien
 class OpenStep(AnyStep):
     """A step whose forward and backward passes, optimizers and end are the script's own calls."""
 
-    def __init__(self, steps: OpensSteps, number: int, first: MicroBatch) -> None:
+    def __init__(self, steps: StepsLoop, number: int, first: MicroBatch) -> None:
         super().__init__(steps, number, first)
         self._steps = steps
         #: The mean loss over the global batch once `reduce` has returned True, without a graph.

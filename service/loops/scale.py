@@ -51,6 +51,7 @@ from service.loops.planner_view import (
 )
 from service.loops.ports import Drains, Supply
 from service.loops.ray_programs import ProgramWatch, record_requests, waits_of
+from service.loops.sick_nodes import drain_sick
 from service.loops.tick import Tick
 from service.loops.workload import Workload, load_workload, pool_sizes, with_costs
 from service.policies_in_force import policies_in_force
@@ -119,6 +120,7 @@ def _decide(
     for node_id, held in programs.held.items():
         jobs_on[node_id] = {**jobs_on.get(node_id, {}), held.id: 1}
     rows = [_record_observation(tick, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
+    rows = drain_sick(tick, rows)
     _record_late_refusals(tick, machines.values())
     # 3. Decide.
     nodes = [observed_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]

@@ -20,10 +20,16 @@ from service.store import arrays, checkpoints, jobs, outputs
 from service.store.leases import Lease
 from service.store.log_storage import Printed, store_lines
 from service.store.rows import upsert
+from service.store.sick_reports import SickReport, add_reports
 from service.store.tables import metrics
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
+
+#: Events of an attempt that say that a node is sick.
+SICK_EVENTS = frozenset({"worker.miscomputed", "worker.gpu_failed", "worker.misread"})
+#: Characters of the address of a node, and of why it is drained.
+LONGEST_ADDRESS, LONGEST_WHY = 200, 500
 
 
 @dataclass
@@ -44,6 +50,8 @@ class _Batch:
     listed: driver_records.CheckpointListRecord | None = None
     #: Its scores at steps at which jobs of its array are compared.
     scores: list[Score] = field(default_factory=list)
+    #: Nodes that compute wrongly.
+    sick: list[SickReport] = field(default_factory=list)
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -164,6 +172,8 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
         case driver_records.EventRecord():
             batch.append_event(at, said.kind, said.message, said.data)
+            if said.kind in SICK_EVENTS:
+                _note_sick(batch, said, _since(batch, at))
         case driver_records.ProgressRecord():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
         case driver_records.AttemptEndRecord():
@@ -184,6 +194,19 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.append_event(
                 at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
             )
+
+
+def _note_sick(batch: _Batch, said: driver_records.EventRecord, at: float) -> None:
+    address = said.data.get("address")
+    if isinstance(address, str) and len(address) <= LONGEST_ADDRESS:
+        report = SickReport(
+            attempt_id=batch.attempt.id,
+            project=batch.job.project,
+            address=address,
+            at=at,
+            message=said.message[:LONGEST_WHY],
+        )
+        batch.sick.append(report)
 
 
 def _look_for_patterns(batch: _Batch, stream: str, lines: Sequence[str]) -> None:
@@ -249,6 +272,8 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Polic
         connection, [batch for batch in batches if batch.checkpoints or batch.listed is not None]
     )
     _compare(connection, [batch for batch in batches if batch.scores])
+    if sick := [report for batch in batches for report in batch.sick]:
+        add_reports(connection, sick)
     with_outputs = [batch for batch in batches if batch.outputs is not None]
     outputs.save_outputs(
         connection,

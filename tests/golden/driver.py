@@ -20,7 +20,7 @@ import torch
 from remora.ports import free_port
 from remora.script import channel
 from tests.golden.gate import Gate
-from tests.golden.worker import Job, Mishap, work
+from tests.golden.worker import BitFlip, Job, Mishap, work
 from trainers.driver.regrouping import WorkerLocation, assign_ranks
 
 #: Seconds that anything may take on a busy machine.
@@ -59,7 +59,9 @@ class Driver:
     #: Body of every worker's process.
     body: Callable[..., None] = staticmethod(work)
 
-    def __init__(self, job: Job, out: Path, *, mishap: Mishap | None = None, **variables: str) -> None:
+    def __init__(
+        self, job: Job, out: Path, *, mishap: Mishap | BitFlip | None = None, **variables: str
+    ) -> None:
         self.job = job
         self.out = out
         self._mishap = mishap

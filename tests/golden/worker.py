@@ -42,10 +42,22 @@ class Job:
     keeps: int | None = None
     #: It asks for no step after this one.
     stops_after: int | None = None
+    #: Steps from one check of each other's shards to the next.
+    verify_every: int | None = None
 
     @property
     def steps(self) -> int:
         return self.epochs * -(-self.samples // self.global_batch)
+
+
+@dataclass(frozen=True)
+class BitFlip:
+    """From this step on the machine of the worker in this slot computes one bit of a gradient wrongly."""
+
+    slot: int
+    step: int
+    #: It does so in the first computation only.
+    is_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,12 @@ class Mishap:
 
 
 def work(
-    job: Job, slot: int, out: str, variables: dict[str, str], end: socket.socket | None, mishap: Mishap | None
+    job: Job,
+    slot: int,
+    out: str,
+    variables: dict[str, str],
+    end: socket.socket | None,
+    mishap: Mishap | BitFlip | None,
 ) -> None:
     """Body of a process."""
     os.setpgid(0, 0)
@@ -68,7 +85,7 @@ def work(
     train(job, slot, Path(out), mishap)
 
 
-def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
+def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> None:
     model = network(job.network)
     if job.thaws_after is not None:
         model[0].requires_grad_(False)
@@ -95,9 +112,10 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | None) -> None:
         scheduler=scheduler,
         exactness=job.exactness,  # type: ignore[arg-type]
         num_workers=job.num_workers,
+        verify_every=job.verify_every,
     )
     if mishap is not None and mishap.slot == slot:
-        _miss(loop, mishap.step)
+        _flip(loop, model, mishap) if isinstance(mishap, BitFlip) else _miss(loop, mishap.step)
     gate = Gate(out)
     with (out / f"samples-{slot}.jsonl").open("a") as record:
         for step in loop:
@@ -130,6 +148,22 @@ def watched(record: TextIO, step: int) -> Any:
         }
 
     return compute
+
+
+def _flip(loop: Loop, model: torch.nn.Module, flip: BitFlip) -> None:
+    """Change the lowest bit of one number of a gradient, as a faulty machine does."""
+    flipped: list[int] = []
+
+    def wrong(gradient: torch.Tensor) -> torch.Tensor:
+        step = loop.steps_done + 1
+        if step < flip.step or (flip.is_once and flipped):
+            return gradient
+        flipped.append(step)
+        bits = gradient.detach().clone()
+        bits.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+        return bits
+
+    next(iter(model.parameters())).register_hook(wrong)
 
 
 def _miss(loop: Loop, step: int) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from remora.script import channel
 from remora.spec.worker_sizes import WorkerSizes
+from remora.states import EndReason
 from trainers.driver.attempt import Attempt
 from trainers.driver.change import (
     AssignRanks,
@@ -31,10 +32,12 @@ from trainers.driver.change import (
     ReportShort,
     TellToPark,
 )
+from trainers.driver.group import MOST_OF_A_CAUSE
 from trainers.driver.kills import Kills
 from trainers.driver.phases import Phase
 from trainers.driver.regrouping import Cause, RankAssignment, Regrouping, assign_ranks
 from trainers.driver.repeated_failures import RepeatedFailures
+from trainers.driver.verdict import Verdict
 from trainers.ray_train import Member
 
 log = logging.getLogger(__name__)
@@ -45,7 +48,9 @@ LOAD_S = 600.0
 #: Seconds until another worker is started after one whose script failed before it joined.
 JOIN_PAUSE_S = 60.0
 #: Types of messages of scripts and supervisors that `InPlace.receive` takes.
-MEMBERSHIP_MESSAGES = frozenset({"elastic", "parted", "joined", "killed"})
+MEMBERSHIP_MESSAGES = frozenset({"elastic", "parted", "joined", "killed", "miscomputed"})
+#: Seconds until another worker is started after one on a node that is sick.
+SICK_PAUSE_S = 5.0
 
 
 class InPlace:
@@ -84,9 +89,34 @@ class InPlace:
                     self._park(slot, int(message["generation"]), int(message["step"]), why)
                 case "killed":
                     self._note_kill(slot)
+                case "miscomputed" if int(message["generation"]) == self._attempt.generation:
+                    self._note_wrong(slot, {int(rank) for rank in message["ranks"]}, str(message["text"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
             self._attempt.account.line(self._group_members.ranks.get(slot, -1), "remora", text)
+
+    def note_failure(self, slot: int, message: channel.Message) -> None:
+        """A command is over: where its GPU failed, the node is sick, and others that hold the state go on."""
+        attempt, group_members = self._attempt, self._group_members
+        group = attempt.group
+        if group is None or slot not in group_members.present or message.get("stopped"):
+            return
+        rank = group_members.ranks[slot]
+        why = group.gpu_failure_of(rank)
+        if why is None or message.get("exit_code") == 0:
+            return
+        if not attempt.plan.resources.get("GPU"):
+            # It has none of a node's GPUs that could fail.
+            group.forget_gpu_failure(rank)
+            return
+        if not self._call_sick({slot}):
+            group.forget_gpu_failure(rank)
+            return
+        address = group_members.by_slot[slot].address
+        text = f"the command of rank {rank} failed: {why}; its node {address} is drained"
+        attempt.account.event("worker.gpu_failed", text, rank=rank, address=address)
+        if self._may_lose({slot}):
+            self._go_on_without({slot})
 
     def note_exit(self, slot: int) -> None:
         """A command is over; one that was to join is not waited for."""
@@ -105,6 +135,38 @@ class InPlace:
         text = f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the others go on without it."
         attempt.account.event("worker.killed", text, rank=rank)
         self._go_on_without({slot})
+
+    def _note_wrong(self, slot: int, ranks: set[int], text: str) -> None:
+        """Go on without workers of which another one says that they compute wrongly; their nodes get no other ones."""
+        attempt, group_members = self._attempt, self._group_members
+        wrong = group_members.slots_of(ranks) & group_members.present
+        if not wrong or slot in wrong or slot not in group_members.present or not self._verifies:
+            return
+        text = text[:MOST_OF_A_CAUSE]
+        if not self._may_lose(wrong) or not self._call_sick(wrong):
+            attempt.conclude(Verdict(goes_on=False, end_reason=EndReason.DIVERGED, message=text))
+            return
+        for one in group_members.in_order():
+            if one in wrong:
+                rank, address = group_members.ranks[one], group_members.by_slot[one].address
+                said = f"{text}; its node {address} is drained"
+                attempt.account.event("worker.miscomputed", said, rank=rank, address=address)
+        attempt.spawn(group_members.send_to(wrong, _STOP))
+        self._go_on_without(wrong)
+
+    @property
+    def _verifies(self) -> bool:
+        """The job asks for checks of what its workers compute."""
+        return "REMORA_VERIFY_EVERY" in self._attempt.plan.elastic_variables
+
+    def check_nodes(self, members: Iterable[Member]) -> None:
+        """Raise TimeoutError where one of the workers of a new group is on a node that is sick."""
+        if any(member.ray_node_id in self._attempt.sick for member in members):
+            raise TimeoutError("the node of a new worker is sick, and is being drained")
+
+    def _call_sick(self, slots: set[int]) -> bool:
+        """The nodes of these slots are sick; False when the attempt has said so too often."""
+        return self._attempt.sick.add(self._group_members.by_slot[one].ray_node_id for one in slots)
 
     def _park(self, slot: int, generation: int, step: int, why: str) -> None:
         attempt, group_members = self._attempt, self._group_members
@@ -180,6 +242,11 @@ class InPlace:
         attempt = self._attempt
         if attempt.group is None or attempt.ended_slots or attempt.lifecycle.is_final:
             raise TimeoutError("the worker group ended before others could join it")
+        try:
+            self.check_nodes(members)
+        except TimeoutError:
+            self._join_after = attempt.now() + SICK_PAUSE_S
+            raise
         self._group_members.expect(members, attempt.now())
         return attempt.generation
 

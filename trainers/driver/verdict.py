@@ -33,6 +33,8 @@ class ChildExit:
     excess: str | None = None
     #: The last line that it wrote to its standard error, which for Python names the error.
     last_words: str = ""
+    #: What it wrote about a GPU that failed, a clause.
+    gpu_failure: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -51,6 +53,8 @@ class GroupFailure:
     lost_supervisors: tuple[int, ...] = ()
     #: What supervisors could not do for their child, by rank: an infrastructure failure, not the script's.
     troubles: tuple[tuple[int, str], ...] = ()
+    #: What ranks said of the checkpoint that they were given and cannot use; "": nothing.
+    damaged: str = ""
     #: Message of a script about workers that do not hold the same weights; "": there is none.
     diverged: str = ""
     #: The driver had asked this group to end (to shrink or to grow).
@@ -80,6 +84,9 @@ def judge(failure: GroupFailure) -> Verdict:
         return Verdict(
             goes_on=True, end_reason=EndReason.EVICTED, message="The worker group changes its size."
         )
+    if failure.damaged:
+        text = f"The checkpoint cannot be used: {failure.damaged}."
+        return Verdict(goes_on=True, end_reason=EndReason.SUPERVISOR_LOST, message=text)
     if failure.lost_supervisors:
         ranks = name_ranks(failure.lost_supervisors)
         return Verdict(
@@ -89,6 +96,9 @@ def judge(failure: GroupFailure) -> Verdict:
         rank, why = failure.troubles[0]
         return Verdict(goes_on=False, end_reason=EndReason.SUPERVISOR_LOST, message=f"Rank {rank}: {why}.")
     failed = sorted((one for one in failure.exits if one.is_failure), key=lambda one: (one.at, one.rank))
+    if broken := [one for one in failed if one.gpu_failure is not None]:
+        text = f"The node of rank {broken[0].rank} is sick: {broken[0].gpu_failure}."
+        return Verdict(goes_on=True, end_reason=EndReason.NODE_LOST, message=text)
     if failed:
         return _judge_exit(failed[0])
     return Verdict(

@@ -1,19 +1,5 @@
-"""Elastic training of models that are sharded over the workers with FSDP.
-
-from remora.torch.sharded import ShardedLoop
-
-def build(mesh):
-model = Net()
-for block in model.blocks:
-fully_shard(block, mesh=mesh)
-fully_shard(model, mesh=mesh)
-return model, torch.optim.AdamW(model.parameters())
-
-loop = ShardedLoop(build, data=dataset, global_batch=96, shards=12, total_steps=1000)
-for step in loop:
-loss = step.backward(lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
-loop.optimizer.step()
-step.report(loss=loss)
+"""Elastic training of models that are sharded over the workers with FSDP: `ShardedLoop`, and `ShardedSteps` for loops
+that are not ours.
 """
 
 from remora.torch.sharded.sharded_loop import ShardedLoop

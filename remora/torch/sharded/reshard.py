@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from remora.torch.group import Group
 from remora.torch.sharded.grid import Grid
-from remora.torch.sharded.reshard_plan import plan_transfers
+from remora.torch.sharded.reshard_plan import RankPlan, boxes_of, plan_transfers
 from remora.torch.sharded.snapshot_choice import SnapshotSource
 from remora.torch.sharded.snapshots import Snapshot
-from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout
+from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout, TensorSpec
 
 
 def reshard(
@@ -21,7 +23,7 @@ def reshard(
     sharded: ShardedState,
 ) -> None:
     """Bring a snapshot from its holders into `sharded`, one tensor at a time; all ranks call it.  Raises PeerLost."""
-    shards, ranks = range(len(source.holders)), range(host_group.world_size)
+    plans = Plans(host_group.rank, host_group.world_size, grid, source.holders)
     offsets = {
         shard: ShardOffsets(layout, shard)
         for shard, rank in source.holders.items()
@@ -29,24 +31,45 @@ def reshard(
     }
     for name, spec in layout.items():
         here = sharded.as_split_here(name, spec)
-        boxes = [here.box(grid.state_shard_of(rank)) for rank in ranks]
-        plan = plan_transfers([spec.box(shard) for shard in shards], source.holders, boxes)
-        outgoing = [one for one in plan if one.source == host_group.rank]
-        incoming = [one for one in plan if one.target == host_group.rank]
+        plan = plans.of(spec, here)
         blocks = []
-        for one in outgoing:
+        for one in plan.outgoing:
             assert snapshot is not None
             blocks.append(
                 offsets[one.shard].view(snapshot.shards[one.shard], name)[one.source_slices].reshape(-1)
             )
         sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=spec.dtype)
-        received = torch.empty(sum(one.count for one in incoming), dtype=spec.dtype)
+        received = torch.empty(sum(one.count for one in plan.incoming), dtype=spec.dtype)
         if host_group.world_size == 1:
             received.copy_(sent)
-        counts_in = [sum(one.count for one in incoming if one.source == rank) for rank in ranks]
-        counts_out = [sum(one.count for one in outgoing if one.target == rank) for rank in ranks]
+        counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size
+        for one in plan.incoming:
+            counts_in[one.source] += one.count
+        for one in plan.outgoing:
+            counts_out[one.target] += one.count
         host_group.wait(host_group.exchange(received, sent, counts_in, counts_out))
-        own = torch.empty(tuple(map(len, boxes[host_group.rank])), dtype=spec.dtype)
-        for one, block in zip(incoming, received.split([one.count for one in incoming]), strict=True):
+        own = torch.empty(tuple(map(len, here.box(grid.state_shard_of(host_group.rank)))), dtype=spec.dtype)
+        for one, block in zip(
+            plan.incoming, received.split([one.count for one in plan.incoming]), strict=True
+        ):
             own[one.target_slices] = block.view(one.shape)
         sharded.set_block(name, here, own)
+
+
+class Plans:
+    """What one rank sends and receives of all tensors; those of one size that are split in one way have the same."""
+
+    def __init__(self, rank: int, world_size: int, grid: Grid, holders: Mapping[int, int]) -> None:
+        self._rank = rank
+        self._holders = torch.tensor([holders[shard] for shard in range(len(holders))])
+        self._wanted = torch.tensor([grid.state_shard_of(one) for one in range(world_size)])
+        self._found: dict[tuple[object, ...], RankPlan] = {}
+
+    def of(self, spec: TensorSpec, here: TensorSpec) -> RankPlan:
+        """The plan of a tensor, as it was split and as it is split now."""
+        kind = (spec.size, spec.splits, here.splits)
+        if kind not in self._found:
+            old = boxes_of(spec.size, spec.splits, torch.arange(len(self._holders)))
+            new = boxes_of(spec.size, here.splits, self._wanted)
+            self._found[kind] = plan_transfers(self._rank, old, self._holders, new)
+        return self._found[kind]

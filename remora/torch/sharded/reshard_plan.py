@@ -1,4 +1,4 @@
-"""How tensors are sharded, which blocks travel when the sharding changes, and which rank keeps whose backup; pure.
+"""How tensors are sharded, which blocks travel when the sharding changes; pure.
 
 A tensor is split along a dimension as `torch.chunk` does: shards of equal size from the front, the last ones smaller or
 empty.  Tensor parallelism splits first, FSDP splits what is left to each worker, along the same dimension or another.
@@ -7,8 +7,10 @@ empty.  Tensor parallelism splits first, FSDP splits what is left to each worker
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from remora.torch.order import shard_size, shards_of
 
@@ -67,30 +69,83 @@ class Transfer:
         return math.prod(self.shape)
 
 
-def plan_transfers(old: Sequence[Box], holders: Mapping[int, int], new: Sequence[Box]) -> list[Transfer]:
-    """How blocks on their `holders` (rank by old shard) become those of the ranks; by source, target, and shard.
+@dataclass(frozen=True)
+class RankPlan:
+    """What one rank sends and receives of a tensor."""
 
-    `old` has a box per shard, `new` one per rank.  Of shards that hold the same the first one is the source.
+    #: By target, then shard.
+    outgoing: tuple[Transfer, ...]
+    #: By source, then shard.
+    incoming: tuple[Transfer, ...]
+
+
+def boxes_of(size: Sequence[int], splits: Sequence[Split], shards: torch.Tensor) -> torch.Tensor:
+    """The boxes of many shards of the state, as `box_of` has them: (shard, dimension, start and stop)."""
+    boxes = torch.zeros(len(shards), len(size), 2, dtype=torch.int64)
+    boxes[:, :, 1] = torch.tensor(size)
+    for split in splits:
+        start, stop = boxes[:, split.dim].unbind(1)
+        whole = stop - start
+        most = (whole + split.count - 1).div(split.count, rounding_mode="floor")
+        index = shards.div(split.stride, rounding_mode="floor") % split.count
+        rows = torch.stack((index * most, (index + 1) * most), 1)
+        boxes[:, split.dim] = start[:, None] + torch.minimum(rows, whole[:, None])
+    return boxes
+
+
+def plan_transfers(rank: int, old: torch.Tensor, holders: torch.Tensor, new: torch.Tensor) -> RankPlan:
+    """How blocks on their holders become those of the ranks, as far as one rank has to do with it.
+
+    `old` has a box per shard of the old state, whose rank `holders` names; `new` has one per rank.  Of shards that hold
+    the same the first one is the source.  The rank compares what it holds with what all ranks want, and what it wants
+    with what all hold: linear in both.
     """
-    found = []
-    first = {box: shard for shard, box in reversed(list(enumerate(old)))}
-    for given, shard in first.items():
-        for target, wanted in enumerate(new):
-            both = [_common(one, other) for one, other in zip(given, wanted, strict=True)]
-            if all(both):
-                source_slices = tuple(_within(one, rows) for one, rows in zip(given, both, strict=True))
-                target_slices = tuple(_within(one, rows) for one, rows in zip(wanted, both, strict=True))
-                shape = tuple(map(len, both))
-                found.append(Transfer(holders[shard], target, shard, source_slices, target_slices, shape))
-    return sorted(found, key=lambda one: (one.source, one.target, one.shard))
+    sources = _first_of_equals(old).nonzero().flatten()
+    outgoing, incoming = [], []
+    for shard in sources[holders[sources] == rank].tolist():
+        for target in _overlapping(new, old[shard]).tolist():
+            outgoing.append(_transfer(rank, target, shard, old[shard], new[target]))
+    for shard in sources[_overlapping(old[sources], new[rank])].tolist():
+        incoming.append(_transfer(int(holders[shard]), rank, shard, old[shard], new[rank]))
+    outgoing.sort(key=lambda one: (one.target, one.shard))
+    incoming.sort(key=lambda one: (one.source, one.shard))
+    return RankPlan(tuple(outgoing), tuple(incoming))
 
 
-def _common(one: range, other: range) -> range:
-    return range(max(one.start, other.start), min(one.stop, other.stop))
+def _first_of_equals(boxes: torch.Tensor) -> torch.Tensor:
+    """True for each box that none before it is equal to."""
+    if boxes.shape[1] == 0:
+        # A number without dimensions: all hold the same.
+        return torch.arange(len(boxes)) == 0
+    _, kinds = boxes.flatten(1).unique(dim=0, return_inverse=True)
+    places = torch.arange(len(boxes))
+    first = torch.full((len(boxes),), len(boxes)).scatter_reduce(0, kinds, places, "amin")
+    return first[kinds] == places
 
 
-def _within(whole: range, rows: range) -> slice:
-    return slice(rows.start - whole.start, rows.stop - whole.start)
+def _overlapping(boxes: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
+    """Places of the boxes that have something in common with one."""
+    start, stop = torch.maximum(boxes[:, :, 0], box[:, 0]), torch.minimum(boxes[:, :, 1], box[:, 1])
+    return (start < stop).all(1).nonzero().flatten()
+
+
+def _transfer(source: int, target: int, shard: int, given: torch.Tensor, wanted: torch.Tensor) -> Transfer:
+    held, needed = given.tolist(), wanted.tolist()
+    both = [
+        range(max(one, other), min(stop, end)) for (one, stop), (other, end) in zip(held, needed, strict=True)
+    ]
+    return Transfer(
+        source,
+        target,
+        shard,
+        tuple(_within(first, rows) for (first, _), rows in zip(held, both, strict=True)),
+        tuple(_within(first, rows) for (first, _), rows in zip(needed, both, strict=True)),
+        tuple(map(len, both)),
+    )
+
+
+def _within(start: int, rows: range) -> slice:
+    return slice(rows.start - start, rows.stop - start)
 
 
 def passes(total: int, readers: int, shards: int, micro_batch: int | None) -> int:
@@ -109,17 +164,3 @@ def passes(total: int, readers: int, shards: int, micro_batch: int | None) -> in
 
 def _passes_of(samples: int, micro_batch: int | None) -> int:
     return min(samples, 1) if micro_batch is None else -(-samples // micro_batch)
-
-
-def backup_ranks(nodes: Sequence[int]) -> list[int]:
-    """For each rank the one that keeps a copy of its shard of a snapshot, given the node of each rank.
-
-    Every rank keeps one copy.  It lies on another node whenever no node has more than half of the ranks.
-    """
-    order = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
-    largest = max(nodes.count(node) for node in set(nodes))
-    shift = largest % len(order) or 1
-    backup = [0] * len(order)
-    for place, rank in enumerate(order):
-        backup[rank] = order[(place + shift) % len(order)]
-    return backup

@@ -17,13 +17,13 @@ from remora.torch.sharded.sharded_loop import ShardedTraining
 from remora.torch.sharded.step_runner import StepResult, local_gradients
 from remora.torch.state import Progress, Stateful
 from remora.torch.step import AnyStep, Outcome
-from remora.torch.steps import EARLY_STEP, OpenStep, check_untouched
+from remora.torch.steps import OpenStep, StepsLoop, check_untouched
 
 #: What the state of a loop has itself.
 _OWN_PARTS = ("sharded", "scheduler", "scaler")
 
 
-class ShardedSteps(ShardedTraining):
+class ShardedSteps(StepsLoop, ShardedTraining):
     """`Steps` for a model that no worker holds as a whole (FSDP): a loop that is not ours begins, reduces and commits.
 
         steps = ShardedSteps(build, data=dataset, global_batch=96, shards=12, total_steps=1000)
@@ -49,8 +49,6 @@ class ShardedSteps(ShardedTraining):
     collective.  Raises ValueError for arguments and models that cannot work.
     """
 
-    _early_text = EARLY_STEP
-
     def __init__(
         self, build: Build, *, state: Mapping[str, Stateful] | None = None, **arguments: Any
     ) -> None:
@@ -65,40 +63,9 @@ class ShardedSteps(ShardedTraining):
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise ValueError(f"state[{name!r}] needs the methods state_dict() and load_state_dict()")
             self._extra[name] = part
-        self._is_begun = self._is_over = False
         #: Why the present try cannot count.
         self._lost: str | None = None
         self._unchanging: StateDigests | None = None
-
-    def begin(self) -> OpenStep | None:
-        """The step to compute now, and None once training is over, also on all other workers.
-
-        The first call forms the worker group, builds the model, and resumes.
-        Raises RuntimeError where the step before was neither committed nor given up.
-        """
-        if self._is_over:
-            return None
-        if not self._is_begun:
-            self._is_begun = True
-            self._begin()
-        if isinstance(self._step, OpenStep) and not (self._is_stopped and self._step.is_untouched):
-            self._step.check_given_up()
-        first = self._next_step()
-        if first is None:
-            self._is_over = True
-            self._finish()
-            return None
-        self._step = step = OpenStep(self, self._progress.step + 1, first)
-        return step
-
-    def __iter__(self) -> Iterator[OpenStep]:
-        """What `begin` returns, until it is None."""
-        while (step := self.begin()) is not None:
-            try:
-                yield step
-            except GeneratorExit:
-                self._interrupt()
-                raise
 
     # --- what a step calls ------------------------------------------------------------------------------------------
 

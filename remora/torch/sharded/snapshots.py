@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from remora.torch.group import Group, PeerLost, Ticket
+from remora.torch.neighbours import neighbours
 from remora.torch.saving import copy_stream, step_event
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.replica_check import BackupCopy
-from remora.torch.sharded.reshard_plan import backup_ranks
 from remora.torch.sharded.snapshot_choice import HeldShards, SnapshotId
 from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout
 
@@ -106,7 +106,7 @@ class Snapshots:
     def use(self, host_group: Group, grid: Grid, nodes: list[int], optimizer: torch.optim.Optimizer) -> None:
         """Exchange over this group from now on, and let the optimizer wait for copies; `nodes`: that of each rank."""
         self._host_group, self._grid = host_group, grid
-        self._backup_ranks = backup_ranks(nodes)
+        self._backup_ranks = neighbours(nodes)
         optimizer.register_step_pre_hook(lambda *_: self.await_copy())
 
     def take(self, snapshot_id: SnapshotId, sharded: ShardedState, whole: Any) -> None:

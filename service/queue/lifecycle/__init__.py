@@ -39,6 +39,7 @@ from service.queue.lifecycle.nodes import (
     move_node,
     observe_node,
     request_node,
+    sicken_node,
     terminate_node,
 )
 from service.queue.lifecycle.pauses import (
@@ -88,6 +89,7 @@ __all__ = [
     "request_resume",
     "request_stop",
     "resume",
+    "sicken_node",
     "start_attempt",
     "submit",
     "tell_budget",

@@ -66,6 +66,18 @@ def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> N
     return replace(decision, node=replace(decision.node, deadline_at=deadline_at))
 
 
+def sicken_node(node: NodeRow, message: str, now: float) -> NodeDecision | None:
+    """A node that computes wrongly is drained; None where it leaves anyway and is known to be sick, or has left."""
+    if node.state not in JOINED or node.sick_since is not None:
+        return None
+    if node.state is NodeState.DRAINING:
+        # What drains it has said until when.
+        event = NewEvent(at=now, kind="node.sick", message=f"this machine is sick: {message}")
+        return NodeDecision(replace(node, sick_since=now), (event,))
+    decision = drain_node(node, f"this machine is sick: {message}", now + DRAIN_S, now)
+    return replace(decision, node=replace(decision.node, sick_since=now))
+
+
 def end_node(node: NodeRow, now: float) -> NodeDecision:
     """The provider no longer lists the node; its message goes on saying why it went."""
     state = NodeState.FAILED if node.is_failure else NodeState.GONE

@@ -218,3 +218,29 @@ def test_a_conversion_shows_every_step_with_the_names_of_the_others(file: Path, 
     }
     assert cli("convert", str(file), "--json") == ExitCode.OK
     assert '"name": "score"' in cli.out
+
+
+def test_a_dry_run_tries_every_step_and_stores_nothing(service: str, file: Path, cli: Cli) -> None:
+    assert cli("submit", str(file), "--dry-run", "--priority", "60") == ExitCode.OK
+    prep, train, score = yaml.safe_load_all(cli.out)
+    assert [one["job"] for one in score["after"]] == ["prep", "train"]
+    assert (train["inputs"]["table"]["job"], train["inputs"]["table"]["output"]) == ("prep", "table")
+    assert {one["priority"] for one in (prep, train, score)} == {60}
+    assert "Nothing was submitted. They would be 3 jobs." in cli.err
+
+    wrong = PIPELINE.replace(
+        "      model: $", "      weights: {path: azureml://datastores/gone/paths/w}\n      model: $"
+    )
+    file.write_text(wrong)
+    assert cli("submit", str(file), "--dry-run", "--cpus", "4000", "--json") == ExitCode.USAGE
+    found = cli.json["steps"]
+    assert {name: [one["field"] for one in step["problems"]] for name, step in found.items()} == {
+        "prep": [],
+        "train": [],
+        "score": ["inputs.weights.store"],
+    }
+    assert all("4000 CPU" in step["never"] for step in found.values())
+    assert cli("submit", str(file), "--dry-run") == ExitCode.USAGE
+    assert "jobs.score.inputs.weights.store: " in cli.err
+    assert "Nothing was submitted" not in cli.err
+    assert jobs() == {}

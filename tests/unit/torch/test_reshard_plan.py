@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,11 +12,13 @@ from hypothesis import strategies as st
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
-from remora.torch.sharded.grid import Parallel
-from remora.torch.sharded.reshard_plan import Split, box_of, plan_transfers, rows_of
+from remora.torch.sharded.grid import Grid, Parallel
+from remora.torch.sharded.reshard_plan import Split, Transfer, box_of, boxes_of, plan_transfers, rows_of
 
 sizes = st.integers(0, 40)
 counts = st.integers(1, 7)
+#: What a script fixes, the number of workers, and the dimension that tensor parallelism cuts.
+Layout = tuple[Parallel, int, tuple[int, ...]]
 
 
 @given(sizes, counts)
@@ -48,36 +53,88 @@ def test_a_box_is_what_torch_takes_for_it(
             assert tuple(one.start for one in box) == offset
 
 
-def test_everything_arrives_whatever_the_layouts() -> None:
+LAYOUTS: list[Layout] = [
+    (Parallel(), 3, ()),
+    (Parallel(tensor=2), 4, (0,)),
+    (Parallel(tensor=2), 6, (1,)),
+    (Parallel(tensor=2, shard=2), 8, (0,)),
+    (Parallel(tensor=2, shard=2), 8, ()),
+    (Parallel(shard=2), 4, ()),
+]
+
+
+def splits(grid: Grid, by_tensor: tuple[int, ...]) -> list[Split]:
+    return [*(Split(dim, grid.tensor, 1) for dim in by_tensor), Split(0, grid.shard, grid.tensor)]
+
+
+@pytest.mark.parametrize(("old", "new"), [*itertools.product(LAYOUTS, LAYOUTS)])
+def test_everything_arrives_whatever_the_layouts(old: Layout, new: Layout) -> None:
     """From so many workers in one layout to so many in another one, for a matrix that both cut."""
-    whole = torch.arange(7 * 6).view(7, 6)
-    layouts = [
-        (Parallel(), 3, ()),
-        (Parallel(tensor=2), 4, (0,)),
-        (Parallel(tensor=2), 6, (1,)),
-        (Parallel(tensor=2, shard=2), 8, (0,)),
-        (Parallel(shard=2), 4, ()),
-    ]
-    for old_parallel, old_workers, old_tensor in layouts:
-        for new_parallel, new_workers, new_tensor in layouts:
-            old, new = old_parallel.arrange(old_workers), new_parallel.arrange(new_workers)
-            old_splits = [*(Split(dim, old.tensor, 1) for dim in old_tensor), Split(0, old.shard, old.tensor)]
-            new_splits = [*(Split(dim, new.tensor, 1) for dim in new_tensor), Split(0, new.shard, new.tensor)]
-            given_ = [box_of((7, 6), old_splits, part) for part in range(old.state_shards)]
-            wanted = [box_of((7, 6), new_splits, new.state_shard_of(rank)) for rank in range(new_workers)]
-            plan = plan_transfers(
-                given_, {part: part % new_workers for part in range(old.state_shards)}, wanted
-            )
-            for rank, box in enumerate(wanted):
-                got = torch.full(tuple(map(len, box)), -1)
-                for one in plan:
-                    if one.target == rank:
-                        block = whole[tuple(slice(r.start, r.stop) for r in given_[one.shard])][
-                            one.source_slices
-                        ]
-                        assert (got[one.target_slices] == -1).all(), "nothing travels twice"
-                        got[one.target_slices] = block
-                assert torch.equal(got, whole[tuple(slice(r.start, r.stop) for r in box)])
+    size, whole = (7, 6), torch.arange(7 * 6).view(7, 6)
+    before, after = old[0].arrange(old[1]), new[0].arrange(new[1])
+    held, ranks = torch.arange(before.state_shards), range(new[1])
+    needed = torch.tensor([after.state_shard_of(rank) for rank in ranks])
+    given_, wanted = (
+        boxes_of(size, splits(before, old[2]), held),
+        boxes_of(size, splits(after, new[2]), needed),
+    )
+    plans = [plan_transfers(rank, given_, held % new[1], wanted) for rank in ranks]
+    sent = [one for plan in plans for one in plan.outgoing]
+    assert sent == sorted((one for plan in plans for one in plan.incoming), key=order_of)
+    for rank, plan in enumerate(plans):
+        assert list(plan.incoming) == sorted(plan.incoming, key=order_of)
+        assert {one.source for one in plan.outgoing} <= {rank}
+        got = torch.full(shape_of(wanted[rank]), -1)
+        for one in plan.incoming:
+            assert (got[one.target_slices] == -1).all(), "nothing travels twice"
+            got[one.target_slices] = part_of(whole, given_[one.shard])[one.source_slices]
+        assert torch.equal(got, part_of(whole, wanted[rank]))
+
+
+def order_of(one: Transfer) -> tuple[int, int, int]:
+    return one.source, one.target, one.shard
+
+
+def part_of(whole: torch.Tensor, box: torch.Tensor) -> torch.Tensor:
+    return whole[tuple(slice(start, stop) for start, stop in box.tolist())]
+
+
+def shape_of(box: torch.Tensor) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box.tolist())
+
+
+@given(st.lists(sizes, min_size=1, max_size=3), st.data())
+def test_many_boxes_at_once_are_those_of_each_shard(size: list[int], data: st.DataObject) -> None:
+    dims, strides = st.integers(0, len(size) - 1), st.integers(1, 3)
+    cuts = data.draw(st.lists(st.builds(Split, dims, counts, strides), max_size=3))
+    shards = list(range(data.draw(counts)))
+    boxes = boxes_of(size, cuts, torch.tensor(shards))
+    expected = [[[rows.start, rows.stop] for rows in box_of(size, cuts, shard)] for shard in shards]
+    assert boxes.tolist() == expected
+
+
+def steps_to_plan(workers: int) -> int:
+    """Calls, of Python and of C, that a rank in the middle makes to plan a tensor when one worker of these is lost."""
+    count = 0
+
+    def step(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(step)
+    try:
+        old = boxes_of((8192, 1024), [Split(0, workers, 1)], torch.arange(workers))
+        new = boxes_of((8192, 1024), [Split(0, workers - 1, 1)], torch.arange(workers - 1))
+        plan = plan_transfers(workers // 2, old, torch.arange(workers) % (workers - 1), new)
+    finally:
+        sys.setprofile(None)
+    assert plan.incoming
+    return count
+
+
+def test_a_rank_plans_in_as_many_steps_whatever_the_number_of_workers() -> None:
+    steps_to_plan(16)
+    assert steps_to_plan(1000) <= 1.2 * steps_to_plan(100)
 
 
 def test_ranks_count_the_workers_of_a_layer_first_and_copies_last() -> None:

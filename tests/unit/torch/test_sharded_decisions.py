@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.torch.neighbours import neighbours
 from remora.torch.order import shard_size, shards_of
-from remora.torch.sharded.reshard_plan import backup_ranks, passes
+from remora.torch.sharded.reshard_plan import passes
 from remora.torch.sharded.snapshot_choice import HeldShards, SnapshotId, missing_shards, newest_complete
 
 counts = st.integers(1, 7)
@@ -27,7 +28,7 @@ def test_all_ranks_make_as_many_passes_as_the_busiest(
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
 def test_a_snapshot_is_kept_on_another_node_where_that_is_possible(nodes: list[int]) -> None:
-    backup = backup_ranks(nodes)
+    backup = neighbours(nodes)
     assert sorted(backup) == list(range(len(nodes))), "every rank keeps one"
     if len(nodes) > 1:
         assert all(backup[rank] != rank for rank in range(len(nodes)))
@@ -40,7 +41,7 @@ def test_the_loss_of_one_node_leaves_a_whole_snapshot(nodes: list[int], lost: in
     """Every rank has its own pieces of the last two snapshots; the newest exchange may not have ended."""
     if max(nodes.count(node) for node in nodes) * 2 > len(nodes) or set(nodes) == {lost}:
         return
-    backup, parts = backup_ranks(nodes), len(nodes)
+    backup, parts = neighbours(nodes), len(nodes)
     held = []
     for rank, node in enumerate(nodes):
         kept = backup.index(rank)
@@ -87,4 +88,4 @@ def test_what_is_missing_is_named() -> None:
     ("nodes", "backup"), [([0, 1, 2], [1, 2, 0]), ([0, 0, 1, 1], [2, 3, 0, 1]), ([0], [0])]
 )
 def test_backups_of_usual_groups(nodes: list[int], backup: list[int]) -> None:
-    assert backup_ranks(nodes) == backup
+    assert neighbours(nodes) == backup

@@ -1,0 +1,58 @@
+"""A worker that computes wrongly is found, and training ends as if it had never been there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.golden.driver import Driver
+from tests.golden.test_interrupted import undisturbed
+from tests.golden.worker import BitFlip, Job
+
+pytestmark = [pytest.mark.timeout(600)]
+
+EVERY = 6
+VERIFIED = Job("resnet", verify_every=EVERY)
+
+
+def accusations(driver: Driver) -> list[dict[str, Any]]:
+    return [one for worker in driver.workers for one in worker.heard if one["type"] == "miscomputed"]
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["from then on", "once"])
+@pytest.mark.parametrize("slot", [0, 2])
+def test_a_worker_that_flips_a_bit_is_named_and_leaves_no_trace(
+    slot: int, is_once: bool, tmp_path: Path
+) -> None:
+    step = 2 * EVERY
+    # One shard for each worker: the one that is checked is the one that is wrong, also where that happens once.
+    job = replace(VERIFIED, shards=3)
+    flip = BitFlip(slot, step, is_once=is_once)
+    with Driver(job, tmp_path, mishap=flip, REMORA_VERIFY_EVERY=str(EVERY)) as driver:
+        driver.start(3)
+        driver.reach(step - 1)
+        driver.wait(lambda: len(accusations(driver)) == 3, "all workers have found it")
+        for one in accusations(driver):
+            assert (one["ranks"], one["step"]) == ([slot], step)
+        driver.kill(slot)
+        driver.recover()
+        driver.finish()
+        assert driver.world_sizes == [3, 2]
+        weights, _ = undisturbed(replace(job, verify_every=None), 1)
+        assert all(torch.equal(one, weights[name]) for name, one in driver.weights().items())
+        assert sorted(driver.losses) == list(range(1, job.steps + 1))
+
+
+@pytest.mark.parametrize("network", ["mlp", "resnet"])
+def test_checks_change_nothing(network: str, tmp_path: Path) -> None:
+    job = Job(network, verify_every=3, micro_batch=2)
+    with Driver(job, tmp_path) as driver:
+        driver.start(3)
+        driver.finish()
+        assert accusations(driver) == []
+        weights, _ = undisturbed(replace(job, verify_every=None), 1)
+        assert all(torch.equal(one, weights[name]) for name, one in driver.weights().items())
