@@ -21,7 +21,7 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 # The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
 LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis checkov template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -127,6 +127,15 @@ schemathesis: .venv-schemathesis/.installed
 	deploy/make-venv "$(PYTHON)" .venv-schemathesis
 	.venv-schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/schemathesis.txt
+	touch $@
+
+# kubernetes-validate knows the schemas of Kubernetes, for the tests of deploy/kubernetes.
+kubernetes-validate: .venv-kubernetes/.installed
+
+.venv-kubernetes/.installed: requirements/kubernetes.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-kubernetes
+	.venv-kubernetes/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    -r requirements/kubernetes.txt
 	touch $@
 
 # checkov and pycep-parser read the Bicep of deploy/azure, for its tests.
@@ -252,4 +261,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-checkov .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -6,8 +6,11 @@ before `create` is called, so a lost answer leaks nothing: everything that `list
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Protocol
+
+_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class ProviderError(Exception):
@@ -52,6 +55,12 @@ class InvalidRequest(ProviderError):
 
 class Unauthorized(ProviderError):
     """The credentials are missing, wrong or too weak."""
+
+
+def check_node_id(node_id: str) -> None:
+    """Raise InvalidRequest for what cannot be part of a machine's name everywhere."""
+    if not _NODE_ID.fullmatch(node_id):
+        raise InvalidRequest(f"{node_id!r} is not a node id: letters, digits, '_' and '-', at most 64")
 
 
 @dataclass(frozen=True, kw_only=True)

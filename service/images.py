@@ -23,6 +23,11 @@ def check_image(settings: Settings, spec: JobSpec) -> None:
     """
     if spec.environment.image is None or settings.cloud == "azure":
         return
+    if settings.cloud == "kuberay":
+        raise NoImages(
+            "the nodes of this cluster are pods, which run no other images; list what the script needs in"
+            " environment.pip, or have operators add it to the image of the pods"
+        )
     if shutil.which("podman") is None:
         raise NoImages(
             "the nodes of this cluster have no podman, which runs images; have operators install podman on this"

@@ -29,6 +29,11 @@ def check_mounts(settings: Settings, spec: JobSpec) -> None:
             continue
         if _is_folder(settings.stores.get(one.store, "")):
             continue
+        if settings.cloud == "kuberay":
+            raise NoMounts(
+                f"inputs.{name}.mode",
+                "the nodes of this cluster are pods, which mount nothing for jobs; write mode: download",
+            )
         why = why_no_mounts()
         if why is not None:
             raise NoMounts(

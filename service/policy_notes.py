@@ -8,8 +8,9 @@ from cluster.azure.quota_request import quota_request
 from cluster.azure.settings import AzureSettings
 from cluster.policies.expectations import QuotaNeed, beyond, quota_needs, usd_per_hour_without_budget
 from cluster.policies.policies import Policies
-from service.clouds.azure_settings import CloudUnusable, read_azure_settings
+from service.clouds.azure_settings import read_azure_settings
 from service.clouds.fixed_pool import known
+from service.clouds.place_files import CloudUnusable
 from service.settings import Settings
 
 _HOURS = 24

@@ -128,11 +128,13 @@ class Settings(BaseSettings):
     ray_address: str = ""
     #: Processes of Ray speak TLS with each other; empty: they do where nodes are other machines.
     ray_tls: Literal["", "on", "off"] = ""
-    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, or machines of Azure; or
-    #: those of an existing Ray cluster, at `ray_address`, that Remora did not start.
-    cloud: Literal["local", "azure-emulated", "azure", "existing"] = "local"
+    #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, machines of Azure, or pods
+    #: of KubeRay; or those of an existing Ray cluster, at `ray_address`, that Remora did not start.
+    cloud: Literal["local", "azure-emulated", "azure", "kuberay", "existing"] = "local"
     #: File that says where in Azure the nodes stand; empty: `azure.json` or `azure-emulated.json` of the cluster.
     azure_file: Path | None = None
+    #: File that says in which RayCluster of Kubernetes the nodes are made; empty: `kuberay.yaml` of the cluster.
+    kuberay_file: Path | None = None
     #: File with sizes of machines in Azure beyond the built-in table; None: there are no others.
     catalogue: Path | None = None
     #: Nodes of the local pool that the controller keeps alive.
@@ -213,6 +215,11 @@ class Settings(BaseSettings):
         return home_of(self.home, self.cluster)
 
     @property
+    def kuberay(self) -> Path:
+        """The file in force that says in which RayCluster the nodes are made."""
+        return (self.kuberay_file or self.cluster_home / "kuberay.yaml").expanduser()
+
+    @property
     def warm(self) -> tuple[str, ...]:
         """Names of the modules in `warm_modules`; none where Remora's own packages come and go with a worker."""
         if self.cloud == "existing":
@@ -222,9 +229,10 @@ class Settings(BaseSettings):
     @property
     def forked_modules(self) -> str:
         """Modules that one process of each node imports to fork Ray's workers, separated by commas; empty: none is."""
-        # Machines of Azure, and their head, are started by an image, where Ray starts its workers itself; so it does in
-        # a cluster that Remora did not start.
-        return FORKED if self.fork_ray_workers and self.cloud not in ("azure", "existing") else ""
+        # Machines of Azure, pods, and their heads are started by an image, where Ray starts its workers itself; so it
+        # does in a cluster that Remora did not start.
+        started_elsewhere = self.cloud in ("azure", "kuberay", "existing")
+        return FORKED if self.fork_ray_workers and not started_elsewhere else ""
 
     @property
     def encrypts_ray(self) -> bool:

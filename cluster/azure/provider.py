@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -45,11 +44,11 @@ from cluster.provider import (
     ProviderError,
     QuotaExceeded,
     Unanswered,
+    check_node_id,
 )
 
 log = logging.getLogger(__name__)
 
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 #: Seconds for which a deleted machine is not shown although Azure may still list it.
 _GOING_S = 300.0
 #: Seconds between two looks for what was left behind.
@@ -406,10 +405,7 @@ class AzureProvider:
 
 
 def _check(request: NodeRequest) -> None:
-    if not _NODE_ID.fullmatch(request.node_id):
-        raise InvalidRequest(
-            f"{request.node_id!r} is not a node id: letters, digits, '_' and '-', at most 64"
-        )
+    check_node_id(request.node_id)
     for name, amount in request.resources.items():
         if not math.isfinite(amount) or amount < 0:
             raise InvalidRequest(f"{amount} of the resource {name!r} is impossible; give a number, 0 or more")

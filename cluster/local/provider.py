@@ -6,7 +6,6 @@ that starts again finds every node and never mistakes a recycled pid for one.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from cluster.local.faults import LocalFault, take_fault
 from cluster.local.folders import ClusterFolders
 from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
-from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, ProvidedNode, ProviderError
+from cluster.provider import InsufficientCapacity, NodeRequest, ProvidedNode, ProviderError, check_node_id
 from cluster.ray.joining import join_flags
 
 #: Seconds for which a refusal is valid.
 REFUSED_S = 10.0
-_NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +161,7 @@ class LocalProvider:
         return self._folders.nodes / f"{node_id}.log"
 
     def _record(self, node_id: str) -> Path:
-        if not _NODE_ID.fullmatch(node_id):
-            raise InvalidRequest(f"{node_id!r} is not a node id: letters, digits, '_' and '-', at most 64")
+        check_node_id(node_id)
         return self._folders.nodes / f"{node_id}.json"
 
     def _make_folders(self) -> None:

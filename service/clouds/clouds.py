@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 from cluster.azure.catalogue import Size
 from cluster.azure.settings import AzureSettings
 from cluster.existing.provider import ExistingProvider, Undrained
+from cluster.kuberay.provider import KubeRayProvider
+from cluster.kuberay.settings import KubeRaySettings
+from cluster.kuberay.supply import KubeRaySupply
 from cluster.local.certificates import uses_tls
 from cluster.local.provider import LocalProvider
 from cluster.local.rehearsal import LocalRehearsal
-from cluster.provider import Provider
+from cluster.provider import Provider, Unauthorized
 from cluster.ray.claims import ClaimStore
 from cluster.ray.membership import RayMembership
-from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable, read_azure_settings
+from service.clouds.azure_settings import INSTALL_AZURE, read_azure_settings
 from service.clouds.fixed_pool import LocalSupply
+from service.clouds.kuberay_settings import read_kuberay_settings
 from service.clouds.own_sizes import sizes_of
+from service.clouds.place_files import CloudUnusable
 from service.loops.ports import Drains, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
@@ -83,6 +88,8 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
         provider = LocalProvider(settings.cluster_home, head, CLOCK)
         rehearsal = LocalRehearsal(provider, membership)
         return Cloud(provider, LocalSupply(settings), rehearsal, follows_policies=False)
+    if settings.cloud == "kuberay":
+        return _kuberay(read_kuberay_settings(settings), membership)
     azure = read_azure_settings(settings).model_copy(update={"ray_tls": _nodes_use_tls(settings)})
     try:
         return _azure(azure, head, sizes_of(settings), is_emulated=settings.cloud == "azure-emulated")
@@ -104,6 +111,24 @@ def _nodes_use_tls(settings: Settings) -> bool:
             " docs/azure-first-run.md says, or set REMORA_RAY_TLS=off"
         )
     return found
+
+
+def _kuberay(settings: KubeRaySettings, membership: RayMembership) -> Cloud:
+    # Not above: only a controller has Ray.
+    from cluster.ray.pod_names import RayPodNames
+
+    try:
+        provider = KubeRayProvider(settings, RayPodNames(membership), CLOCK)
+    except Unauthorized as error:
+        raise CloudUnusable(str(error)) from error
+    return Cloud(
+        provider,
+        KubeRaySupply(settings),
+        rehearsal=None,
+        follows_policies=True,
+        observation_interval_s=lambda: OBSERVATION_INTERVAL_S,
+        close=provider.close,
+    )
 
 
 def _azure(settings: AzureSettings, head: str, sizes: Mapping[str, Size], *, is_emulated: bool) -> Cloud:

@@ -1,4 +1,4 @@
-"""Default policies while operators have applied none: a fixed pool of local nodes, or one pool of Azure."""
+"""Default policies while operators have applied none: a fixed pool of local nodes, or one pool of a cloud."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import rule_names
 from cluster.scheduling.limits import limits_of
-from service.clouds.azure_settings import CloudUnusable, read_azure_settings
+from service.clouds.azure_settings import read_azure_settings
+from service.clouds.kuberay_settings import read_kuberay_settings
 from service.clouds.own_sizes import sizes_of
+from service.clouds.place_files import CloudUnusable
 from service.queue.policy_versions import PolicyRow
 from service.settings import Settings
 
@@ -20,6 +22,8 @@ from service.settings import Settings
 MOST_LOCAL_NODES = 64
 #: Nodes of an existing cluster that are used at most while no policy says how many.
 MOST_EXISTING_NODES = 1000
+#: Sizes that a pool may have.
+MOST_SIZES = 32
 #: The size whose nodes are processes of this machine.
 LOCAL = "local"
 #: Launches, and returns, per minute that are no limit on one machine.
@@ -61,15 +65,24 @@ pools:
 """
 
 
+_KUBERAY_DOCUMENT = """\
+# Made from the settings of the service (REMORA_CLOUD, REMORA_KUBERAY_FILE, REMORA_NODES): pods, while jobs need them.
+pools:
+  pods:
+    sizes: [{sizes}]
+    zones: [any]
+    capacity: prefer-spot
+    min_nodes: 0
+    max_nodes: {nodes}
+    idle_s: 60
+    patience_s: 60
+"""
+
+
 def fixed_pool(settings: Settings) -> PolicyRow:
     """Version 0 of the policies."""
-    match settings.cloud:
-        case "local":
-            document = _DOCUMENT.format(nodes=settings.nodes)
-        case "existing":
-            document = _EXISTING_DOCUMENT.format(nodes=MOST_EXISTING_NODES)
-        case _:
-            document = _AZURE_DOCUMENT.format(nodes=settings.nodes)
+    nodes = MOST_EXISTING_NODES if settings.cloud == "existing" else settings.nodes
+    document = _template(settings).format(nodes=nodes, sizes=", ".join(_sizes(settings)))
     return PolicyRow(
         version=0,
         based_on=0,
@@ -79,6 +92,21 @@ def fixed_pool(settings: Settings) -> PolicyRow:
         digest=digest_of(document),
         document=document,
     )
+
+
+def _template(settings: Settings) -> str:
+    own = {"local": _DOCUMENT, "existing": _EXISTING_DOCUMENT, "kuberay": _KUBERAY_DOCUMENT}
+    return own.get(settings.cloud, _AZURE_DOCUMENT)
+
+
+def _sizes(settings: Settings) -> tuple[str, ...]:
+    """The first groups of the file that says where pods are made; the controller reports what is wrong with it."""
+    if settings.cloud != "kuberay":
+        return ()
+    try:
+        return tuple(group.name for group in read_kuberay_settings(settings).groups[:MOST_SIZES])
+    except CloudUnusable:
+        return ("unknown",)
 
 
 def local_offerings(settings: Settings) -> tuple[Offering, ...]:
@@ -144,9 +172,17 @@ def known(settings: Settings) -> ClusterFacts:
     if settings.cloud == "existing":
         # What its nodes bring, the controller alone sees.
         return ClusterFacts(rules=rule_names())
+    return ClusterFacts(catalogue=_catalogue(settings), rules=rule_names())
+
+
+def _catalogue(settings: Settings) -> tuple[Offering, ...] | None:
+    """What can be bought by the file of the place; None while it cannot be read.
+
+    The controller reports what is wrong with the file; sizes are not checked meanwhile.
+    """
     try:
-        catalogue = table_of(read_azure_settings(settings), sizes_of(settings).values())
+        if settings.cloud == "kuberay":
+            return tuple(group.offering for group in read_kuberay_settings(settings).groups)
+        return table_of(read_azure_settings(settings), sizes_of(settings).values())
     except CloudUnusable:
-        # The controller reports what is wrong with the settings; sizes are not checked meanwhile.
-        catalogue = None
-    return ClusterFacts(catalogue=catalogue, rules=rule_names())
+        return None

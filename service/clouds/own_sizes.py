@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster.azure.catalogue import BY_NAME, Size
 from cluster.azure.catalogue_file import MAX_FILE, CatalogueRefused, read_sizes, with_own
-from service.clouds.azure_settings import CloudUnusable
+from service.clouds.place_files import CloudUnusable
 from service.settings import Settings
 
 

@@ -21,7 +21,7 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
-from service.clouds.azure_settings import CloudUnusable
+from service.clouds.place_files import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
 from service.controller.leases_held import ControllerLeases

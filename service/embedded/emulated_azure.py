@@ -6,8 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.azure.settings import AzureSettings
-from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable
+from service.clouds.azure_settings import INSTALL_AZURE
 from service.clouds.own_sizes import sizes_of
+from service.clouds.place_files import CloudUnusable
 from service.embedded.parts import ServicePart, end_nodes, get
 from service.embedded.upkeep import Part
 from service.settings import Settings
@@ -85,6 +86,11 @@ def cloud_problem(settings: Settings) -> str | None:
         )
     if settings.cloud == "existing" and not settings.ray_address:
         return "REMORA_CLOUD is existing, and nothing says where the cluster is: give --ray-address HOST:PORT"
+    if settings.cloud == "kuberay":
+        return (
+            "pods of Kubernetes cannot join a Ray head on this machine's loopback: run the API and the controller"
+            " beside them, as docs/kubernetes.md says"
+        )
     if settings.cloud == "azure-emulated" and not all(map(_is_installed, _PACKAGES)):
         return f"Azure's packages are missing: install them with {INSTALL_AZURE}"
     if settings.cloud == "azure-emulated":

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from service.clouds.azure_settings import INSTALL_AZURE, CloudUnusable, read_azure_settings
+from service.clouds.azure_settings import INSTALL_AZURE, read_azure_settings
+from service.clouds.place_files import CloudUnusable
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ def _identity(settings: Settings) -> tuple[str | None, bool]:
     """The client id of the service's identity, and whether it is a login on this machine.  Raises VaultRefused."""
     if settings.cloud in ("local", "existing"):
         return None, True
+    if settings.cloud == "kuberay":
+        raise VaultRefused(
+            "a service whose nodes are pods has no identity at a key vault: set the secret by its value instead"
+        )
     try:
         place = read_azure_settings(settings)
     except CloudUnusable as error:

@@ -1,4 +1,4 @@
-"""What every provider promises: the fake, the local one, and Azure's own clients before the emulator.
+"""What every provider promises: the fake, the local one, Azure's own clients and KubeRay's before their emulators.
 
 The local one runs without any head here: a `ray start` that finds none lives for some seconds, and that is all that
 a provider has to know of it.
@@ -27,11 +27,13 @@ from cluster.provider import (
     ProvidedNode,
     Provider,
     ProviderError,
+    QuotaExceeded,
 )
 from cluster.ray.joining import NODE_VARIABLE
 from remora.ports import free_port
 from tests.contracts.cluster.azure_rig import CPU_SIZE, IB_SIZE, AzureRig
 from tests.contracts.cluster.fake_provider import FakeProvider
+from tests.contracts.cluster.kuberay_rig import OFFERING, KubeRayRig, rights
 
 
 class Killable(Provider, Protocol):
@@ -50,10 +52,22 @@ class FabricRig(AzureRig):
         super().kill(node_id)
 
 
-@pytest.fixture(params=["fake", "local", "azure", "azure-fabric"])
+class PodRig(KubeRayRig):
+    """Every node is a worker pod, whatever it was to be bought as."""
+
+    def create(self, request: NodeRequest) -> None:
+        super().create(replace(request, offering=OFFERING))
+
+
+@pytest.fixture(params=["fake", "local", "azure", "azure-fabric", "kuberay"])
 def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killable]:
     if request.param == "fake":
         yield FakeProvider()
+        return
+    if request.param == "kuberay":
+        # With the rights of the manifests, and no others.
+        with PodRig(tmp_path, rights()) as kuberay:
+            yield kuberay
         return
     if request.param.startswith("azure"):
         with FabricRig() if request.param == "azure-fabric" else AzureRig() as azure:
@@ -156,6 +170,8 @@ def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
     if isinstance(provider, FakeProvider):
         assert fault == "refuse"
         provider.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
+    elif isinstance(provider, KubeRayRig):
+        provider.group()["maxReplicas"] = 0
     elif isinstance(provider, AzureRig) and fault == "refuse":
         provider.fault("create", status=409, code="SkuNotAvailable", message="Following SKUs have failed")
     elif isinstance(provider, AzureRig):
@@ -164,10 +180,10 @@ def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
         (home / "faults.json").write_text(json.dumps({fault: 1}))
 
 
-@pytest.mark.parametrize("provider", ["fake", "local", "azure"], indirect=True)
+@pytest.mark.parametrize("provider", ["fake", "local", "azure", "kuberay"], indirect=True)
 def test_where_there_is_no_room_nothing_is_made(provider: Killable, tmp_path: Path) -> None:
     lets_the_next_fail(provider, tmp_path, "refuse")
-    with pytest.raises(InsufficientCapacity):
+    with pytest.raises((InsufficientCapacity, QuotaExceeded)):
         provider.create(request())
     assert provider.list() == []
 

@@ -17,8 +17,8 @@ from cluster.local import certificates
 from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.provider import NodeRequest, ProviderError, Unanswered
 from cluster.ray.membership import RayMembership
-from service.clouds.azure_settings import CloudUnusable
 from service.clouds.clouds import OBSERVATION_INTERVAL_S, SPARING_INTERVAL_S, Cloud, cloud_of
+from service.clouds.place_files import CloudUnusable
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
 from service.settings import Settings
 from tests.contracts.cluster.azure_rig import A100, CPU_SIZE, AzureRig, settings

@@ -1,0 +1,1 @@
+"""Nodes that are worker pods of a KubeRay cluster."""

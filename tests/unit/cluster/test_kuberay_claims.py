@@ -1,0 +1,113 @@
+"""What becomes of a worker group, without any API server."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.kuberay.claims import (
+    Claim,
+    Decision,
+    PodState,
+    SeenGroup,
+    SeenPod,
+    decide,
+    read_claims,
+    written_claims,
+)
+from cluster.kuberay.documents import read_cluster, read_pod
+
+
+def claim(name: str, pod: str | None = None, at: float = 0.0) -> Claim:
+    return Claim(node_id=name, group="g", pool="p", at=at, pod=pod)
+
+
+def pod(name: str, state: PodState = PodState.RUNNING, at: float = 0.0) -> SeenPod:
+    return SeenPod(name=name, group="g", state=state, created_at=at)
+
+
+def group(replicas: int, *named: str) -> SeenGroup:
+    return SeenGroup(name="g", index=0, replicas=replicas, most=99, to_delete=named)
+
+
+def pods_of(decision: Decision) -> dict[str, str | None]:
+    return {one.node_id: one.pod for one in decision.claims}
+
+
+def test_nothing_to_do_is_no_news() -> None:
+    decision = decide(group(1), [pod("a")], [claim("n", "a")])
+    assert not decision.is_news
+    assert not decision.is_excessive
+
+
+def test_the_oldest_request_gets_the_oldest_pod() -> None:
+    decision = decide(
+        group(2), [pod("new", at=2), pod("old", at=1)], [claim("late", at=9), claim("early", at=8)]
+    )
+    assert pods_of(decision) == {"late": "new", "early": "old"}
+
+
+@pytest.mark.parametrize(
+    ("state", "replicas"), [(PodState.RUNNING, 1), (PodState.LEAVING, 1), (PodState.ENDED, 2)]
+)
+def test_the_number_goes_down_with_a_pod_that_counts_and_waits_for_the_next_one_otherwise(
+    state: PodState, replicas: int
+) -> None:
+    """KubeRay may have made another pod for an ended one already, and would end any pod for it."""
+    decision = decide(
+        group(2), [pod("a"), pod("b", state)], [claim("x", "a"), claim("y", "b")], leaving=["y"]
+    )
+    assert (decision.replicas, decision.to_delete) == (replicas, ("b",))
+    assert pods_of(decision) == {"x": "a"}
+
+
+def test_a_name_goes_with_its_pod_and_not_before() -> None:
+    still = decide(group(1, "b"), [pod("a"), pod("b", PodState.LEAVING)], [claim("x", "a")])
+    assert (still.replicas, still.to_delete, still.is_news) == (1, ("b",), False)
+    gone = decide(group(1, "b"), [pod("a")], [claim("x", "a")])
+    assert (gone.to_delete, gone.is_news) == ((), True)
+
+
+def test_a_named_pod_is_given_to_no_node() -> None:
+    decision = decide(group(1, "b"), [pod("b")], [], joining=[claim("n")])
+    assert pods_of(decision) == {"n": None}
+    assert decision.replicas == 1
+
+
+def test_pods_that_do_not_come_are_forgotten_only_when_it_is_time() -> None:
+    early = decide(group(3), [pod("a")], [claim("x", "a")])
+    assert (early.replicas, early.is_excessive) == (3, True)
+    late = decide(group(3), [pod("a")], [claim("x", "a")], forget_excess=True)
+    assert late.replicas == 1
+
+
+def test_what_is_written_is_read_again() -> None:
+    claims = {
+        "n": Claim(
+            node_id="n", group="g", pool="p", at=1.5, resources={"CPU": 1.0}, labels={"a": "b"}, pod="x"
+        )
+    }
+    assert read_claims(written_claims(claims)) == claims
+    assert read_claims(None) == {}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"metadata": None, "spec": [], "status": "x"},
+        {
+            "metadata": {"annotations": {"remora/nodes": 5}},
+            "spec": {"workerGroupSpecs": [None, {"replicas": "x"}]},
+        },
+        {"spec": {"workerGroupSpecs": [{"scaleStrategy": {"workersToDelete": {}}, "maxReplicas": True}]}},
+        {
+            "status": {
+                "conditions": [None, {"type": "ReplicaFailure", "status": "True", "lastTransitionTime": []}]
+            }
+        },
+    ],
+)
+def test_documents_of_another_form_say_nothing(document: dict[str, object]) -> None:
+    seen = read_cluster(document)
+    assert all(one.replicas == 0 for one in seen.groups.values())
+    assert read_pod(document).state is PodState.STARTING
