@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import agreement, reshard_planning, stall, steady, submit, walls
+from benchmarks import agreement, reshard_planning, resume_bytes, stall, steady, submit, walls
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
@@ -96,8 +96,8 @@ def isolation() -> dict[str, Any]:
 
 
 def resharding() -> dict[str, Any]:
-    """How long large groups plan which blocks of a sharded model travel."""
-    return reshard_planning.run()
+    """How long large groups plan which blocks of a sharded model travel, and what a resume reads."""
+    return {**reshard_planning.run(), **resume_bytes.run()}
 
 
 def tell(what: Any) -> None:

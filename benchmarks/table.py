@@ -135,6 +135,13 @@ _FIGURES: tuple[tuple[str, Callable[..., Any], Callable[..., Any], str, Callable
         lambda d: d["reshard_planning"]["1024"]["remora_s"] < min(2, d["reshard_planning"]["1024"]["dcp_s"]),
     ),
     (
+        "how often a checkpoint leaves the storage for 8 ranks of a node (peer: torch.distributed.checkpoint)",
+        _at("resume_bytes", "8", "remora_times"),
+        _at("resume_bytes", "8", "dcp_times"),
+        "once",
+        lambda d: d["resume_bytes"]["8"]["remora_times"] <= 1.01,
+    ),
+    (
         "seconds that a checkpoint of 200 MB stalls the loop (peer: async_save)",
         _at("stall", "remora_s"),
         _at("stall", "async_save_s"),

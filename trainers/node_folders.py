@@ -153,6 +153,30 @@ def _remove_unused(folder: Path, lock: IO[str], clear: Clear | None) -> bool:
     return True
 
 
+def fill_once(folder: Path, name: str, fill: Callable[[Path], object], check: Callable[[], None]) -> Path:
+    """The folder `name` below a folder of several processes, which one of them fills; the others wait for that.
+
+    A folder that was filled in part has another name, and is removed.  `check` is called while it is waited for, and
+    may raise.  Raises what `fill` raises.
+    """
+    filled = folder / name
+
+    def make() -> None:
+        fresh = Path(tempfile.mkdtemp(dir=folder, prefix=f"{name}-"))
+        try:
+            fill(fresh)
+            fresh.chmod(0o755)
+            fresh.rename(filled)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                remove_tree(fresh)
+            raise
+
+    with open_lock(folder / f"{name}.lock") as lock:
+        make_once(lock, filled.exists, make, check)
+    return filled
+
+
 def unpack_once(storage: Storage, bundle: str | None, folder: Path) -> Path:
     """Unpack the bundle `sha256:...` into `folder/code` unless another rank did; returns that folder.
 

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +24,22 @@ from trainers.confined_folders import ConfinedFolder
 from trainers.storage import NotReadable, Storage, StorageError
 
 _CHUNK = 1 << 20
+#: Files of a checkpoint that a node fetches at the same time.
+_AT_ONCE = 8
 #: Bytes of a manifest: some hundred for each file.
 MAX_MANIFEST_BYTES = 32 * 2**20
 #: The parsed name of a folder that is no checkpoint.
 _NO_FOLDER = (0, 0, 0, 0)
 #: Number of an attempt, as a name.
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+
+
+class CheckpointDamaged(Exception):
+    """A checkpoint that is fetched cannot be used; the message is a clause that says why."""
+
+    def __init__(self, folder: str, file: str, why: str) -> None:
+        super().__init__(why)
+        self.folder, self.file = folder, file
 
 
 class Fenced(Exception):
@@ -68,6 +80,8 @@ class Catalog:
         self._folder = job_folder(job_id)
         #: States of files, by name, in which their content was verified.
         self._right: dict[str, str] = {}
+        #: Why checkpoints cannot be used although their files are there, by their folders.
+        self._refused: dict[str, str] = {}
         #: Folders that lost their manifest to a retention, and are still there.
         self._leftovers: set[str] = set()
 
@@ -136,8 +150,37 @@ class Catalog:
                 self._right[name] = self._storage.state(name)
         return self.location(manifest)
 
+    def refuse_if_damaged(self, folder: str, file: str) -> bool:
+        """Look at a file that a worker could not use: False when it is right here, so that the worker's node is not.
+
+        `newest` passes over the checkpoint from now on where it is not.  Raises StorageError.
+        """
+        if parse_folder_name(folder) is None:
+            return False
+        manifest = self._read_manifest(folder)
+        if not isinstance(manifest, Manifest):
+            # `newest` finds that by itself.
+            return True
+        for one in manifest.files:
+            if one.name == file:
+                name = f"{self._folder}/{folder}/{file}"
+                self._right.pop(name, None)
+                if (why := self._fault(name, one)) is not None:
+                    self._refused[folder] = why
+                return why is not None
+        return False
+
+    def vouch(self, manifest: Manifest) -> None:
+        """Workers have fetched a checkpoint, and its content is right.  Raises StorageError, FileNotFoundError."""
+        for file in manifest.files:
+            name = f"{self._folder}/{manifest.folder}/{file.name}"
+            self._right[name] = self._storage.state(name)
+
     def newest(self) -> tuple[Manifest | None, list[Damage]]:
-        """The newest complete checkpoint, and the newer ones that had to be passed over."""
+        """The newest checkpoint whose files are all there with their sizes, and newer ones that were passed over.
+
+        Nothing is read but manifests: who fetches it looks at its content.
+        """
         damages: list[Damage] = []
         for folder in self._folders():
             manifest, damage = self._inspect(folder)
@@ -165,14 +208,35 @@ class Catalog:
         return self._storage.location(f"{self._folder}/{manifest.folder}")
 
     def _is_incomplete(self, manifest: Manifest) -> bool:
-        sizes = self._storage.sizes(f"{self._folder}/{manifest.folder}")
-        return any(sizes.get(file.name) != file.size_bytes for file in manifest.files)
+        return self._why_incomplete(manifest) is not None
 
-    def fetch(self, manifest: Manifest, target: Path) -> Path:
-        """`target`, a folder of the local disk, with the checkpoint's files: a script does not reach the storage."""
-        folder = f"{self._folder}/{manifest.folder}"
-        for file in manifest.files:
-            self._storage.link_file(f"{folder}/{file.name}", target / file.name)
+    def fetch(self, manifest: Manifest, target: Path, check: Callable[[], None] = lambda: None) -> Path:
+        """`target`, a folder of the local disk, with the checkpoint's files: a script does not reach the storage.
+
+        Several files are fetched at a time, and the content of each is compared with its digest; `check` is called
+        before each of them, and may raise.  Raises CheckpointDamaged for a file that is missing or is another one.
+        """
+
+        def fetch_one(file: ShardFile) -> None:
+            check()
+            here = target / file.name
+            try:
+                self._storage.link_file(f"{self._folder}/{manifest.folder}/{file.name}", here)
+            except FileNotFoundError:
+                raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is missing") from None
+            except NotReadable as error:
+                raise CheckpointDamaged(manifest.folder, file.name, str(error)) from None
+            with here.open("rb") as opened:
+                if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
+                    raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is corrupted")
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            under_way = [pool.submit(fetch_one, file) for file in manifest.files]
+            try:
+                for one in under_way:
+                    one.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
         return target
 
     def retain(self, keep: int, mode: Mode | None = None) -> Retained:
@@ -205,7 +269,7 @@ class Catalog:
         """Those that cannot be used; files that did not change since their content was verified are not read again."""
         found = {}
         for manifest in manifests:
-            why = self._why_damaged(manifest, again=False)
+            why = self._why_damaged(manifest)
             if why is not None:
                 found[manifest] = self._damage(manifest, why)
         return found
@@ -284,24 +348,35 @@ class Catalog:
         manifest = self._read_manifest(folder)
         if not isinstance(manifest, Manifest):
             return None, manifest
-        why = self._why_damaged(manifest, again=True)
+        why = self._refused.get(folder) or self._why_incomplete(manifest)
         return (manifest, None) if why is None else (None, self._damage(manifest, why))
+
+    def _why_incomplete(self, manifest: Manifest) -> str | None:
+        """Which file is missing or has another size, in one question however many there are; None: none."""
+        sizes = self._storage.sizes(f"{self._folder}/{manifest.folder}")
+        for file in manifest.files:
+            size = sizes.get(file.name)
+            if size is None:
+                return f"{file.name} is missing"
+            if size != file.size_bytes:
+                return f"{file.name} has {size} bytes instead of {file.size_bytes}"
+        return None
 
     def _damage(self, manifest: Manifest, why: str) -> Damage:
         return Damage(manifest.step, manifest.folder, why, self._is_incomplete(manifest))
 
-    def _why_damaged(self, manifest: Manifest, *, again: bool) -> str | None:
-        """Why it cannot be used, if so; `again`: by the content of all files."""
+    def _why_damaged(self, manifest: Manifest) -> str | None:
+        """Why it cannot be used, if so, by the content of its files."""
         for file in manifest.files:
-            why = self._fault(f"{self._folder}/{manifest.folder}/{file.name}", file, again=again)
+            why = self._fault(f"{self._folder}/{manifest.folder}/{file.name}", file)
             if why is not None:
                 return why
         return None
 
-    def _fault(self, name: str, file: ShardFile, *, again: bool) -> str | None:
+    def _fault(self, name: str, file: ShardFile) -> str | None:
         try:
             state = self._storage.state(name)
-            if not again and self._right.get(name) == state:
+            if self._right.get(name) == state:
                 return None
             if (size := self._storage.size(name)) != file.size_bytes:
                 return f"{file.name} has {size} bytes instead of {file.size_bytes}"

@@ -28,9 +28,11 @@ from trainers.driver.phases import Lifecycle
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Asked, Pace
 from trainers.driver.relay import Relay
+from trainers.driver.sick_nodes import SickNodes
 from trainers.driver.verdict import GroupFailure, Verdict, judge, too_few_workers
 from trainers.plan import AttemptPlan
 from trainers.ray_train import AttemptEnds, Member
+from trainers.storage import StorageError
 from trainers.supervisor.shard_transfer import CheckpointShard
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,12 @@ class Attempt:
         self._pause_until: Deadline | None = None
         self._start_failures = 0
         self._start_error = ""
+        #: Nodes that must get no worker of this attempt.
+        self.sick = SickNodes()
+        #: The checkpoint that the workers were given, until they have trained from it.
+        self._resumed: Manifest | None = None
+        #: A worker group of this attempt has reported a step.
+        self._has_trained = False
         self._tasks: set[asyncio.Future[Any]] = set()
         self._rank_ended = asyncio.Condition()
 
@@ -165,6 +173,7 @@ class Attempt:
             checkpoint_interval_s=self.plan.checkpoint_interval_s,
             is_preparing=self.plan.prepares,
         )
+        self._resumed = resume
         step = resume.step if resume is not None else None
         count = "1 worker starts" if len(members) == 1 else f"{len(members)} workers start"
         text = count + (f", from the checkpoint of step {step}." if step else ".")
@@ -177,7 +186,8 @@ class Attempt:
             nodes=sorted({member.address for member in members}),
         )
         self._report_start_over(resume)
-        resumed = {} if step is None or self.generation > 1 else {"resumed_from_step": step}
+        # A group whose checkpoint cannot be used does not train, and another one resumes in its place.
+        resumed = {} if step is None or self._has_trained else {"resumed_from_step": step}
         state = "starting" if self.group.is_preparing else "running"
         self.account.size(self.group_members.workers, state=state, **resumed)
         return self.generation
@@ -217,10 +227,24 @@ class Attempt:
         before = self.group.progress.step_at
         self.apply(self.group, self.group.receive(rank, message, self.now()))
         self.progress = self.group.progress
+        self._has_trained = self._has_trained or self.group.has_reported
+        if self._resumed is not None and self.group.has_reported:
+            self._vouch(self._resumed)
         if self.progress.step_at is not None and self.progress.step_at != before:
             self.pace.step(self.progress.step_at)
             self.watch.step(self.progress.step_at, self.group.world_size)
             self.lifecycle.step_ended()
+
+    def _vouch(self, resumed: Manifest) -> None:
+        """The workers have compared the checkpoint that they resumed from with its digests, and trained."""
+        self._resumed = None
+
+        def vouch() -> None:
+            # Without it a retention reads the files again.
+            with contextlib.suppress(StorageError, OSError):
+                self.commits.catalog.vouch(resumed)
+
+        self.spawn(asyncio.to_thread(vouch))
 
     def _receive_relayed(self, shard: CheckpointShard, message: channel.Message) -> None:
         """Take what the relay reports about files, in place of their worker."""
@@ -379,13 +403,15 @@ class Attempt:
         supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)
         if not nodes and not group.is_stopping:
             await self._wait_for_ends(group, living, _COLLECT_S)
+        troubles = {**group.troubles, **await self._confirm_damages(group)}
         verdict = judge(
             GroupFailure(
                 exits=tuple(group.exits.values()),
                 lost_nodes=tuple(sorted(nodes)),
                 lost_supervisors=tuple(sorted(supervisors)),
-                troubles=tuple(sorted(group.troubles.items())),
+                troubles=tuple(sorted(troubles.items())),
                 diverged=group.diverged,
+                damaged="" if troubles else next((one.why for one in group.damaged.values()), ""),
                 is_planned=group.is_stopping,
             )
         )
@@ -409,6 +435,28 @@ class Attempt:
             return False
         self.account.size({}, state="starting")
         return True
+
+    async def _confirm_damages(self, group: WorkerGroup) -> dict[int, str]:
+        """Whether the checkpoint is damaged or nodes read it wrongly, which are sick then; troubles by rank."""
+        troubles: dict[int, str] = {}
+        for rank, one in group.damaged.items():
+            try:
+                is_damaged = await asyncio.to_thread(
+                    self.commits.catalog.refuse_if_damaged, one.folder, one.file
+                )
+            except (StorageError, OSError) as error:
+                troubles[rank] = str(error)[:500]
+                continue
+            if is_damaged:
+                continue
+            (slot,) = self.group_members.slots_of({rank})
+            member = self.group_members.by_slot[slot]
+            if not self.sick.add([member.ray_node_id]):
+                troubles[rank] = f"its node reads a checkpoint that is right, and {one.why}"
+                continue
+            text = f"For rank {rank} {one.why}, and in the storage it is right: its node {member.address} is drained."
+            self.account.event("worker.misread", text, rank=rank, address=member.address)
+        return troubles
 
     def group_started(self) -> None:
         """A worker group came up."""

@@ -265,7 +265,7 @@ class Driver:
             attempt.receive(group_members.ranks[slot], message)
         elif kind == "log":
             self._account.line(group_members.ranks.get(slot, -1), message["stream"], message["text"])
-        if kind in ("exit", "trouble"):
+        if kind in ("exit", "trouble", "damaged"):
             group_members.ended.add(slot)
         if kind == "exit":
             self._in_place.note_exit(slot)
@@ -278,6 +278,7 @@ class Driver:
 
     def group_starts(self, members: list[ray_train.Member]) -> None:
         """Give every worker its assignment."""
+        self._call(self._in_place.check_nodes, members)
         members = on_demand_first(members, self._on_demand_nodes())
         resume, damages = self._attempt.commits.catalog.newest()
         for damage in damages:

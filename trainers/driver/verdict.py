@@ -53,6 +53,8 @@ class GroupFailure:
     lost_supervisors: tuple[int, ...] = ()
     #: What supervisors could not do for their child, by rank: an infrastructure failure, not the script's.
     troubles: tuple[tuple[int, str], ...] = ()
+    #: What ranks said of the checkpoint that they were given and cannot use; "": nothing.
+    damaged: str = ""
     #: Message of a script about workers that do not hold the same weights; "": there is none.
     diverged: str = ""
     #: The driver had asked this group to end (to shrink or to grow).
@@ -82,6 +84,9 @@ def judge(failure: GroupFailure) -> Verdict:
         return Verdict(
             goes_on=True, end_reason=EndReason.EVICTED, message="The worker group changes its size."
         )
+    if failure.damaged:
+        text = f"The checkpoint cannot be used: {failure.damaged}."
+        return Verdict(goes_on=True, end_reason=EndReason.SUPERVISOR_LOST, message=text)
     if failure.lost_supervisors:
         ranks = name_ranks(failure.lost_supervisors)
         return Verdict(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -25,7 +25,7 @@ from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
 from trainers.isolation.variables import machine_variables
 from trainers.job_storage import JobStorages
-from trainers.node_folders import unpack_once, work_root
+from trainers.node_folders import fill_once, unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
@@ -46,15 +46,21 @@ def fetch_code(plan: AttemptPlan, storages: JobStorages, folder: Path) -> Path:
 
 
 def fetch_resume(
-    plan: AttemptPlan, storages: JobStorages, resume: Manifest | None, target: Path
+    plan: AttemptPlan,
+    storages: JobStorages,
+    resume: Manifest | None,
+    folder: Path,
+    check: Callable[[], None] = lambda: None,
 ) -> Path | None:
-    """The folder of the checkpoint to resume from, which is `target`; None: there is none.
+    """The checkpoint to resume from, below its worker group's `folder` on this node; None: there is none.
 
-    Raises StorageError, OSError.
+    One of the workers here fetches it for all, and `check` may raise while that goes on.
+    Raises CheckpointDamaged, StorageError, OSError.
     """
     if resume is None:
         return None
-    return Catalog(storages.open(plan.checkpoint_url), plan.job_id).fetch(resume, target)
+    catalog = Catalog(storages.open(plan.checkpoint_url), plan.job_id)
+    return fill_once(folder, "resume", lambda target: catalog.fetch(resume, target, check), check)
 
 
 def prepare_launch(

@@ -21,7 +21,7 @@ _GATHER_S = 0.25
 #: Kinds of messages that wait for others.
 _BULK = frozenset({"report", "pace"})
 #: Kinds after which nothing follows.
-_ENDS = frozenset({"exit", "trouble"})
+_ENDS = frozenset({"exit", "trouble", "damaged"})
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.
 _BACKLOG_BYTES = 512 << 10
 #: Bytes of lines in one batch, and before the driver has reported how many it accepts.

@@ -18,6 +18,7 @@ from remora.spec.expressions import fill
 from remora.spec.quantities import format_size
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, LaunchContext
+from trainers.checkpoints.catalog import CheckpointDamaged
 from trainers.environments.build import BuiltEnvironment, EnvironmentFailed, EnvironmentImpossible
 from trainers.environments.worker_python import WorkerPython, make_worker_python
 from trainers.inputs.download import InputMissing
@@ -180,8 +181,7 @@ class Supervisor:
             try:
                 self._secrets_folder = in_use.enter_context(secret_files(own, self._secrets))
                 code = fetch_code(self._plan, self._storages, folder)
-                target = folder / f"resume-{identity.rank}"
-                resume = fetch_resume(self._plan, self._storages, self._resume, target)
+                resume = fetch_resume(self._plan, self._storages, self._resume, folder, self._check_wanted)
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
                     self._open_python(folder, prepared.built)
@@ -207,6 +207,11 @@ class Supervisor:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
                 self._finish({"environment_failed": self._clean(str(error))[:4000]})
+            except CheckpointDamaged as damaged:
+                where = {"folder": damaged.folder, "file": damaged.file}
+                self._outbox.put({"type": "damaged", **where, "why": str(damaged)})
+                self._outbox.close()
+                raise ChildFailed(f"the checkpoint cannot be used: {damaged}") from damaged
             except (StorageError, OSError) as error:
                 self._report_trouble(f"preparing the code failed: {error}")
                 # Ray writes what an error came from into its logs, as it is.
@@ -215,6 +220,11 @@ class Supervisor:
                 self._conclude(child, launch)
             finally:
                 self._close_parts()
+
+    def _check_wanted(self) -> None:
+        """Raise StorageError once this worker is to end."""
+        if self._stopping.is_set():
+            raise StorageError("the worker was asked to end")
 
     def _open_python(self, folder: Path, built: BuiltEnvironment | None) -> None:
         """Make the interpreter of the command, and find what forks it."""

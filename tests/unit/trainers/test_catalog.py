@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers.checkpoints.catalog import Catalog, Fenced, Retained
+from trainers.checkpoints.catalog import Catalog, CheckpointDamaged, Damage, Fenced, Retained
 from trainers.checkpoints.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -67,6 +68,20 @@ class Shelf:
     def newest(self) -> int | None:
         manifest, _ = self.catalog.newest()
         return manifest.step if manifest else None
+
+    def usable(self, target: Path) -> tuple[Manifest | None, list[Damage]]:
+        """The newest one that can be fetched, and those that were passed over, as a driver and its workers do."""
+        while True:
+            found, damages = self.catalog.newest()
+            if found is None:
+                return None, damages
+            try:
+                self.catalog.fetch(found, target / found.folder)
+            except CheckpointDamaged as damaged:
+                is_damaged = self.catalog.refuse_if_damaged(damaged.folder, damaged.file)
+            else:
+                return found, damages
+            assert is_damaged
 
     def folders(self) -> list[str]:
         return self.storage.names(f"jobs/{JOB}/checkpoints")
@@ -123,7 +138,7 @@ def test_steps_and_attempts_are_compared_as_numbers(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     "fault", ["torn", "missing", "corrupted", "manifest", "version", "moved", "foreign manifest"]
 )
-def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str, tmp_path: Path) -> None:
     shelf.save(50)
     shelf.save(60)
     file = shelf.name(60, "rank-0.bin")
@@ -151,7 +166,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str)
         case _:
             shelf.storage.write_bytes(manifest, b"[1, 2]")
             said = "not a checkpoint manifest"
-    found, damages = shelf.catalog.newest()
+    found, damages = shelf.usable(tmp_path / "fetched")
     assert found is not None
     assert found.step == 50
     assert [(one.step, said in one.why) for one in damages] == [(60, True)]
@@ -159,7 +174,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(shelf: Shelf, fault: str)
 
 @pytest.mark.parametrize("place", ["manifest", "file"])
 @pytest.mark.parametrize("what", ["folder", "link", "pipe", "huge"])
-def test_what_is_no_file_in_the_place_of_one_is_passed_over(shelf: Shelf, place: str, what: str) -> None:
+def test_what_is_no_file_in_the_place_of_one_is_passed_over(
+    shelf: Shelf, place: str, what: str, tmp_path: Path
+) -> None:
     """Nothing waits for a pipe's other end, and nothing is read that is not of this storage."""
     root = shelf.storage.local_root
     if root is None and what != "folder":
@@ -177,7 +194,7 @@ def test_what_is_no_file_in_the_place_of_one_is_passed_over(shelf: Shelf, place:
     else:
         with (root / name).open("wb") as sparse:
             sparse.truncate(1 << 40)
-    found, (damage,) = shelf.catalog.newest()
+    found, (damage,) = shelf.usable(tmp_path / "fetched")
     assert found is not None
     assert (found.step, damage.step) == (50, 60)
     assert place != "manifest" or MANIFEST_NAME in damage.why
@@ -203,6 +220,50 @@ def test_a_manifest_that_would_be_too_large_to_be_read_is_not_written(
     with pytest.raises(StorageError, match="its manifest would have"):
         shelf.save(10)
     assert shelf.newest() is None
+
+
+def test_nothing_is_read_to_find_the_newest_one_and_each_file_once_to_fetch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf(f"memory://{tmp_path}/counted", tmp_path)
+    shelf.save(10)
+    shelf.save(20)
+    fresh = Catalog(shelf.storage, JOB)
+    read: list[str] = []
+    for name in ("cat_file", "open"):
+        function = getattr(shelf.storage._fs, name)
+
+        def reading(path: str, *arguments: Any, function: Any = function, **named: Any) -> Any:
+            read.append(path.rsplit("/", 1)[-1])
+            return function(path, *arguments, **named)
+
+        monkeypatch.setattr(shelf.storage._fs, name, reading)
+    found, _ = fresh.newest()
+    assert found is not None
+    assert set(read) == {MANIFEST_NAME}
+    read.clear()
+    fresh.fetch(found, tmp_path / "fetched")
+    assert Counter(read) == dict.fromkeys(["rank-0.bin", "rank-1.bin", "empty-0", "empty-1"], 1)
+    # What was fetched is known to be right: a retention does not read it.
+    read.clear()
+    fresh.vouch(found)
+    shelf.storage.delete(shelf.name(10, MANIFEST_NAME))
+    fresh._damages([found])
+    assert read == []
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def test_a_fetch_ends_where_it_is_not_wanted_any_more(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.save(10)
+    (found,) = shelf.catalog.manifests()
+
+    def check() -> None:
+        raise StorageError("the worker was asked to end")
+
+    with pytest.raises(StorageError, match="asked to end"):
+        shelf.catalog.fetch(found, tmp_path / "fetched", check)
+    assert not (tmp_path / "fetched").exists()
 
 
 def test_the_list_names_one_of_each_step_whose_files_are_all_there(shelf: Shelf) -> None:

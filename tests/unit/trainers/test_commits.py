@@ -19,12 +19,13 @@ from trainers.driver.commits import Commits
 from trainers.storage import Storage, StorageError
 
 
+async def at_once(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage is called at once: virtual time knows no threads."""
-
-    async def at_once(function: Any, *arguments: Any) -> Any:
-        return function(*arguments)
 
     monkeypatch.setattr("trainers.driver.commits.asyncio.to_thread", at_once)
 
@@ -139,6 +140,77 @@ def test_a_damaged_checkpoint_is_reported_once_and_does_not_count(tmp_path: Path
         await job.save(14)
         assert job.steps == [14, 13]
         assert [one["step"] for one in job.stage.events("checkpoint.damaged")] == [12]
+
+    play(scene())
+
+
+def test_what_a_worker_cannot_use_is_passed_over_by_the_next_group_of_the_attempt(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=3))
+        for step in (11, 12):
+            await job.save(step)
+        attempt, folder = job.stage.attempt, "000000000012-1-1"
+        job.storage.write_bytes(f"jobs/{job.plan.job_id}/checkpoints/{folder}/part", b"state xx")
+        attempt.receive(0, {"type": "damaged", "folder": folder, "file": "part", "why": "part is corrupted"})
+        assert await attempt.judge(set(), set()), "another group of the attempt begins"
+        assert job.stage.events("worker.misread") == []
+        found, damages = job.catalog.newest()
+        assert found is not None
+        assert (found.step, [(one.folder, one.why) for one in damages]) == (
+            11,
+            [(folder, "part is corrupted")],
+        )
+
+    play(scene())
+
+
+def test_a_node_that_reads_wrongly_what_is_right_is_sick_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=3))
+        await job.save(12)
+        attempt, folder = job.stage.attempt, "000000000012-1-1"
+        attempt.receive(0, {"type": "damaged", "folder": folder, "file": "part", "why": "part is corrupted"})
+        assert await attempt.judge(set(), set()), "another group of the attempt begins"
+        assert job.stage.events("worker.misread") == [{"rank": 0, "address": "10.0.0.0"}]
+        assert "node-0" in attempt.sick
+        found, damages = job.catalog.newest()
+        assert found is not None
+        assert (found.step, damages) == (12, [])
+
+    play(scene())
+
+
+def test_a_file_that_no_checkpoint_has_refuses_none(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=3))
+        await job.save(12)
+        assert not job.catalog.refuse_if_damaged("000000000012-1-1", "another")
+        assert not job.catalog.refuse_if_damaged("../../elsewhere", "part")
+        assert job.catalog.newest()[1] == []
+
+    play(scene())
+
+
+def test_what_workers_have_trained_from_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=1))
+        await job.save(11)
+        attempt = job.stage.attempt
+        assert attempt.group is not None
+        (resumed,) = job.catalog.manifests()
+        monkeypatch.setattr("trainers.driver.attempt.asyncio.to_thread", at_once)
+        vouched: list[Any] = []
+        monkeypatch.setattr(job.catalog, "vouch", vouched.append)
+        attempt._resumed, attempt.group.has_reported = resumed, False
+        attempt.receive(0, {"type": "pace", "generation": 1, "own_s": 1.0, "shards": 1})
+        await job.stage.after(1.0)
+        assert vouched == []
+        for step in (12, 13):
+            attempt.receive(0, {"type": "report", "step": step, "metrics": {}})
+            await job.stage.after(1.0)
+        assert vouched == [resumed]
 
     play(scene())
 

@@ -18,6 +18,7 @@ import pytest
 from remora.code.bundle import pack
 from remora.errors import BundleError
 from trainers.node_folders import (
+    fill_once,
     make_once,
     open_lock,
     shared_folder,
@@ -48,6 +49,47 @@ def bundle(storage: Storage, tmp_path: Path, files: dict[str, str]) -> str:
     packed = pack(code, tmp_path / "bundle.zip")
     storage.write_file(f"bundles/{packed.digest.removeprefix('sha256:')}.zip", tmp_path / "bundle.zip")
     return packed.digest
+
+
+def test_a_folder_is_filled_by_one_and_by_another_one_where_that_failed(root: Path) -> None:
+    filled: list[str] = []
+
+    def fill(target: Path) -> None:
+        filled.append(target.name)
+        (target / "part").write_text("whole")
+        if len(filled) == 1:
+            raise OSError("the storage is gone")
+
+    with shared_folder("att_1-1") as folder:
+        with pytest.raises(OSError, match="storage is gone"):
+            fill_once(folder, "resume", fill, lambda: None)
+        assert {one.name for one in folder.iterdir()} == {"resume.lock"}
+        found = [fill_once(folder, "resume", fill, lambda: None) for _ in range(3)]
+        assert found == [folder / "resume"] * 3
+        assert (folder / "resume" / "part").read_text() == "whole"
+    assert len(filled) == 2
+
+
+def test_who_waits_for_one_that_fills_a_folder_may_give_up(root: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(_: Path) -> None:
+        begun.set()
+        assert may_end.wait(60)
+
+    def give_up() -> None:
+        if begun.is_set():
+            raise InterruptedError("no longer wanted")
+
+    with shared_folder("att_1-1") as folder:
+        filling = threading.Thread(target=fill_once, args=(folder, "resume", slowly, lambda: None))
+        filling.start()
+        assert begun.wait(60)
+        with pytest.raises(InterruptedError):
+            fill_once(folder, "resume", slowly, give_up)
+        may_end.set()
+        filling.join()
+        assert (folder / "resume").is_dir()
 
 
 def test_the_work_root_is_private(root: Path) -> None:
