@@ -159,4 +159,6 @@ def test_a_project_has_a_few_nodes_drained_in_an_hour(world: World) -> None:
     assert node(world, bad.id).state is NodeState.READY
     world.now += KEPT_S
     world.tick(2)
-    assert world.database.query(lambda c: sick_reports.reports_of(c, "default")) == [], "they are kept for an hour"
+    assert world.database.query(lambda c: sick_reports.reports_of(c, "default")) == [], (
+        "they are kept for an hour"
+    )
