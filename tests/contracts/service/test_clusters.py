@@ -350,7 +350,9 @@ def fill(owner: Owner, world: World, project: str, jobs: int = 3) -> None:
         ray_requests.replace_requests(connection, [asked], [])
         cloud.see(connection, "default", 5.0)
         # Nodes of another cluster may have the same address.
-        said = SickReport(attempt_id="att", address="127.0.1.1", at=world.now + 1e6, message="it is wrong")
+        said = SickReport(
+            attempt_id="att", project="open", address="127.0.1.1", at=world.now + 1e6, message="it is wrong"
+        )
         sick_reports.add_reports(connection, [said])
 
     database.transact(put)

@@ -117,9 +117,9 @@ def test_a_job_that_its_owner_has_paused_too_does_not_go_on_by_itself(
         assert job is not None
         job_store.save(connection, job, lifecycle.request_pause(job, world.now))
 
-    def look(connection: sa.Connection) -> dict[str, str | None]:
+    def look(connection: sa.Connection, cluster: str) -> dict[str, str | None]:
         """Its owner asks right after the look."""
-        found = looked(connection)
+        found = looked(connection, cluster)
         if job_id in found:
             world.database.transact(ask)
         return found

@@ -126,7 +126,7 @@ class ZonedService:
 
     def workers_are_on(self, nodes: list[NodeRow]) -> bool:
         """The workers of the one job are on these nodes, one on each."""
-        ((_, attempt),) = self._database.query(live_attempts)
+        ((_, attempt),) = self._database.query(lambda c: live_attempts(c, "default"))
         return attempt.workers == {row.address: 1 for row in nodes}
 
     def processes(self, nodes: list[NodeRow]) -> list[psutil.Process]:
