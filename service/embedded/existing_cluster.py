@@ -122,7 +122,8 @@ def membership_problem(settings: Settings) -> str | None:
 def leave(settings: Settings) -> str:
     """End all that is ours in the cluster that this home is part of, and this machine's member last.
 
-    The member ends by itself, so that Ray learns of it at once.  Returns why some of it may remain, as a sentence; empty: nothing does.  Fine where the home is part of none.
+    The member ends by itself, so that Ray learns of it at once.  Returns why some of it may remain, as a sentence;
+    empty: nothing does.  Fine where the home is part of none.
     """
     known = joined.read(ClusterFolders(settings.home))
     if known is None:
