@@ -75,7 +75,7 @@ class Embedded:
     ) -> None:
         """`variables` are added to the environment of its processes and commands.
 
-        `ray_address`: of an existing Ray cluster, which has so many `nodes`.
+        `ray_address`: of an existing Ray cluster, with that number of `nodes`.
         """
         self._where = ["--ray-address", ray_address] if ray_address else ["--cloud", cloud]
         self.home = home
