@@ -13,7 +13,7 @@ from cluster.azure.catalogue import BY_NAME, Size
 from remora.errors import SpecError
 from remora.spec.problems import parse_yaml, short
 
-#: Characters of a file, sizes in it, and problems that are told at once.
+#: Characters of a file, sizes in it, and problems that are named at once.
 MAX_FILE = 256 * 1024
 MAX_SIZES = 500
 _MAX_TOLD = 20

@@ -1,6 +1,6 @@
 """The provider of an existing Ray cluster: a node of it is claimed where another provider would make a machine.
 
-Whoever runs the cluster decides which nodes it has.  What is released goes on running, and is drained by no one.
+The operators of the cluster decide which nodes it has.  What is released goes on running, and is drained by no one.
 """
 
 from __future__ import annotations

@@ -22,7 +22,12 @@ _USUAL_PLACE = ".ray/auth_token"
 #: Longest secret that is accepted, bytes; Ray's own have 64.
 _TOKEN_BYTES = 4096
 #: The same for processes of the service and the member: no report of use, and Python may differ in its last number.
-_ALWAYS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
+#: A member that is asked to end does that now.
+_ALWAYS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,10 @@ def membership_problem(settings: Settings) -> str | None:
 
 
 def leave(settings: Settings) -> str:
-    """End all that is ours in the cluster that this home is part of; this machine's member goes on until it is ended.
+    """End all that is ours in the cluster that this home is part of, and this machine's member last.
 
-    Returns why some of it may remain, as a sentence; empty: nothing does.  Fine where the home is part of none.
+    The member ends by itself, so that Ray learns of it at once.  Returns why some of it may remain, as a sentence;
+    empty: nothing does.  Fine where the home is part of none.
     """
     known = joined.read(ClusterFolders(settings.home))
     if known is None:
@@ -131,6 +132,7 @@ def leave(settings: Settings) -> str:
     try:
         start_member(settings.home, known.address)
         _require(_step("leave", there))
+        head.stop_head(settings.home)
     except (ClusterUnusable, ProviderError) as error:
         return (
             f"the cluster at {known.address} may still have actors of Remora in its namespace remora: {error}"

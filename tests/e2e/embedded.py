@@ -76,7 +76,7 @@ class Embedded:
     ) -> None:
         """`variables` are added to the environment of its processes and commands; `clusters` are beside the first.
 
-        `ray_address`: of an existing Ray cluster, which has that number of `nodes`.
+        `ray_address`: of an existing Ray cluster, with that number of `nodes`.
         """
         self._clusters = clusters
         self._where = ["--ray-address", ray_address] if ray_address else ["--cloud", cloud]

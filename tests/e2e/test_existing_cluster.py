@@ -194,8 +194,9 @@ def test_a_job_trains_through_the_loss_of_a_node_and_the_cluster_stays_as_it_was
         with contextlib.suppress(AttributeError):
             service.end()
     assert cluster.left() == [], "nothing of a job is left on a node"
+    there = sorted([before["nodes"][0], added])
+    until(lambda: cluster.observed()["nodes"] == there, "the member is known to have left")
     after = cluster.observed()
-    assert after["nodes"] == sorted([before["nodes"][0], added])
     assert (after["draining"], after["answer"]) == (0, 42)
     assert (after["actors"], after["groups"], after["entries"]) == ([], [], [])
 
