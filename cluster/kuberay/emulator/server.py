@@ -95,7 +95,7 @@ class KubernetesServer:
         #: Every request: method and path with query.
         self.requests: list[str] = []
         self._rights = rights
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", port), _answering(self))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
@@ -234,8 +234,8 @@ def _invalid(document: dict[str, Any]) -> str:
     return ""
 
 
-def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _answering(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
+    class AnsweringRequests(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         # Head and body go at once: else the body waits for the acknowledgement of the head, which takes 40 ms.
         wbufsize = -1
@@ -288,4 +288,4 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
                 text = text[: len(text) // 2]
             self.wfile.write(text)
 
-    return Handler
+    return AnsweringRequests
