@@ -164,6 +164,10 @@ PARTS: Mapping[str, Part] = {
         ("tests/contracts/deploy/test_azure_lint.py", "tests/contracts/deploy/test_azure_installer.py"),
         ("deploy/azure", "cluster/azure/emulator/deployments", "requirements/checkov.txt"),
     ),
+    "kubernetes": Part(
+        ("tests/contracts/deploy/test_kubernetes_manifests.py",),
+        ("deploy/kubernetes", "requirements/kubernetes.txt"),
+    ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),
         (

@@ -15,7 +15,7 @@ from enum import StrEnum
 from pydantic import TypeAdapter, ValidationError
 
 #: The annotation with the claims.
-NODES_ANNOTATION = "remora/nodes"
+NODES_ANNOTATION = "remora-nodes"
 #: Bytes of it; Kubernetes takes 256 KiB of all annotations together.
 MOST_BYTES = 200 * 1024
 #: Seconds for which a group may want pods that no node waits for and that are not to be seen.

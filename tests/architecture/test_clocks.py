@@ -26,6 +26,8 @@ MAY = {
     "cluster/azure/arm.py": "a default; the service gives its own",
     "cluster/azure/region_catalogue.py": "a default; the service gives its own",
     "cluster/azure/provider.py": "a default; the service gives its own",
+    "cluster/kuberay/provider.py": "a default; the service gives its own",
+    "cluster/kuberay/emulator/world.py": "the emulator writes times as Kubernetes does",
     "cluster/azure/emulator/clock.py": "the emulator plays a cloud, which has a time of day",
     "cluster/azure/emulator/imds.py": "the same",
     "cluster/head/retire.py": "the deadline of a drain, which Ray compares with its clock",

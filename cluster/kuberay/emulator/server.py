@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -83,9 +84,16 @@ class KubernetesServer:
     """Runs between `with` and its end; `url` is where it listens.  `world` may be changed under `lock`."""
 
     def __init__(
-        self, world: World, rights: Sequence[Right] | None = None, page: int = 500, port: int = 0
+        self,
+        world: World,
+        rights: Sequence[Right] | None = None,
+        page: int = 500,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`rights` is what the service account may do, None: everything.  `page` bounds lists besides their limit."""
+        """`rights` is what the service account may do, None: everything.  `page` bounds lists besides their limit.
+
+        With `tls` it speaks TLS alone.
+        """
         self.world = world
         self.lock = threading.RLock()
         self.faults: list[Fault] = []
@@ -95,10 +103,13 @@ class KubernetesServer:
         #: Every request: method and path with query.
         self.requests: list[str] = []
         self._rights = rights
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _answering(self))
         self._http.daemon_threads = True
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._http.server_address[1]}"
 
     def __enter__(self) -> KubernetesServer:
         self._thread.start()
@@ -234,8 +245,8 @@ def _invalid(document: dict[str, Any]) -> str:
     return ""
 
 
-def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _answering(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
+    class AnsweringRequests(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         # Head and body go at once: else the body waits for the acknowledgement of the head, which takes 40 ms.
         wbufsize = -1
@@ -288,4 +299,4 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
                 text = text[: len(text) // 2]
             self.wfile.write(text)
 
-    return Handler
+    return AnsweringRequests

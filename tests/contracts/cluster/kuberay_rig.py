@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import ssl
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -91,10 +92,16 @@ class RigClock:
 class KubeRayRig:
     """`Provider` with `kill`, and what tests of KubeRay need besides; to be used as a context manager."""
 
-    def __init__(self, folder: Path, rights: Sequence[Right] | None = None, page: int = 500) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rights: Sequence[Right] | None = None,
+        page: int = 500,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         (cluster,) = manifests("RayCluster")
         self.world = World(cluster)
-        self.server = KubernetesServer(self.world, rights, page)
+        self.server = KubernetesServer(self.world, rights, page, tls)
         self.names = Names()
         self.clock = RigClock()
         self._token = folder / "token"
@@ -103,7 +110,8 @@ class KubeRayRig:
 
     def __enter__(self) -> KubeRayRig:
         self.server.__enter__()
-        self.kuberay = self.another()
+        if self.server.url.startswith("http:"):
+            self.kuberay = self.another()
         return self
 
     def __exit__(self, *_: object) -> None:

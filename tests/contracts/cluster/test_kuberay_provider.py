@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +28,7 @@ from cluster.provider import (
     Unanswered,
     Unauthorized,
 )
+from cluster.ray.certificates import issue, make_authority
 from tests.contracts.cluster.kuberay_rig import GROUP, OFFERING, KubeRayRig, request, rights
 
 
@@ -366,19 +369,23 @@ class TestOtherWriters:
         labels = {f"label-{number}": "v" * 60 for number in range(60)}
         rig.group()["maxReplicas"] = 10_000
 
-        def create(name: str) -> None:
-            rig.create(NodeRequest(node_id=name, pool="cpu", resources={}, labels=labels, offering=OFFERING))
+        def is_made(name: str) -> bool:
+            wanted = NodeRequest(node_id=name, pool="cpu", resources={}, labels=labels, offering=OFFERING)
+            try:
+                rig.create(wanted)
+            except QuotaExceeded:
+                return False
+            return True
 
-        made = 0
-        while len(rig.world.cluster["metadata"]["annotations"].get(NODES_ANNOTATION, "")) < MOST_BYTES - 5000:
-            create(f"node_{made}")
-            made += 1
-        create("node_last")
-        with pytest.raises(QuotaExceeded, match="no room for more than"):
-            create("node_too_many")
+        made = next(number for number in range(200) if not is_made(f"node_{number}"))
+        with pytest.raises(QuotaExceeded, match=f"no room for more than {made} nodes"):
+            rig.create(
+                NodeRequest(node_id="node_x", pool="cpu", resources={}, labels=labels, offering=OFFERING)
+            )
         assert made > 20
+        assert len(rig.world.cluster["metadata"]["annotations"][NODES_ANNOTATION]) <= MOST_BYTES
         rig.delete("node_0")
-        assert len(rig.list()) == made
+        assert len(rig.list()) == made - 1
 
 
 def until_done(ask: Callable[[], None]) -> None:
@@ -494,6 +501,23 @@ class TestFailures:
             rig.list()
         token.write_text(good)
         assert rig.list() == []
+
+    def test_the_server_has_to_prove_who_it_is(self, tmp_path: Path) -> None:
+        authority, other = make_authority(time.time()), make_authority(time.time())
+        own = tmp_path / "own.pem"
+        own.write_bytes(issue(authority, "kubernetes", ["127.0.0.1"], time.time()).joined())
+        (tmp_path / "ca.crt").write_bytes(authority.certificate)
+        (tmp_path / "other.crt").write_bytes(other.certificate)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(own)
+        with KubeRayRig(tmp_path, rights(), tls=tls) as rig:
+            trusting = rig.another(authority_file=str(tmp_path / "ca.crt"))
+            trusting.create(request())
+            assert only(trusting.list()).is_running
+            before = len(rig.server.requests)
+            with pytest.raises(Unanswered, match=r"(?i)certificate"):
+                rig.another(authority_file=str(tmp_path / "other.crt")).list()
+            assert len(rig.server.requests) == before, "no token was shown to it"
 
     def test_no_authority_is_said(self, rig: KubeRayRig, tmp_path: Path) -> None:
         with pytest.raises(Unauthorized, match="authority_file"):

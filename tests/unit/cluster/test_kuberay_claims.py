@@ -96,7 +96,7 @@ def test_what_is_written_is_read_again() -> None:
         {},
         {"metadata": None, "spec": [], "status": "x"},
         {
-            "metadata": {"annotations": {"remora/nodes": 5}},
+            "metadata": {"annotations": {"remora-nodes": 5}},
             "spec": {"workerGroupSpecs": [None, {"replicas": "x"}]},
         },
         {"spec": {"workerGroupSpecs": [{"scaleStrategy": {"workersToDelete": {}}, "maxReplicas": True}]}},
