@@ -12,7 +12,7 @@ import torch
 from remora import training
 from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, FeedPlan, MicroBatch, load_batches
+from remora.torch.feed import Feed, FeedPlan, LoadedBatch, MicroBatch, load_batches
 from remora.torch.group import Group
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
@@ -22,6 +22,20 @@ from remora.torch.step import AnyStep, Compute, Step
 
 #: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
 REPORTS_KEPT = 256
+
+
+def _with_one_thread(batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
+    """The same, each loaded with one thread of the processor; who takes them has as many as before."""
+    while True:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            loaded = next(batches, None)
+        finally:
+            torch.set_num_threads(threads)
+        if loaded is None:
+            return
+        yield loaded
 
 
 class ElasticLoop(ABC):
@@ -130,7 +144,9 @@ class ElasticLoop(ABC):
     def _feed_of(self, step: AnyStep, shard: int) -> Feed:
         """Batches of one shard, of whichever worker it is, in one step; read in this process."""
         plan = self._feed_plan(range(shard, shard + 1), Position(step.epoch, step.place), 1, probe_every=0)
-        return Feed(load_batches(self._data, plan, self._collate, 0))
+        batches = load_batches(self._data, plan, self._collate, 0)
+        # Processes of a loader have one thread, and what a dataset computes may have other bits with several.
+        return Feed(batches if self._num_workers == 0 else _with_one_thread(batches))
 
     def _feed_plan(self, own: range, start: Position, steps: int | None, probe_every: int) -> FeedPlan:
         settings = self._settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from remora.torch.step import (
     repeats,
 )
 from remora.torch.verification import (
+    VERIFY_VARIABLE,
     Checks,
     Miscomputed,
     Verdict,
@@ -144,6 +146,10 @@ class Loop(ReplicatedLoop, FunctionLoop):
         text = wrong_text(step, verdict.wrong)
         if self._link is None:
             raise Miscomputed(f"{text}: start again without its machine, from the newest checkpoint")
+        if VERIFY_VARIABLE not in os.environ:
+            self._end_diverged(
+                f"{text}; with elastic.verify in the job's specification the others would go on"
+            )
         ranks = sorted(verdict.wrong)
         self._link.send(
             {

@@ -19,6 +19,8 @@ from remora.torch.neighbours import neighbours
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive
 
+#: Environment variable of a job that asks for checks.
+VERIFY_VARIABLE = "REMORA_VERIFY_EVERY"
 #: Shards that are computed once more; a worker that computes wrongly makes two doubtful.
 MOST_DOUBTS = 4
 
@@ -98,6 +100,10 @@ def judge_all(
     `firsts`: by rank, for its own shard and for that of the rank that it checks.  `seconds`: by rank, for the shard of
     each of `doubts`, which the ranks named by `Checks.parts_of` have computed once more.
     """
+    unsteady = _unlike_themselves(checks, doubts, firsts, seconds)
+    if len(unsteady) > 1:
+        # Machines fail one at a time: what several compute otherwise the second time is not deterministic.
+        return Verdict(frozenset(), unsteady)
     wrong: set[int] = set()
     left: list[frozenset[int]] = []
     for place, rank in enumerate(doubts):
@@ -113,6 +119,18 @@ def judge_all(
     # Who computes wrongly may also leave a doubt about others.
     undecided = frozenset().union(*(ranks for ranks in left if not ranks & wrong))
     return Verdict(frozenset(wrong), undecided)
+
+
+def _unlike_themselves(
+    checks: Checks, doubts: Sequence[int], firsts: Sequence[Sequence[int]], seconds: Sequence[Sequence[int]]
+) -> frozenset[int]:
+    """The ranks that have found something else when they computed a shard again."""
+    found = set()
+    for place, rank in enumerate(doubts):
+        checker = checks.checkers[rank]
+        found |= {rank} if firsts[rank][0] != seconds[rank][place] else set()
+        found |= {checker} if firsts[checker][1] != seconds[checker][place] else set()
+    return frozenset(found)
 
 
 def doubted(checks: Checks, firsts: Sequence[Sequence[int]]) -> list[int]:
@@ -141,9 +159,9 @@ def undecided_text(step: int, ranks: Iterable[int]) -> str:
     """The error where it cannot be said which worker computes wrongly."""
     named = sorted(ranks)
     return (
-        f"in step {step} ranks {', '.join(map(str, named))} have found unlike bits for the same shard, and no two of"
-        " them agree: an operation of the model is not deterministic, or one of their machines computes wrongly, which"
-        " takes three workers to tell"
+        f"in step {step} ranks {', '.join(map(str, named))} have found unlike bits for the same shard, and it cannot be"
+        " said who is right: an operation of the model or of the dataset is not deterministic, or one of their machines"
+        " computes wrongly, which takes three workers to tell"
     )
 
 

@@ -26,6 +26,8 @@ from trainers.plan import Record
 
 log = logging.getLogger(__name__)
 
+#: Events of an attempt that say that a node is sick.
+SICK_EVENTS = frozenset({"worker.miscomputed", "worker.gpu_failed", "worker.misread"})
 #: Characters of the address of a node, and of why it is drained.
 LONGEST_ADDRESS, LONGEST_WHY = 200, 500
 
@@ -170,8 +172,8 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
         case driver_records.EventRecord():
             batch.append_event(at, said.kind, said.message, said.data)
-            if said.kind == "worker.miscomputed":
-                _note_sick(batch, said)
+            if said.kind in SICK_EVENTS:
+                _note_sick(batch, said, _since(batch, at))
         case driver_records.ProgressRecord():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
         case driver_records.AttemptEndRecord():
@@ -194,11 +196,15 @@ def _take(batch: _Batch, record: Record) -> None:
             )
 
 
-def _note_sick(batch: _Batch, said: driver_records.EventRecord) -> None:
+def _note_sick(batch: _Batch, said: driver_records.EventRecord, at: float) -> None:
     address = said.data.get("address")
     if isinstance(address, str) and len(address) <= LONGEST_ADDRESS:
         report = SickReport(
-            attempt_id=batch.attempt.id, address=address, at=batch.now, message=said.message[:LONGEST_WHY]
+            attempt_id=batch.attempt.id,
+            project=batch.job.project,
+            address=address,
+            at=at,
+            message=said.message[:LONGEST_WHY],
         )
         batch.sick.append(report)
 

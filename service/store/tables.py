@@ -418,14 +418,16 @@ node_events = sa.Table(
     sa.Column("message", sa.Text, nullable=False),
 )
 
-# What attempts have said of nodes, until the node is drained for it.
+# What attempts have said of nodes: until the node is drained for it, and for an hour more.
 sick_reports = sa.Table(
     "sick_reports",
     metadata,
     sa.Column("attempt_id", sa.String(40), primary_key=True),
     sa.Column("address", sa.String(200), primary_key=True),
+    sa.Column("project", sa.String(63), nullable=False),
     sa.Column("at", sa.Double, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
+    sa.Column("drained_at", sa.Double),
 )
 
 # Only ever appended to.

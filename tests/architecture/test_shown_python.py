@@ -230,7 +230,9 @@ def test_every_variable_that_a_page_names_is_known_to_the_code() -> None:
             known |= set(re.findall(r"REMORA_[A-Z_]*[A-Z]", text))
     known |= {f"REMORA_{name.upper()}" for name in Settings.model_fields}
     # Put together by `Elastic.variables` of a specification.
-    known |= {f"REMORA_{name}" for name in ("EXACTNESS", "GLOBAL_BATCH", "SHARDS", "NONFINITE")}
+    known |= {
+        f"REMORA_{name}" for name in ("EXACTNESS", "GLOBAL_BATCH", "SHARDS", "NONFINITE", "VERIFY_EVERY")
+    }
     for page, text in pages().items():
         if page != "CHANGELOG.md":
             assert set(re.findall(r"REMORA_[A-Z_]*[A-Z]", text)) <= known, page

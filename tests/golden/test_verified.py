@@ -31,7 +31,8 @@ def test_a_worker_that_flips_a_bit_is_named_and_leaves_no_trace(
     step = 2 * EVERY
     # One shard for each worker: the one that is checked is the one that is wrong, also where that happens once.
     job = replace(VERIFIED, shards=3)
-    with Driver(job, tmp_path, mishap=BitFlip(slot, step, is_once=is_once)) as driver:
+    flip = BitFlip(slot, step, is_once=is_once)
+    with Driver(job, tmp_path, mishap=flip, REMORA_VERIFY_EVERY=str(EVERY)) as driver:
         driver.start(3)
         driver.reach(step - 1)
         driver.wait(lambda: len(accusations(driver)) == 3, "all workers have found it")

@@ -37,9 +37,9 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 class CheckpointDamaged(Exception):
     """A checkpoint that is fetched cannot be used; the message is a clause that says why."""
 
-    def __init__(self, folder: str, why: str) -> None:
+    def __init__(self, folder: str, file: str, why: str) -> None:
         super().__init__(why)
-        self.folder = folder
+        self.folder, self.file = folder, file
 
 
 class Fenced(Exception):
@@ -150,9 +150,25 @@ class Catalog:
                 self._right[name] = self._storage.state(name)
         return self.location(manifest)
 
-    def refuse(self, folder: str, why: str) -> None:
-        """A checkpoint cannot be used, as who fetched it has found: `newest` passes over it from now on."""
-        self._refused.setdefault(folder, why)
+    def refuse_if_damaged(self, folder: str, file: str) -> bool:
+        """Look at a file that a worker could not use: False when it is right here, so that the worker's node is not.
+
+        `newest` passes over the checkpoint from now on where it is not.  Raises StorageError.
+        """
+        if parse_folder_name(folder) is None:
+            return False
+        manifest = self._read_manifest(folder)
+        if not isinstance(manifest, Manifest):
+            # `newest` finds that by itself.
+            return True
+        for one in manifest.files:
+            if one.name == file:
+                name = f"{self._folder}/{folder}/{file}"
+                self._right.pop(name, None)
+                if (why := self._fault(name, one)) is not None:
+                    self._refused[folder] = why
+                return why is not None
+        return False
 
     def vouch(self, manifest: Manifest) -> None:
         """Workers have fetched a checkpoint, and its content is right.  Raises StorageError, FileNotFoundError."""
@@ -207,12 +223,12 @@ class Catalog:
             try:
                 self._storage.link_file(f"{self._folder}/{manifest.folder}/{file.name}", here)
             except FileNotFoundError:
-                raise CheckpointDamaged(manifest.folder, f"{file.name} is missing") from None
+                raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is missing") from None
             except NotReadable as error:
-                raise CheckpointDamaged(manifest.folder, str(error)) from None
+                raise CheckpointDamaged(manifest.folder, file.name, str(error)) from None
             with here.open("rb") as opened:
                 if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                    raise CheckpointDamaged(manifest.folder, f"{file.name} is corrupted")
+                    raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is corrupted")
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             under_way = [pool.submit(fetch_one, file) for file in manifest.files]

@@ -28,6 +28,7 @@ from trainers.driver.phases import Lifecycle
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Asked, Pace
 from trainers.driver.relay import Relay
+from trainers.driver.sick_nodes import SickNodes
 from trainers.driver.verdict import GroupFailure, Verdict, judge, too_few_workers
 from trainers.plan import AttemptPlan
 from trainers.ray_train import AttemptEnds, Member
@@ -83,6 +84,8 @@ class Attempt:
         self._pause_until: Deadline | None = None
         self._start_failures = 0
         self._start_error = ""
+        #: Nodes that must get no worker of this attempt.
+        self.sick = SickNodes()
         #: The checkpoint that the workers were given, until they have trained from it.
         self._resumed: Manifest | None = None
         #: A worker group of this attempt has reported a step.
@@ -400,16 +403,15 @@ class Attempt:
         supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)
         if not nodes and not group.is_stopping:
             await self._wait_for_ends(group, living, _COLLECT_S)
-        for folder, why in group.damaged.items():
-            self.commits.catalog.refuse(folder, why)
+        troubles = {**group.troubles, **await self._confirm_damages(group)}
         verdict = judge(
             GroupFailure(
                 exits=tuple(group.exits.values()),
                 lost_nodes=tuple(sorted(nodes)),
                 lost_supervisors=tuple(sorted(supervisors)),
-                troubles=tuple(sorted(group.troubles.items())),
+                troubles=tuple(sorted(troubles.items())),
                 diverged=group.diverged,
-                damaged=next(iter(group.damaged.values()), ""),
+                damaged="" if troubles else next((one.why for one in group.damaged.values()), ""),
                 is_planned=group.is_stopping,
             )
         )
@@ -433,6 +435,28 @@ class Attempt:
             return False
         self.account.size({}, state="starting")
         return True
+
+    async def _confirm_damages(self, group: WorkerGroup) -> dict[int, str]:
+        """Whether the checkpoint is damaged or nodes read it wrongly, which are sick then; troubles by rank."""
+        troubles: dict[int, str] = {}
+        for rank, one in group.damaged.items():
+            try:
+                is_damaged = await asyncio.to_thread(
+                    self.commits.catalog.refuse_if_damaged, one.folder, one.file
+                )
+            except (StorageError, OSError) as error:
+                troubles[rank] = str(error)[:500]
+                continue
+            if is_damaged:
+                continue
+            (slot,) = self.group_members.slots_of({rank})
+            member = self.group_members.by_slot[slot]
+            if not self.sick.add([member.ray_node_id]):
+                troubles[rank] = f"its node reads a checkpoint that is right, and {one.why}"
+                continue
+            text = f"For rank {rank} {one.why}, and in the storage it is right: its node {member.address} is drained."
+            self.account.event("worker.misread", text, rank=rank, address=member.address)
+        return troubles
 
     def group_started(self) -> None:
         """A worker group came up."""

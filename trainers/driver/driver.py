@@ -278,6 +278,7 @@ class Driver:
 
     def group_starts(self, members: list[ray_train.Member]) -> None:
         """Give every worker its assignment."""
+        self._call(self._in_place.check_nodes, members)
         members = on_demand_first(members, self._on_demand_nodes())
         resume, damages = self._attempt.commits.catalog.newest()
         for damage in damages:

@@ -7,6 +7,7 @@ clock, except those in records.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ CHECKPOINT_PATIENCE_S = 600.0
 RETRY_S = 5.0
 #: Characters of a command's last line of error that are reported with its end.
 MOST_WORDS = 300
+#: Lines of a command's standard error in which an error is looked for that hardware made: a traceback follows it.
+_LAST_LINES = 30
 #: The same for its message about weights that differ, with their causes.
 MOST_OF_A_CAUSE = 1000
 #: What a worker is doing that has not begun, by the `what` of its message; anything else is an input.
@@ -74,6 +77,16 @@ _Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
+class Unusable:
+    """A file of a checkpoint that a rank could not use."""
+
+    folder: str
+    file: str
+    #: A clause.
+    why: str
+
+
+@dataclass(frozen=True)
 class Deadline:
     """When machines go."""
 
@@ -109,15 +122,17 @@ class WorkerGroup:
     is_preparing: bool = False
     exits: dict[int, ChildExit] = field(default_factory=dict)
     troubles: dict[int, str] = field(default_factory=dict)
-    #: Why ranks could not use the checkpoint that they were given, by its folder.
-    damaged: dict[str, str] = field(default_factory=dict)
+    #: What ranks could not use of the checkpoint that they were given.
+    damaged: dict[int, Unusable] = field(default_factory=dict)
     #: Message of the first rank that found workers with other weights; "": none did.
     diverged: str = ""
     #: True once a command has failed by itself.
     _has_failed: bool = False
     _last_words: dict[int, str] = field(default_factory=dict)
-    #: What ranks wrote about a GPU that failed; it counts when their command fails.
-    _gpu_failures: dict[int, str] = field(default_factory=dict)
+    #: What ranks wrote last to their standard error.
+    _last_lines: dict[int, deque[str]] = field(default_factory=dict)
+    #: Ranks whose last lines say nothing about a GPU.
+    _unheard: set[int] = field(default_factory=set)
     #: What ranks said about what they have prepared.
     _prepared: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: True once it was reported that an environment is being built.
@@ -204,7 +219,9 @@ class WorkerGroup:
             case "diverged":
                 self.diverged = self.diverged or str(message["text"])[:MOST_OF_A_CAUSE]
             case "damaged":
-                self.damaged.setdefault(str(message["folder"]), str(message["why"]))
+                self.damaged[rank] = Unusable(
+                    str(message["folder"]), str(message["file"]), str(message["why"])
+                )
             case "held":
                 yield from self._answer(rank, message)
             case "relayed":
@@ -223,8 +240,8 @@ class WorkerGroup:
     def _read_errors(self, rank: int, text: str) -> None:
         if last := _last_line(text):
             self._last_words[rank] = last[:MOST_WORDS]
-        if (failed := gpu_failure(text)) is not None:
-            self._gpu_failures[rank] = failed
+        lines = self._last_lines.setdefault(rank, deque(maxlen=_LAST_LINES))
+        lines.extend(line[:MOST_WORDS] for line in text.rsplit("\n", _LAST_LINES)[-_LAST_LINES:])
 
     @property
     def broken_ranks(self) -> set[int]:
@@ -232,12 +249,12 @@ class WorkerGroup:
         return {rank for rank, one in self.exits.items() if one.is_failure and one.gpu_failure is not None}
 
     def gpu_failure_of(self, rank: int) -> str | None:
-        """What a rank wrote about a GPU that failed, a clause; None: nothing."""
-        return self._gpu_failures.get(rank)
+        """What a rank wrote last about a GPU that failed, a clause; None: nothing."""
+        return None if rank in self._unheard else gpu_failure("\n".join(self._last_lines.get(rank, ())))
 
     def forget_gpu_failure(self, rank: int) -> None:
         """What it wrote does not count."""
-        self._gpu_failures.pop(rank, None)
+        self._unheard.add(rank)
 
     def tick(self, now: float) -> Iterator[Effect]:
         """What time alone brings about: periodic checkpoints, and the end of patience."""
@@ -444,7 +461,7 @@ class WorkerGroup:
             environment_failed=message.get("environment_failed"),
             excess=message.get("excess"),
             last_words=self._last_words.get(rank, ""),
-            gpu_failure=self._gpu_failures.get(rank),
+            gpu_failure=self.gpu_failure_of(rank),
         )
         self._has_failed = self._has_failed or self.exits[rank].is_failure
 

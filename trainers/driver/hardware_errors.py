@@ -1,7 +1,8 @@
 """Which lines of a command's standard error say that a GPU failed, and not the script (pure).
 
-What may be the script's own fault is not among them: an illegal address, an assertion on the device, a launch that
-failed for no known reason, memory that is used up.
+What may be the fault of the script or of its image is not among them: an illegal address, an assertion on the device, a
+launch that failed for no known reason, memory that is used up, a device that another process has, a driver that
+does not fit to the CUDA of the image.
 Sources: the texts and meanings of `cudaError` in the CUDA Runtime API, section "Data types used by CUDA Runtime", and
 of `nvmlReturn_t` in the NVML API reference.
 """
@@ -16,12 +17,8 @@ _MEANINGS = {
     "uncorrectable ECC error encountered": "a GPU has memory that cannot be corrected",
     # cudaErrorNvlinkUncorrectable, 220
     "uncorrectable NVLink error detected": "a link between GPUs failed",
-    # cudaErrorDevicesUnavailable, 46
-    "all CUDA-capable devices are busy or unavailable": "its GPUs cannot be used",
     # cudaErrorSystemNotReady, 802
     "system not yet initialized": "the service that joins its GPUs does not run",
-    # cudaErrorSystemDriverMismatch, 803
-    "system has unsupported display driver / cuda driver combination": "its driver and CUDA do not fit together",
     # NVML_ERROR_GPU_IS_LOST, 15
     "GPU is lost": "a GPU is lost",
     "GPU has fallen off the bus": "a GPU is lost",

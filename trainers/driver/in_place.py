@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -37,7 +37,6 @@ from trainers.driver.kills import Kills
 from trainers.driver.phases import Phase
 from trainers.driver.regrouping import Cause, RankAssignment, Regrouping, assign_ranks
 from trainers.driver.repeated_failures import RepeatedFailures
-from trainers.driver.sick_nodes import SickNodes
 from trainers.driver.verdict import Verdict
 from trainers.ray_train import Member
 
@@ -65,8 +64,6 @@ class InPlace:
         self._failures = RepeatedFailures()
         #: The sizes have changed, and the worker group may be too large for them.
         self._is_resized = False
-        #: Ray's names of nodes that compute wrongly.
-        self._sick = SickNodes()
 
     @property
     def is_changing(self) -> bool:
@@ -108,6 +105,10 @@ class InPlace:
         why = group.gpu_failure_of(rank)
         if why is None or message.get("exit_code") == 0:
             return
+        if not attempt.plan.resources.get("GPU"):
+            # It has none of a node's GPUs that could fail.
+            group.forget_gpu_failure(rank)
+            return
         if not self._call_sick({slot}):
             group.forget_gpu_failure(rank)
             return
@@ -139,7 +140,7 @@ class InPlace:
         """Go on without workers of which another one says that they compute wrongly; their nodes get no other ones."""
         attempt, group_members = self._attempt, self._group_members
         wrong = group_members.slots_of(ranks) & group_members.present
-        if not wrong or slot in wrong or slot not in group_members.present:
+        if not wrong or slot in wrong or slot not in group_members.present or not self._verifies:
             return
         text = text[:MOST_OF_A_CAUSE]
         if not self._may_lose(wrong) or not self._call_sick(wrong):
@@ -153,9 +154,19 @@ class InPlace:
         attempt.spawn(group_members.send_to(wrong, _STOP))
         self._go_on_without(wrong)
 
+    @property
+    def _verifies(self) -> bool:
+        """The job asks for checks of what its workers compute."""
+        return "REMORA_VERIFY_EVERY" in self._attempt.plan.elastic_variables
+
+    def check_nodes(self, members: Iterable[Member]) -> None:
+        """Raise TimeoutError where one of the workers of a new group is on a node that is sick."""
+        if any(member.ray_node_id in self._attempt.sick for member in members):
+            raise TimeoutError("the node of a new worker is sick, and is being drained")
+
     def _call_sick(self, slots: set[int]) -> bool:
         """The nodes of these slots are sick; False when the attempt has said so too often."""
-        return self._sick.add(self._group_members.by_slot[one].ray_node_id for one in slots)
+        return self._attempt.sick.add(self._group_members.by_slot[one].ray_node_id for one in slots)
 
     def _park(self, slot: int, generation: int, step: int, why: str) -> None:
         attempt, group_members = self._attempt, self._group_members
@@ -231,9 +242,11 @@ class InPlace:
         attempt = self._attempt
         if attempt.group is None or attempt.ended_slots or attempt.lifecycle.is_final:
             raise TimeoutError("the worker group ended before others could join it")
-        if any(member.ray_node_id in self._sick for member in members):
+        try:
+            self.check_nodes(members)
+        except TimeoutError:
             self._join_after = attempt.now() + SICK_PAUSE_S
-            raise TimeoutError("the node of a new worker is sick, and is being drained")
+            raise
         self._group_members.expect(members, attempt.now())
         return attempt.generation
 

@@ -215,7 +215,8 @@ class Supervisor:
             except (EnvironmentFailed, EnvironmentImpossible) as error:
                 self._finish({"environment_failed": self._clean(str(error))[:4000]})
             except CheckpointDamaged as damaged:
-                self._outbox.put({"type": "damaged", "folder": damaged.folder, "why": str(damaged)})
+                where = {"folder": damaged.folder, "file": damaged.file}
+                self._outbox.put({"type": "damaged", **where, "why": str(damaged)})
                 self._outbox.close()
                 raise ChildFailed(f"the checkpoint cannot be used: {damaged}") from damaged
             except (StorageError, OSError) as error:

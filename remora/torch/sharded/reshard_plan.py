@@ -114,6 +114,9 @@ def plan_transfers(rank: int, old: torch.Tensor, holders: torch.Tensor, new: tor
 
 def _first_of_equals(boxes: torch.Tensor) -> torch.Tensor:
     """True for each box that none before it is equal to."""
+    if boxes.shape[1] == 0:
+        # A number without dimensions: all hold the same.
+        return torch.arange(len(boxes)) == 0
     _, kinds = boxes.flatten(1).unique(dim=0, return_inverse=True)
     places = torch.arange(len(boxes))
     first = torch.full((len(boxes),), len(boxes)).scatter_reduce(0, kinds, places, "amin")

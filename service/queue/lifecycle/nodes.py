@@ -67,11 +67,15 @@ def drain_node(node: NodeRow, message: str, deadline_at: float, now: float) -> N
 
 
 def sicken_node(node: NodeRow, message: str, now: float) -> NodeDecision | None:
-    """A node that computes wrongly is drained; None where nothing works on it any more."""
-    if node.state not in JOINED:
+    """A node that computes wrongly is drained; None where it leaves anyway and is known to be sick, or has left."""
+    if node.state not in JOINED or node.sick_since is not None:
         return None
+    if node.state is NodeState.DRAINING:
+        # What drains it has said until when.
+        event = NewEvent(at=now, kind="node.sick", message=f"this machine is sick: {message}")
+        return NodeDecision(replace(node, sick_since=now), (event,))
     decision = drain_node(node, f"this machine is sick: {message}", now + DRAIN_S, now)
-    return replace(decision, node=replace(decision.node, sick_since=node.sick_since or now))
+    return replace(decision, node=replace(decision.node, sick_since=now))
 
 
 def end_node(node: NodeRow, now: float) -> NodeDecision:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from remora.states import NodeState
+from service.loops.sick_nodes import KEPT_S, MOST_PER_PROJECT
 from service.queue.rows import NodeRow
 from service.settings import Settings
 from service.store import nodes as node_store
 from service.store import sick_reports
 from service.store.database import Database
+from service.store.ingest import SICK_EVENTS
 from tests.contracts.service.buying import DOCUMENT, apply, buying_world, living, running_on, train
 from tests.service_fakes import World
 
@@ -27,12 +29,10 @@ def world(database: Database, tmp_path: Path) -> World:
     return world
 
 
-def accuse(world: World, job_id: str, address: object) -> None:
-    """The job's driver says that a node computes wrongly."""
+def accuse(world: World, job_id: str, address: object, kind: str = "worker.miscomputed") -> None:
+    """The job's driver says that a node is sick."""
     data = {"rank": 1, "address": address}
-    world.launcher.driver_of(job_id).tell(
-        "event", at=world.now, kind="worker.miscomputed", message=WHY, data=data
-    )
+    world.launcher.driver_of(job_id).tell("event", at=world.now, kind=kind, message=WHY, data=data)
 
 
 def node(world: World, node_id: str) -> NodeRow:
@@ -42,13 +42,15 @@ def node(world: World, node_id: str) -> NodeRow:
 
 
 def reports(world: World) -> list[sick_reports.SickReport]:
-    return world.database.query(sick_reports.all_reports)
+    """Those that no node was drained for."""
+    return [one for one in world.database.query(sick_reports.all_reports) if one.drained_at is None]
 
 
-def test_it_is_drained_with_the_reason_and_replaced(world: World) -> None:
+@pytest.mark.parametrize("kind", sorted(SICK_EVENTS))
+def test_it_is_drained_with_the_reason_and_replaced(world: World, kind: str) -> None:
     job_id = running_on(world, 3)
     bad = living(world)[1]
-    accuse(world, job_id, bad.address)
+    accuse(world, job_id, bad.address, kind)
     world.tick(2)
     drained = node(world, bad.id)
     assert (drained.state, drained.sick_since is None) == (NodeState.DRAINING, False)
@@ -69,7 +71,7 @@ def test_a_controller_that_died_after_it_stored_the_report_drains_it_later(world
     bad = living(world)[1]
     attempt = world.attempts(job_id)[-1]
     report = sick_reports.SickReport(
-        attempt_id=attempt.id, address=str(bad.address), at=world.now, message=WHY
+        attempt_id=attempt.id, project="default", address=str(bad.address), at=world.now, message=WHY
     )
     world.database.transact(lambda connection: sick_reports.add_reports(connection, [report, report]))
     world.succeed()
@@ -92,8 +94,68 @@ def test_a_later_node_with_the_address_of_one_that_is_gone_is_left_alone(world: 
     attempt = world.attempts(job_id)[-1]
     here = living(world)[0]
     before = here.created_at - 1.0
-    report = sick_reports.SickReport(attempt_id=attempt.id, address=str(here.address), at=before, message=WHY)
+    report = sick_reports.SickReport(
+        attempt_id=attempt.id, project="default", address=str(here.address), at=before, message=WHY
+    )
     world.database.transact(lambda connection: sick_reports.add_reports(connection, [report]))
     world.tick()
     assert node(world, here.id).state is NodeState.READY
     assert reports(world) == []
+
+
+def test_what_is_said_again_of_a_node_that_drains_changes_nothing(world: World) -> None:
+    job_id = running_on(world, 3)
+    bad = living(world)[1]
+    accuse(world, job_id, bad.address)
+    world.tick(2)
+    before = node(world, bad.id)
+    report = sick_reports.SickReport(
+        attempt_id="another", project="default", address=str(bad.address), at=world.now, message="another"
+    )
+    world.database.transact(lambda connection: sick_reports.add_reports(connection, [report]))
+    world.tick(2)
+    after = node(world, bad.id)
+    assert (after.deadline_at, after.message, after.sick_since) == (
+        before.deadline_at,
+        before.message,
+        before.sick_since,
+    )
+    assert reports(world) == []
+
+
+def test_a_node_that_its_cloud_takes_keeps_that_deadline(world: World) -> None:
+    job_id = running_on(world, 3)
+    bad = living(world)[1]
+    world.cluster.draining.add(bad.id)
+    world.tick(2)
+    before = node(world, bad.id)
+    assert (before.state, before.sick_since) == (NodeState.DRAINING, None)
+    accuse(world, job_id, bad.address)
+    world.tick(2)
+    after = node(world, bad.id)
+    assert (after.deadline_at, after.sick_since is None) == (before.deadline_at, False)
+
+
+def test_a_project_has_a_few_nodes_drained_in_an_hour(world: World) -> None:
+    running_on(world, 3)
+    before = [
+        sick_reports.SickReport(
+            attempt_id=f"att_{number}",
+            project="default",
+            address=f"10.9.9.{number}",
+            at=world.now,
+            message=WHY,
+            drained_at=world.now,
+        )
+        for number in range(MOST_PER_PROJECT)
+    ]
+    bad = living(world)[1]
+    new = sick_reports.SickReport(
+        attempt_id="att_x", project="default", address=str(bad.address), at=world.now, message=WHY
+    )
+    world.database.transact(lambda connection: sick_reports.add_reports(connection, [*before, new]))
+    world.tick(2)
+    assert node(world, bad.id).state is NodeState.READY
+    world.now += KEPT_S
+    world.tick(2)
+    assert world.database.query(sick_reports.all_reports) == [], "they are kept for an hour"

@@ -65,7 +65,10 @@ def undisturbed(folder: Path) -> dict[int, float]:
 
 def test_the_others_go_on_without_it_and_nothing_of_it_is_left(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(3)
-    run = lab.run({"train.py": SCRIPT}, "python", "train.py", min_workers=2, max_workers=3)
+    asked = {"REMORA_VERIFY_EVERY": str(EVERY)}
+    run = lab.run(
+        {"train.py": SCRIPT}, "python", "train.py", min_workers=2, max_workers=3, elastic_variables=asked
+    )
     assert run.end()["end_reason"] == "completed"
     (named,) = run.events("worker.miscomputed")
     assert named["data"]["rank"] == 1

@@ -58,7 +58,13 @@ def test_a_command_is_enough() -> None:
         "inputs": {},
         "outputs": {},
         "placement": {"pools": [], "capacity": None, "zones": [], "fabric": "any"},
-        "elastic": {"exactness": "none", "global_batch": None, "shards": None, "nonfinite": "none"},
+        "elastic": {
+            "exactness": "none",
+            "global_batch": None,
+            "shards": None,
+            "nonfinite": "none",
+            "verify": None,
+        },
         "checkpoint": {"interval": 60.0, "keep": 3, "best": None, "store": None},
         "priority": 50,
         "retry": {"limit": 3, "backoff": 1.0, "on_exit_codes": [], "on_log_patterns": []},
@@ -344,6 +350,19 @@ def test_an_image_is_named_as_podman_names_it(name: str) -> None:
 def test_what_follows_a_loss_that_is_not_finite_may_be_said_of_sharded_models_too() -> None:
     asked = {"command": "python a.py", "backend": "fsdp", "elastic": {"nonfinite": "rollback"}}
     assert JobSpec.model_validate(asked).elastic.variables() == {"REMORA_NONFINITE": "rollback"}
+
+
+def test_checks_of_shards_need_bits_that_are_the_same_everywhere() -> None:
+    asked = {"command": "python a.py", "elastic": {"exactness": "bitwise", "verify": {"every": 500}}}
+    assert JobSpec.from_mapping(asked).elastic.variables() == {
+        "REMORA_EXACTNESS": "bitwise",
+        "REMORA_VERIFY_EVERY": "500",
+    }
+    for elastic in ({"verify": {"every": 500}}, {"exactness": "sample-exact", "verify": {"every": 500}}):
+        with pytest.raises(SpecError, match="verify compares bits; write exactness: bitwise beside it"):
+            JobSpec.from_mapping({**asked, "elastic": elastic})
+    with pytest.raises(SpecError, match=r"elastic.verify.every"):
+        JobSpec.from_mapping({**asked, "elastic": {"exactness": "bitwise", "verify": {"every": 0}}})
 
 
 def test_one_pool_or_zone_needs_no_list_and_numbers_of_zones_are_texts() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.torch import Loop, Steps
 from remora.torch.order import shards_of
 from remora.torch.verification import checks_of, doubted, is_verified, judge, judge_all
 
@@ -84,3 +88,48 @@ def test_each_shard_has_its_turn() -> None:
 def test_checks_are_due_every_so_many_steps() -> None:
     assert [step for step in range(1, 13) if is_verified(step, 5)] == [5, 10]
     assert not any(is_verified(step, None) for step in range(1, 13))
+
+
+def made(loop: Callable[..., object], **settings: object) -> object:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = {
+        "data": torch.ones(8, 2),
+        "global_batch": 4,
+        "shards": 2,
+        "total_steps": 2,
+        "exactness": "bitwise",
+    }
+    return loop(model, optimizer, **{**arguments, "verify_every": 5, **settings})
+
+
+class Endless(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch is not checked
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("loop", "settings", "said"),
+    [
+        (Loop, {"exactness": "sample-exact"}, "only with exactness='bitwise'"),
+        (Loop, {"verify_every": 0}, "at least 1, not 0"),
+        (Loop, {"data": Endless()}, "needs a dataset with a length"),
+        (Steps, {}, "verify_every needs Loop"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused(
+    loop: Callable[..., object], settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        made(loop, **settings)
+
+
+def test_one_worker_alone_checks_nothing() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    arguments = {"data": torch.ones(8, 2), "global_batch": 4, "shards": 2, "total_steps": 2}
+    losses = []
+    for step in Loop(model, optimizer, exactness="bitwise", verify_every=1, **arguments):
+        losses.append(float(step.backward(lambda model, batch: model(batch).mean())))
+        optimizer.step()
+    assert losses[1] < losses[0]

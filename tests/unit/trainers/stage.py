@@ -220,7 +220,6 @@ def _plan(min_workers: int, max_workers: int, **fields: Any) -> AttemptPlan:
         backend="ddp",
         min_workers=min_workers,
         max_workers=max_workers,
-        resources={"CPU": 1.0},
         regroup_s=600.0,
-        **{"checkpoint_interval_s": None, **fields},
+        **{"checkpoint_interval_s": None, "resources": {"CPU": 1.0}, **fields},
     )

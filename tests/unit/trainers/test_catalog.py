@@ -78,9 +78,10 @@ class Shelf:
             try:
                 self.catalog.fetch(found, target / found.folder)
             except CheckpointDamaged as damaged:
-                self.catalog.refuse(damaged.folder, str(damaged))
+                is_damaged = self.catalog.refuse_if_damaged(damaged.folder, damaged.file)
             else:
                 return found, damages
+            assert is_damaged
 
     def folders(self) -> list[str]:
         return self.storage.names(f"jobs/{JOB}/checkpoints")

@@ -150,14 +150,43 @@ def test_what_a_worker_cannot_use_is_passed_over_by_the_next_group_of_the_attemp
         for step in (11, 12):
             await job.save(step)
         attempt, folder = job.stage.attempt, "000000000012-1-1"
-        attempt.receive(0, {"type": "damaged", "folder": folder, "why": "part is corrupted"})
+        job.storage.write_bytes(f"jobs/{job.plan.job_id}/checkpoints/{folder}/part", b"state xx")
+        attempt.receive(0, {"type": "damaged", "folder": folder, "file": "part", "why": "part is corrupted"})
         assert await attempt.judge(set(), set()), "another group of the attempt begins"
+        assert job.stage.events("worker.misread") == []
         found, damages = job.catalog.newest()
         assert found is not None
         assert (found.step, [(one.folder, one.why) for one in damages]) == (
             11,
             [(folder, "part is corrupted")],
         )
+
+    play(scene())
+
+
+def test_a_node_that_reads_wrongly_what_is_right_is_sick_and_the_checkpoint_stays(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=3))
+        await job.save(12)
+        attempt, folder = job.stage.attempt, "000000000012-1-1"
+        attempt.receive(0, {"type": "damaged", "folder": folder, "file": "part", "why": "part is corrupted"})
+        assert await attempt.judge(set(), set()), "another group of the attempt begins"
+        assert job.stage.events("worker.misread") == [{"rank": 0, "address": "10.0.0.0"}]
+        assert "node-0" in attempt.sick
+        found, damages = job.catalog.newest()
+        assert found is not None
+        assert (found.step, damages) == (12, [])
+
+    play(scene())
+
+
+def test_a_file_that_no_checkpoint_has_refuses_none(tmp_path: Path) -> None:
+    async def scene() -> None:
+        job = Job(tmp_path, Stage(1, checkpoint_keep=3))
+        await job.save(12)
+        assert not job.catalog.refuse_if_damaged("000000000012-1-1", "another")
+        assert not job.catalog.refuse_if_damaged("../../elsewhere", "part")
+        assert job.catalog.newest()[1] == []
 
     play(scene())
 

@@ -24,7 +24,6 @@ CUDA kernel errors might be asynchronously reported at some other API call.
     [
         ECC,
         "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
-        "torch.AcceleratorError: CUDA error: all CUDA-capable devices are busy or unavailable",
         "Error 802: system not yet initialized, cudaGetDeviceCount() returned cudaErrorSystemNotReady",
         "pynvml.NVMLError_GpuIsLost: GPU is lost",
     ],
@@ -40,6 +39,8 @@ def test_what_only_hardware_says(text: str) -> None:
         "RuntimeError: CUDA error: device-side assert triggered",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
         "RuntimeError: CUDA error: unspecified launch failure",
+        "torch.AcceleratorError: CUDA error: all CUDA-capable devices are busy or unavailable",
+        "Error 803: system has unsupported display driver / cuda driver combination",
         "my game engine: system not yet initialized",
         "CUDA is fine\nthe GPU is lost in translation",
         "",
@@ -47,6 +48,9 @@ def test_what_only_hardware_says(text: str) -> None:
 )
 def test_what_may_be_the_scripts_own_fault(text: str) -> None:
     assert gpu_failure(text) is None
+
+
+GPU = {"CPU": 1.0, "GPU": 1.0}
 
 
 def fail(stage: Stage, slot: int, text: str = ECC) -> None:
@@ -62,7 +66,7 @@ def fail(stage: Stage, slot: int, text: str = ECC) -> None:
 
 @scene
 async def test_the_others_go_on_and_the_node_is_named() -> None:
-    stage = Stage(3)
+    stage = Stage(3, resources=GPU)
     fail(stage, 1)
     await stage.settled()
     assert (stage.order, stage.regrouped) == ([0, 2], [("loss", 2)])
@@ -73,7 +77,7 @@ async def test_the_others_go_on_and_the_node_is_named() -> None:
 
 @scene
 async def test_scripts_that_cannot_go_on_start_again_and_no_retry_is_used_up() -> None:
-    stage = Stage(2)
+    stage = Stage(2, resources=GPU)
     stage.group_members.elastic.clear()
     fail(stage, 1)
     assert stage.events("worker.gpu_failed") == [{"rank": 1, "address": "10.0.0.1"}]
@@ -84,7 +88,7 @@ async def test_scripts_that_cannot_go_on_start_again_and_no_retry_is_used_up() -
 
 @scene
 async def test_an_error_of_the_script_ends_the_attempt_as_before() -> None:
-    stage = Stage(2)
+    stage = Stage(2, resources=GPU)
     fail(stage, 1, "RuntimeError: CUDA error: device-side assert triggered")
     assert stage.events("worker.gpu_failed") == []
     assert not await stage.attempt.judge(set(), set())
@@ -94,7 +98,7 @@ async def test_an_error_of_the_script_ends_the_attempt_as_before() -> None:
 
 @scene
 async def test_a_command_that_ends_well_has_no_sick_node_whatever_it_wrote() -> None:
-    stage = Stage(2)
+    stage = Stage(2, resources=GPU)
     stage.attempt.receive(1, {"type": "log", "stream": "stderr", "text": ECC})
     stage.in_place.note_failure(1, {"type": "exit", "exit_code": 0})
     assert stage.events("worker.gpu_failed") == []
@@ -108,3 +112,19 @@ def test_an_attempt_calls_few_nodes_sick_and_each_of_them_a_few_times() -> None:
     assert [nodes.add(["n0"]) for _ in range(MOST_REPORTS)] == [True] * (MOST_REPORTS - MOST_NODES) + [
         False
     ] * MOST_NODES
+
+
+@scene
+async def test_an_error_that_the_script_went_on_after_does_not_count() -> None:
+    stage = Stage(2, resources=GPU)
+    fail(stage, 1, ECC + "going on\n" * 40 + "ValueError: another thing")
+    assert stage.events("worker.gpu_failed") == []
+    assert not await stage.attempt.judge(set(), set())
+
+
+@scene
+async def test_a_job_without_gpus_says_nothing_about_them() -> None:
+    stage = Stage(2)
+    fail(stage, 1)
+    assert stage.events("worker.gpu_failed") == []
+    assert not await stage.attempt.judge(set(), set())

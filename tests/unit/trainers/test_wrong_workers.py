@@ -12,6 +12,8 @@ from tests.unit.trainers.virtual_time import scene
 from trainers.driver.in_place import SICK_PAUSE_S
 from trainers.driver.sick_nodes import MOST_NODES
 
+VERIFIES = {"REMORA_VERIFY_EVERY": "4"}
+
 
 def accuse(stage: Stage, slot: int, *ranks: int) -> None:
     """A script says that ranks compute wrongly, and leaves the group."""
@@ -23,7 +25,7 @@ def accuse(stage: Stage, slot: int, *ranks: int) -> None:
 
 @scene
 async def test_the_others_go_on_and_the_node_is_named_once() -> None:
-    stage = Stage(3)
+    stage = Stage(3, elastic_variables=VERIFIES)
     for slot in (1, 0, 2):
         accuse(stage, slot, 1)
     await stage.settled()
@@ -35,7 +37,7 @@ async def test_the_others_go_on_and_the_node_is_named_once() -> None:
 
 @scene
 async def test_no_worker_that_joins_is_on_its_node() -> None:
-    stage = Stage(3)
+    stage = Stage(3, elastic_variables=VERIFIES)
     accuse(stage, 0, 1)
     accuse(stage, 2, 1)
     await stage.settled()
@@ -51,7 +53,7 @@ async def test_no_worker_that_joins_is_on_its_node() -> None:
 
 @scene
 async def test_a_worker_says_nothing_about_itself_nor_about_another_group() -> None:
-    stage = Stage(3)
+    stage = Stage(3, elastic_variables=VERIFIES)
     stage.say(1, "miscomputed", generation=1, ranks=[1], step=12, text="it is me")
     stage.say(1, "miscomputed", generation=7, ranks=[0], step=12, text="of another group")
     stage.say(1, "miscomputed", generation=1, ranks=[17], step=12, text="of no rank")
@@ -64,7 +66,7 @@ async def test_a_worker_says_nothing_about_itself_nor_about_another_group() -> N
 @scene
 async def test_an_attempt_calls_a_few_nodes_sick_and_then_ends() -> None:
     workers = MOST_NODES + 3
-    stage = Stage(workers, max_workers=workers)
+    stage = Stage(workers, max_workers=workers, elastic_variables=VERIFIES)
     for _ in range(MOST_NODES):
         for slot in stage.order[:-1]:
             accuse(stage, slot, len(stage.order) - 1)
@@ -75,3 +77,23 @@ async def test_an_attempt_calls_a_few_nodes_sick_and_then_ends() -> None:
     assert verdict is not None
     assert (verdict.end_reason, verdict.goes_on) == (EndReason.DIVERGED, False)
     assert len(stage.events("worker.miscomputed")) == MOST_NODES
+
+
+@scene
+async def test_what_a_script_says_whose_job_asks_for_no_checks_drains_nothing() -> None:
+    stage = Stage(3)
+    stage.say(0, "miscomputed", generation=1, ranks=[1], step=12, text="it is wrong")
+    assert not stage.in_place.is_changing
+    assert stage.events("worker.miscomputed") == []
+
+
+@scene
+async def test_no_new_worker_group_begins_on_its_node() -> None:
+    stage = Stage(3, elastic_variables=VERIFIES)
+    accuse(stage, 0, 1)
+    accuse(stage, 2, 1)
+    await stage.settled()
+    (member,) = stage.new_members(1)
+    stage.in_place.check_nodes([member])
+    with pytest.raises(TimeoutError, match="is sick"):
+        stage.in_place.check_nodes([member, replace(member, ray_node_id="node-1")])

@@ -14,6 +14,8 @@ def upgrade() -> None:
         'sick_reports',
         sa.Column('attempt_id', sa.String(40), primary_key=True),
         sa.Column('address', sa.String(200), primary_key=True),
+        sa.Column('project', sa.String(63), nullable=False),
         sa.Column('at', sa.Double(), nullable=False),
         sa.Column('message', sa.Text(), nullable=False),
+        sa.Column('drained_at', sa.Double()),
     )
