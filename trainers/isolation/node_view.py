@@ -23,6 +23,7 @@ _USUAL_DEVICES = ("null", "zero", "full", "random", "urandom")
 SYSTEM = frozenset(
     {"bin", "sbin", "usr", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "gnu", "proc", "sys"}
 )
+_OURS = Path(__file__).resolve().parents[1]
 #: Characters of the settings of an environment that are read.
 _SETTINGS_LENGTH = 10_000
 #: Files that programs find by a link in /etc.
@@ -113,10 +114,13 @@ def _interpreter() -> list[Shown]:
 
 
 def _packages() -> list[Shown]:
-    """The same, but for folders in which this process was started: the node's user may have anything there."""
+    """The same, but for folders in which this process was started: the node's user may have anything there.
+
+    Launchers of commands are programs of ours that lie outside of the public package.
+    """
     prefixes = (Path(sys.prefix), Path(sys.base_prefix))
     names = {"site-packages", "dist-packages"}
-    return [
+    return [_same(_OURS)] + [
         one
         for one in _interpreter()
         if one.source in (*prefixes, public_package())
