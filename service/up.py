@@ -266,6 +266,9 @@ def _join(settings: Settings, console: Console) -> None:
     except ClusterUnusable as error:
         raise CannotStart(str(error)) from error
     console.print(f"It has {found.nodes} {'node' if found.nodes == 1 else 'nodes'} for jobs.")
+    console.print(
+        f"note: each program of that cluster can run code on this machine as this user, who reads {settings.home}"
+    )
     for note in found.notes:
         console.print(neutral(f"note: {note}"))
 

@@ -109,7 +109,17 @@ def take_part(home: Path, address: str) -> None:
 
 
 def membership_problem(settings: Settings) -> str | None:
-    """Why this home cannot have a cluster of its own, as a sentence: it is still part of another.  None: it can."""
+    """Why this home cannot have the cluster of the settings, as a sentence; None: it can.
+
+    It may still be part of another one, or be one in which tokens would keep no one apart: the member runs as the user
+    of the service, and any Ray program of the cluster may run code on it.
+    """
+    if settings.cloud == "existing" and settings.authentication == "required":
+        return (
+            "REMORA_AUTHENTICATION=required keeps no one apart on an existing Ray cluster: its programs can run code"
+            " here as this user, who reads the database and the keys of the service. Start without it where all who"
+            " use that cluster may do all of that, or use a cluster that Remora starts"
+        )
     known = joined.read(ClusterFolders(settings.home))
     if known is None or settings.cloud == "existing":
         return None

@@ -171,3 +171,13 @@ def test_a_home_that_is_part_of_another_cluster_does_not_start_one_of_its_own(
     said = error_of(capsys, "--home", str(folders.home), "--port", "0")
     assert "part of the Ray cluster at 10.0.0.4:6379" in said
     assert "remora down" in said
+
+
+def test_tokens_are_refused_on_a_cluster_whose_programs_run_code_as_the_user_of_the_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMORA_AUTHENTICATION", "required")
+    home = tmp_path / "home"
+    said = error_of(capsys, "--home", str(home), "--port", "0", "--ray-address", "10.0.0.4:6379")
+    assert "keeps no one apart on an existing Ray cluster" in said
+    assert not (home / "joined.json").exists()
