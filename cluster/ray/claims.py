@@ -6,12 +6,14 @@ rows.  `cluster/existing/` makes and removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from remora.ray_labels import CLAIM, CLAIMS_NAMESPACE, NODE_LABEL, claims_in
 
+#: Beginning of the keys of nodes that are not claimed again, before Ray's id of the node.
+_SICK = b"sick:"
 #: Seconds for a question to the head.
 _TIMEOUT_S = 5.0
 
@@ -44,6 +46,8 @@ class Claim:
     pool: str
     #: Seconds since 1970.
     claimed_at: float
+    #: While it drains: when our work has to have left it, seconds since 1970.
+    drains_until: float | None = None
 
 
 class ExistingCluster(Protocol):
@@ -65,10 +69,22 @@ class ExistingCluster(Protocol):
         """Let the node be claimed by nothing; fine when it is not."""
         ...
 
+    def rewrite(self, claim: Claim) -> None:
+        """Put this in place of the claim of the same node."""
+        ...
 
-def unclaimed(nodes: Iterable[RayNode], claims: Iterable[Claim]) -> list[RayNode]:
+    def sick(self) -> set[str]:
+        """Ray's ids of the nodes that are claimed no more, because they compute wrongly."""
+        ...
+
+    def set_sick(self, ray_node_id: str, *, is_sick: bool) -> None:
+        """Let the node never be claimed again, or forget that."""
+        ...
+
+
+def unclaimed(nodes: Iterable[RayNode], claims: Iterable[Claim], sick: Collection[str] = ()) -> list[RayNode]:
     """Usable nodes that may be claimed, in a fixed order (pure)."""
-    taken = {claim.ray_node_id for claim in claims}
+    taken = {claim.ray_node_id for claim in claims} | set(sick)
     return sorted(
         (node for node in nodes if node.is_usable and node.id not in taken),
         key=lambda node: (node.address, node.id),
@@ -88,15 +104,17 @@ def most_of_each(nodes: Iterable[RayNode]) -> dict[str, float]:
 
 def written(claim: Claim) -> bytes:
     """The value of a claim's entry (pure)."""
-    return f"{claim.node_id} {claim.pool} {claim.claimed_at!r}".encode()
+    until = "" if claim.drains_until is None else f" {claim.drains_until!r}"
+    return f"{claim.node_id} {claim.pool} {claim.claimed_at!r}{until}".encode()
 
 
 def parsed(ray_node_id: str, value: bytes) -> Claim | None:
     """The claim of an entry; None for what is none (pure)."""
     try:
-        node_id, pool, at = value.decode().split(" ")
-        return Claim(ray_node_id, node_id, pool, float(at))
-    except ValueError:
+        node_id, pool, at, *until = value.decode().split(" ")
+        claim = Claim(ray_node_id, node_id, pool, float(at))
+        return replace(claim, drains_until=float(*until)) if until else claim
+    except (ValueError, TypeError):
         return None
 
 
@@ -142,6 +160,31 @@ class ClaimStore:
         from ray.experimental import internal_kv
 
         internal_kv._internal_kv_del(CLAIM + ray_node_id.encode(), namespace=CLAIMS_NAMESPACE)
+
+    def rewrite(self, claim: Claim) -> None:
+        """Put this in place of the claim of the same node."""
+        from ray.experimental import internal_kv
+
+        key = CLAIM + claim.ray_node_id.encode()
+        internal_kv._internal_kv_put(key, written(claim), overwrite=True, namespace=CLAIMS_NAMESPACE)
+
+    def sick(self) -> set[str]:
+        """Ray's ids of the nodes that are claimed no more, because they compute wrongly."""
+        from ray.experimental import internal_kv
+
+        gcs = internal_kv.internal_kv_get_gcs_client()
+        keys = gcs.internal_kv_keys(_SICK, CLAIMS_NAMESPACE, timeout=_TIMEOUT_S)
+        return {key.removeprefix(_SICK).decode("ascii", "replace") for key in keys}
+
+    def set_sick(self, ray_node_id: str, *, is_sick: bool) -> None:
+        """Let the node never be claimed again, or forget that."""
+        from ray.experimental import internal_kv
+
+        key = _SICK + ray_node_id.encode()
+        if is_sick:
+            internal_kv._internal_kv_put(key, b"1", namespace=CLAIMS_NAMESPACE)
+        else:
+            internal_kv._internal_kv_del(key, namespace=CLAIMS_NAMESPACE)
 
 
 def claim_entries() -> dict[bytes, bytes]:
