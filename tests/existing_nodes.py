@@ -14,6 +14,8 @@ class FewNodes:
     seen: list[RayNode]
     entries: dict[str, Claim] = field(default_factory=dict)
     answers: bool = True
+    #: Another service that uses it.
+    other: str = ""
     #: False: it does not write down which nodes are sick.
     takes_notes: bool = True
     withheld: set[str] = field(default_factory=set)
@@ -37,6 +39,10 @@ class FewNodes:
     def rewrite(self, claim: Claim) -> None:
         self._asked()
         self.entries[claim.ray_node_id] = claim
+
+    def other_owner(self) -> str:
+        self._asked()
+        return self.other
 
     def sick(self) -> set[str]:
         self._asked()

@@ -115,13 +115,19 @@ class ExistingProvider:
             raise ProviderError(f"the node {node_id} was not withheld: {error}") from error
 
     def _look(self) -> tuple[Sequence[RayNode], Sequence[Claim], set[str]]:
-        """Nodes, claims, and Ray's ids of the nodes that are not claimed again."""
+        """Nodes, claims, and Ray's ids of the nodes that are not claimed; none of it while another service has them."""
         try:
+            other = self._cluster.other_owner()
             nodes, claims, sick = self._cluster.nodes(), self._cluster.claims(), self._cluster.sick()
             for gone in sick - {node.id for node in nodes if node.is_alive}:
                 self._cluster.set_sick(gone, is_sick=False)
         except Exception as error:  # Ray raises what its RPC library raises
             raise ProviderError(f"the Ray cluster did not say which nodes it has: {error}") from error
+        if other:
+            raise ProviderError(
+                f"the Ray cluster is used by the service in {other} now, so no node is claimed: end one of the two with"
+                " `remora down`"
+            )
         return nodes, claims, sick
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cluster.azure.catalogue import Size
 from cluster.azure.settings import AzureSettings
+from cluster.existing.owner import owner_of
 from cluster.existing.provider import ClaimDrains, ExistingProvider
 from cluster.kuberay.provider import KubeRayProvider
 from cluster.kuberay.settings import KubeRaySettings
@@ -77,7 +78,7 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
     answer, or does not know the identity, its provider says so at every look.
     """
     if settings.cloud == "existing":
-        claims = ClaimStore()
+        claims = ClaimStore(owner_of(settings.home), stays=True)
         existing = ExistingProvider(claims, CLOCK)
         return Cloud(
             existing,

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.existing.provider import ClaimDrains, ExistingProvider
 from cluster.provider import NodeRequest
-from cluster.ray.claims import written
+from cluster.ray.claims import Claim, written
 from remora.ray_labels import CLAIM, drains_in, with_claims
 from remora.states import JobState, NodeState
 from service.controller.connecting import ClusterConnection
@@ -201,3 +201,17 @@ def test_a_sick_node_is_not_released_before_it_is_known_to_be_sick(world: Existi
     world.there.takes_notes = True
     world.tick(20)
     assert [claim.ray_node_id for claim in world.there.claims()] == [node(2).id]
+
+
+def test_while_another_service_uses_the_cluster_nothing_is_claimed_or_released(world: ExistingWorld) -> None:
+    world.until_ready("10.0.0.1", "10.0.0.2")
+    theirs = Claim(node(3).id, "node_of_another", "existing", 1.0)
+    world.there.seen.append(node(3))
+    world.there.seen.append(node(4))
+    world.there.entries = {node(3).id: theirs}
+    world.there.other = "/srv/other on host-b"
+    world.tick(10)
+    assert world.there.claims() == [theirs]
+    world.there.other, world.there.entries = "", {}
+    world.tick(10)
+    assert len(world.ready()) == 4

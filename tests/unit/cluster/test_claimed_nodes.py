@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from cluster.existing.owner import owner_of
 from cluster.existing.provider import NODE, ClaimDrains, ExistingProvider
-from cluster.existing.sentences import NodeFacts, address_problem, node_notes, node_problems, version_problems
+from cluster.existing.sentences import (
+    NodeFacts,
+    SortedOut,
+    address_problem,
+    head_notes,
+    made_by_remora,
+    node_notes,
+    node_problems,
+    sorted_out,
+    version_problems,
+)
 from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError
 from cluster.ray.claims import Claim, parsed, unclaimed, written
 from remora.ray_labels import CLAIM, NODE_LABEL, claims_in, drains_in
@@ -179,3 +192,39 @@ def test_where_commands_are_not_kept_apart_is_told() -> None:
     (isolation,) = node_notes(nodes)
     assert "on the node 10.0.0.1 run as the user of Ray's processes" in isolation
     assert node_notes(nodes[1:]) == []
+
+
+GOOD = NodeFacts(address="10.0.0.1", python="3.11.2")
+BAD = NodeFacts(address="10.0.0.2", python="3.11.2", silence="there was no answer")
+
+
+def test_one_bad_node_is_a_note_and_is_not_used_and_only_without_a_good_one_nothing_begins() -> None:
+    found = sorted_out({"aa": GOOD, "bb": BAD, "cc": BAD}, "/srv/remora", "3.11.4")
+    assert (found.problems, found.unfit) == ([], ["bb", "cc"])
+    (said,) = found.notes
+    assert "10.0.0.2 did not carry out" in said
+    assert "not used until the next `remora up`" in said
+    none = sorted_out({"bb": BAD}, "/srv/remora", "3.11.4")
+    assert none.problems == node_problems([BAD], "/srv/remora", "3.11.4") != []
+    assert "no node with CPUs or GPUs" in sorted_out({}, "/srv/remora", "3.11.4").problems[0]
+    assert sorted_out({"aa": GOOD}, "/srv/remora", "3.11.4") == SortedOut([], [], [])
+
+
+def test_a_head_with_cpus_and_nodes_of_a_remora_are_told() -> None:
+    assert "--num-cpus=0" in head_notes(["10.0.0.1"])[0]
+    assert head_notes([]) == []
+    assert made_by_remora(["10.0.0.3"]).startswith("the node 10.0.0.3 was made by a Remora")
+
+
+def test_a_home_has_an_id_that_is_its_own_and_stays_when_the_home_moves(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first, second = owner_of(tmp_path / "a"), owner_of(tmp_path / "b")
+    assert first.partition(" ")[0] != second.partition(" ")[0]
+    assert first == owner_of(tmp_path / "a")
+    assert str(tmp_path / "a") in first
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert owner_of(tmp_path / "c").partition(" ")[0] == first.partition(" ")[0]
+    assert stat.S_IMODE((tmp_path / "c/service.id").stat().st_mode) == 0o600
+    (tmp_path / "c/service.id").write_bytes(b"\xff half")
+    assert len(owner_of(tmp_path / "c").partition(" ")[0]) == 32
