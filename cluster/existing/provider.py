@@ -64,9 +64,11 @@ class ExistingProvider:
     def list(self) -> list[ProvidedNode]:
         """Every claimed node; those that Ray gave up do not run.  Raises ProviderError when Ray does not answer."""
         nodes, claims, sick = self._look()
+        self._forget_dead(nodes, sick)
         by_id = {node.id: node for node in nodes}
         free = unclaimed(nodes, claims, sick)
-        usable = sum(node.is_usable and node.id not in sick for node in nodes)
+        counted = {claim.ray_node_id for claim in claims} | {node.id for node in free}
+        usable = sum(node.is_usable and node.id in counted for node in nodes)
         self._seen = _Seen(usable, len(free), most_of_each(nodes))
         return [_provided(claim, by_id.get(claim.ray_node_id)) for claim in claims]
 
@@ -119,8 +121,6 @@ class ExistingProvider:
         try:
             other = self._cluster.other_owner()
             nodes, claims, sick = self._cluster.nodes(), self._cluster.claims(), self._cluster.sick()
-            for gone in sick - {node.id for node in nodes if node.is_alive}:
-                self._cluster.set_sick(gone, is_sick=False)
         except Exception as error:  # Ray raises what its RPC library raises
             raise ProviderError(f"the Ray cluster did not say which nodes it has: {error}") from error
         if other:
@@ -129,6 +129,13 @@ class ExistingProvider:
                 " `remora down`"
             )
         return nodes, claims, sick
+
+    def _forget_dead(self, nodes: Sequence[RayNode], sick: set[str]) -> None:
+        try:
+            for gone in sick - {node.id for node in nodes if node.is_alive}:
+                self._cluster.set_sick(gone, is_sick=False)
+        except Exception as error:  # Ray raises what its RPC library raises
+            raise ProviderError(f"the Ray cluster did not forget a node that has left: {error}") from error
 
 
 class ClaimDrains:

@@ -49,7 +49,7 @@ _LOOK_S = 90.0
 #: Seconds that nodes may take to remove what jobs left.
 _SWEEP_S = 20.0
 #: The same for all of them, which are asked in turns.
-_SWEEP_ALL_S = 60.0
+_SWEEP_ALL_S = 40.0
 #: Seconds until this machine's member has joined.
 _MEMBER_S = 30.0
 #: What the head's own node brings.
@@ -103,6 +103,8 @@ def join(settings: Settings, address: str) -> dict[str, Any]:
     if other := store.other_owner():
         return _problem(_taken(other, address))
     store.set_unfit(found.unfit)
+    for one in found.unfit:
+        store.release(one)
     heads = [node.address for node in nodes if node.is_usable and _HEAD in node.resources]
     return {"notes": [*found.notes, *head_notes(heads)], "nodes": len(left) - len(found.unfit)}
 
@@ -116,7 +118,8 @@ def leave() -> dict[str, Any]:
     ended = end_everything_of_ours()
     store = ClaimStore()
     claimed = {claim.ray_node_id for claim in store.claims()}
-    nodes = [node for node in store.nodes() if node.is_usable and node.id in claimed]
+    # Nodes that are not claimed may have nothing of ours, so they come last.
+    nodes = sorted((one for one in store.nodes() if one.is_usable), key=lambda one: one.id not in claimed)
     deadline = time.monotonic() + _SWEEP_ALL_S
     for first in range(0, len(nodes), _MOST_NODES):
         swept = [_on(node, sweep_existing_node).remote() for node in nodes[first : first + _MOST_NODES]]

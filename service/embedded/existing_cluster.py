@@ -20,7 +20,7 @@ from cluster.provider import ProviderError
 from service.settings import Settings
 
 #: Seconds for each step of `service.embedded.existing_checks`.
-_TIMEOUTS = {"look": 60.0, "join": 180.0, "leave": 150.0}
+_TIMEOUTS = {"look": 60.0, "join": 180.0, "leave": 130.0}
 
 
 class ClusterUnusable(Exception):

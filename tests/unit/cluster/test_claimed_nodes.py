@@ -125,6 +125,10 @@ def test_a_sick_node_is_not_claimed_again_until_ray_calls_it_dead() -> None:
     provider.create(request("node_a"))
     provider.withhold("node_a")
     assert cluster.withheld == {node(1).id}
+    provider.list()
+    assert sum(provider.quota_limits().values()) == 2, (
+        "it counts as long as it is claimed, so that no other one goes"
+    )
     provider.delete("node_a")
     provider.create(request("node_b"))
     assert {one.node_id: one.address for one in provider.list()} == {"node_b": "10.0.0.2"}
@@ -210,7 +214,7 @@ def test_one_bad_node_is_a_note_and_is_not_used_and_only_without_a_good_one_noth
     assert sorted_out({"aa": GOOD}, "/srv/remora", "3.11.4") == SortedOut([], [], [])
 
 
-def test_a_head_with_cpus_and_nodes_of_a_remora_are_told() -> None:
+def test_a_head_with_cpus_and_nodes_of_a_remora_are_named() -> None:
     assert "--num-cpus=0" in head_notes(["10.0.0.1"])[0]
     assert head_notes([]) == []
     assert made_by_remora(["10.0.0.3"]).startswith("the node 10.0.0.3 was made by a Remora")
