@@ -140,7 +140,8 @@ class Up:
         if remains := leave(self._settings):
             self._say(f"note: {remains}")
         end_clusters(self._settings.home)
-        forget(self._settings.home)
+        if not remains:
+            forget(self._settings.home)
 
     def _observe(self, group: _Group) -> None:
         for part, source in group.sources.items():
@@ -266,6 +267,9 @@ def _join(settings: Settings, console: Console) -> None:
     except ClusterUnusable as error:
         raise CannotStart(str(error)) from error
     console.print(f"It has {found.nodes} {'node' if found.nodes == 1 else 'nodes'} for jobs.")
+    console.print(
+        f"note: each program of that cluster can run code on this machine as this user, who reads {settings.home}"
+    )
     for note in found.notes:
         console.print(neutral(f"note: {note}"))
 
@@ -314,10 +318,12 @@ def _remove_from(home: Path, ray_address: str, console: Console) -> None:
     with HomeLock(home):
         make_private(home)
         try:
-            take_part(home, ray_address)
+            is_new = take_part(home, ray_address)
         except ClusterUnusable as error:
             raise CannotStart(str(error)) from error
         remains, _ = _end_all(home, console)
+        if is_new:  # nothing of this home is there
+            forget(home)
     if not remains:
         console.print(f"Nothing of Remora is left in the Ray cluster at {ray_address}.")
 
@@ -330,7 +336,8 @@ def _end_all(home: Path, console: Console) -> tuple[str, int]:
     if remains := leave(Settings(home=home)):
         console.print(neutral(f"note: {remains}"))
     ended = end_clusters(home)
-    forget(home)
+    if not remains:
+        forget(home)
     return remains, ended
 
 

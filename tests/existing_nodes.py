@@ -14,6 +14,11 @@ class FewNodes:
     seen: list[RayNode]
     entries: dict[str, Claim] = field(default_factory=dict)
     answers: bool = True
+    #: Another service that uses it.
+    other: str = ""
+    #: False: it does not write down which nodes are sick.
+    takes_notes: bool = True
+    withheld: set[str] = field(default_factory=set)
 
     def nodes(self) -> list[RayNode]:
         self._asked()
@@ -30,6 +35,24 @@ class FewNodes:
     def release(self, ray_node_id: str) -> None:
         self._asked()
         self.entries.pop(ray_node_id, None)
+
+    def rewrite(self, claim: Claim) -> None:
+        self._asked()
+        self.entries[claim.ray_node_id] = claim
+
+    def other_owner(self) -> str:
+        self._asked()
+        return self.other
+
+    def sick(self) -> set[str]:
+        self._asked()
+        return set(self.withheld)
+
+    def set_sick(self, ray_node_id: str, *, is_sick: bool) -> None:
+        self._asked()
+        if not self.takes_notes:
+            raise RuntimeError("the head does not answer")
+        (self.withheld.add if is_sick else self.withheld.discard)(ray_node_id)
 
     def _asked(self) -> None:
         if not self.answers:

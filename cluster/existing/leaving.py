@@ -25,7 +25,7 @@ _LOOK_S = 0.2
 
 
 def end_everything_of_ours() -> int:
-    """End all actors and placement groups of jobs in our namespace, and remove our entries; returns how many actors.
+    """End all actors and placement groups of jobs in our namespace; returns how many actors.
 
     What Ray Train shares between programs stays while another program runs.  Raises what Ray raises.
     """
@@ -37,8 +37,12 @@ def end_everything_of_ours() -> int:
         if group[-2 * JobID.size() :] in ours and entry["state"] != "REMOVED":
             with contextlib.suppress(ray.exceptions.RayError):
                 remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(group))))
-    internal_kv._internal_kv_del(b"", del_by_prefix=True, namespace=CLAIMS_NAMESPACE)
     return ended
+
+
+def remove_entries() -> None:
+    """Remove all our entries of Ray's store, claims among them.  Raises what Ray raises."""
+    internal_kv._internal_kv_del(b"", del_by_prefix=True, namespace=CLAIMS_NAMESPACE)
 
 
 def _jobs() -> dict[str, tuple[str, bool]]:

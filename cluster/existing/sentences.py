@@ -90,6 +90,47 @@ def node_problems(nodes: Iterable[NodeFacts], storage: str, python: str) -> list
     return found
 
 
+@dataclass(frozen=True)
+class SortedOut:
+    """Which nodes are used, of those that were looked at."""
+
+    #: Why none can be used; empty: some can.
+    problems: list[str]
+    #: What an operator should know, that some nodes are not used among it.
+    notes: list[str]
+    #: Ids of the nodes that are not used.
+    unfit: list[str]
+
+
+def sorted_out(found: Mapping[str, NodeFacts], storage: str, python: str) -> SortedOut:
+    """The cluster can be used as long as one node can; `found` are facts by Ray's ids of nodes."""
+    unfit = [name for name, facts in found.items() if node_problems([facts], storage, python)]
+    lacks = node_problems([found[name] for name in unfit], storage, python) if unfit or not found else []
+    if len(unfit) == len(found):
+        return SortedOut(lacks, [], unfit)
+    notes = [f"{said}; it is not used until the next `remora up`" for said in lacks]
+    return SortedOut(
+        [], [*notes, *node_notes(facts for name, facts in found.items() if name not in unfit)], unfit
+    )
+
+
+def made_by_remora(addresses: Iterable[str]) -> str:
+    """Why a cluster with nodes that a Remora has made is not used as one that exists already."""
+    return (
+        f"{_named(addresses)} was made by a Remora, whose cluster this is: give the address of another cluster, or"
+        " submit jobs to that service"
+    )
+
+
+def head_notes(addresses: Iterable[str]) -> list[str]:
+    """What to know where the head of the cluster has CPUs or GPUs, which jobs use as those of any node."""
+    return [
+        f"jobs run on the head {one}, too, beside what keeps the cluster's state: start it with --num-cpus=0 if they"
+        " should not"
+        for one in addresses
+    ]
+
+
 def node_notes(nodes: Iterable[NodeFacts]) -> list[str]:
     """What an operator should know and nothing has to be done about."""
     return [

@@ -6,12 +6,18 @@ rows.  `cluster/existing/` makes and removes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from remora.ray_labels import CLAIM, CLAIMS_NAMESPACE, NODE_LABEL, claims_in
 
+#: Beginning of the keys of nodes that are not claimed again, before Ray's id of the node.
+_SICK = b"sick:"
+#: The same of nodes on which jobs could not run when the service joined.
+_UNFIT = b"unfit:"
+#: Which service uses the cluster: the id of its home, and where that is.
+_OWNER = b"service"
 #: Seconds for a question to the head.
 _TIMEOUT_S = 5.0
 
@@ -44,6 +50,8 @@ class Claim:
     pool: str
     #: Seconds since 1970.
     claimed_at: float
+    #: While it drains: when our work has to have left it, seconds since 1970.
+    drains_until: float | None = None
 
 
 class ExistingCluster(Protocol):
@@ -65,10 +73,26 @@ class ExistingCluster(Protocol):
         """Let the node be claimed by nothing; fine when it is not."""
         ...
 
+    def rewrite(self, claim: Claim) -> None:
+        """Put this in place of the claim of the same node."""
+        ...
 
-def unclaimed(nodes: Iterable[RayNode], claims: Iterable[Claim]) -> list[RayNode]:
+    def other_owner(self) -> str:
+        """The service that uses the cluster in place of this one, in words; empty: this one does."""
+        ...
+
+    def sick(self) -> set[str]:
+        """Ray's ids of the nodes that are not claimed: they compute wrongly, or cannot run jobs."""
+        ...
+
+    def set_sick(self, ray_node_id: str, *, is_sick: bool) -> None:
+        """Let the node never be claimed again, or forget that."""
+        ...
+
+
+def unclaimed(nodes: Iterable[RayNode], claims: Iterable[Claim], sick: Collection[str] = ()) -> list[RayNode]:
     """Usable nodes that may be claimed, in a fixed order (pure)."""
-    taken = {claim.ray_node_id for claim in claims}
+    taken = {claim.ray_node_id for claim in claims} | set(sick)
     return sorted(
         (node for node in nodes if node.is_usable and node.id not in taken),
         key=lambda node: (node.address, node.id),
@@ -88,20 +112,52 @@ def most_of_each(nodes: Iterable[RayNode]) -> dict[str, float]:
 
 def written(claim: Claim) -> bytes:
     """The value of a claim's entry (pure)."""
-    return f"{claim.node_id} {claim.pool} {claim.claimed_at!r}".encode()
+    until = "" if claim.drains_until is None else f" {claim.drains_until!r}"
+    return f"{claim.node_id} {claim.pool} {claim.claimed_at!r}{until}".encode()
 
 
 def parsed(ray_node_id: str, value: bytes) -> Claim | None:
     """The claim of an entry; None for what is none (pure)."""
     try:
-        node_id, pool, at = value.decode().split(" ")
-        return Claim(ray_node_id, node_id, pool, float(at))
-    except ValueError:
+        node_id, pool, at, *until = value.decode().split(" ")
+        claim = Claim(ray_node_id, node_id, pool, float(at))
+        return replace(claim, drains_until=float(*until)) if until else claim
+    except (ValueError, TypeError):
         return None
 
 
 class ClaimStore:
     """`ExistingCluster` of the cluster that this process is connected to (`ray.init` has been called)."""
+
+    def __init__(self, ours: str = "", *, stays: bool = False) -> None:
+        """`ours` is this service, as `cluster.existing.owner.owner_of` says it.
+
+        `stays`: it says so again where nothing says whose the cluster is, as after the loss of the head's store.
+        """
+        self._ours = ours
+        self._stays = stays
+
+    def other_owner(self) -> str:
+        """The service that uses the cluster in place of this one, in words; empty: this one does."""
+        if not (found := self.owner()) and self._stays:
+            self.own()
+            found = self.owner()
+        if not found or _id_of(found) == _id_of(self._ours):
+            return ""
+        return found.partition(" ")[2][:200] or found[:200]
+
+    def owner(self) -> str:
+        """The service that uses the cluster, as it has written it; empty: none does."""
+        from ray.experimental import internal_kv
+
+        value = internal_kv._internal_kv_get(_OWNER, namespace=CLAIMS_NAMESPACE) or b""
+        return bytes(value).decode("utf-8", "replace")
+
+    def own(self) -> None:
+        """Let this service be the one that uses the cluster, unless another one does already."""
+        from ray.experimental import internal_kv
+
+        internal_kv._internal_kv_put(_OWNER, self._ours.encode(), overwrite=False, namespace=CLAIMS_NAMESPACE)
 
     def nodes(self) -> list[RayNode]:
         """Every node that Ray knows, dead ones included."""
@@ -143,6 +199,43 @@ class ClaimStore:
 
         internal_kv._internal_kv_del(CLAIM + ray_node_id.encode(), namespace=CLAIMS_NAMESPACE)
 
+    def rewrite(self, claim: Claim) -> None:
+        """Put this in place of the claim of the same node."""
+        from ray.experimental import internal_kv
+
+        key = CLAIM + claim.ray_node_id.encode()
+        internal_kv._internal_kv_put(key, written(claim), overwrite=True, namespace=CLAIMS_NAMESPACE)
+
+    def sick(self) -> set[str]:
+        """Ray's ids of the nodes that are not claimed: they compute wrongly, or cannot run jobs."""
+        from ray.experimental import internal_kv
+
+        gcs = internal_kv.internal_kv_get_gcs_client()
+        return {
+            key.removeprefix(kind).decode("ascii", "replace")
+            for kind in (_SICK, _UNFIT)
+            for key in gcs.internal_kv_keys(kind, CLAIMS_NAMESPACE, timeout=_TIMEOUT_S)
+        }
+
+    def set_unfit(self, ray_node_ids: Iterable[str]) -> None:
+        """Let these nodes not be claimed, and those that were unfit before be claimed again."""
+        from ray.experimental import internal_kv
+
+        internal_kv._internal_kv_del(_UNFIT, del_by_prefix=True, namespace=CLAIMS_NAMESPACE)
+        for one in ray_node_ids:
+            internal_kv._internal_kv_put(_UNFIT + one.encode(), b"1", namespace=CLAIMS_NAMESPACE)
+
+    def set_sick(self, ray_node_id: str, *, is_sick: bool) -> None:
+        """Let the node never be claimed again, or forget that."""
+        from ray.experimental import internal_kv
+
+        name = ray_node_id.encode()
+        if is_sick:
+            internal_kv._internal_kv_put(_SICK + name, b"1", namespace=CLAIMS_NAMESPACE)
+        else:
+            internal_kv._internal_kv_del(_SICK + name, namespace=CLAIMS_NAMESPACE)
+            internal_kv._internal_kv_del(_UNFIT + name, namespace=CLAIMS_NAMESPACE)
+
 
 def claim_entries() -> dict[bytes, bytes]:
     """The entries of all claims, by key.  Raises what Ray raises."""
@@ -163,3 +256,7 @@ def claimed_nodes() -> dict[str, str]:
 
 def _ray_id(key: bytes) -> str:
     return key.removeprefix(CLAIM).decode("ascii", "replace")
+
+
+def _id_of(owner: str) -> str:
+    return owner.partition(" ")[0]

@@ -15,9 +15,9 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.experimental import internal_kv
 
 from cluster.node.agent.heartbeats import AgentStatus, Heartbeat, listen, read
-from cluster.ray.claims import claimed_nodes
+from cluster.ray.claims import claim_entries, claimed_nodes
 from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
-from remora.ray_labels import NODE_LABEL
+from remora.ray_labels import NODE_LABEL, claims_in, drains_in
 
 #: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `gcs_requests.py` writes them.
 BEAT_NAMESPACE = b"remora"
@@ -76,7 +76,9 @@ class RayMembership:
             nodes = ray.nodes()
             draining = ray_state.state.get_draining_nodes()
             free = ray_state.state.available_resources_per_node()
-            names = self.claimed()
+            entries = claim_entries() if self._are_claimed else {}
+            names = claims_in(entries)
+            draining = {**{node: int(at * 1000) for node, at in drains_in(entries).items()}, **draining}
             known = [member for node in nodes if (member := _member(node, names, draining, free)) is not None]
             began = began_at(internal_kv.internal_kv_get_gcs_client()) if doubtful(known) else {}
         except Exception as error:  # Ray raises what its RPC library raises

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from cluster.azure.catalogue import Size
 from cluster.azure.settings import AzureSettings
-from cluster.existing.provider import ExistingProvider, Undrained
+from cluster.existing.owner import owner_of
+from cluster.existing.provider import ClaimDrains, ExistingProvider
 from cluster.kuberay.provider import KubeRayProvider
 from cluster.kuberay.settings import KubeRaySettings
 from cluster.kuberay.supply import KubeRaySupply
@@ -62,6 +63,8 @@ class Cloud:
     follows_policies: bool
     #: In place of Ray's drains, where nodes may not be drained; None: Ray drains them.
     drains: Drains | None = None
+    #: Keeps the machine of a node that computes wrongly from being used again; None: it ends with the node.
+    withhold: Callable[[str], None] | None = None
     #: Seconds between two observations of it at least, now.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Closes its connections; machines go on running.
@@ -75,13 +78,15 @@ def cloud_of(settings: Settings, head: str, membership: RayMembership) -> Cloud:
     answer, or does not know the identity, its provider says so at every look.
     """
     if settings.cloud == "existing":
-        existing = ExistingProvider(ClaimStore(), CLOCK)
+        claims = ClaimStore(owner_of(settings.home), stays=True)
+        existing = ExistingProvider(claims, CLOCK)
         return Cloud(
             existing,
             existing,
             None,
             follows_policies=False,
-            drains=Undrained(),
+            drains=ClaimDrains(claims),
+            withhold=existing.withhold,
             observation_interval_s=lambda: EXISTING_INTERVAL_S,
         )
     if settings.cloud == "local":

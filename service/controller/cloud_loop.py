@@ -113,6 +113,7 @@ class CloudLoop:
             connection.drains,
             connection.follows_policies,
             connection.ray_programs if self._watch.is_wanted else None,
+            connection.withhold,
         )
         try:
             observation = observe_cluster(access)

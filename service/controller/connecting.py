@@ -9,6 +9,7 @@ from functools import partial
 
 from cluster.provider import Provider
 from service.loops import ports
+from service.loops.observation import withhold_none
 from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
@@ -45,6 +46,8 @@ class ClusterConnection:
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Answers what these attempts, by id, ask of storages, and no others; does not wait.
     serve_storage: Callable[[Mapping[str, Scopes]], None] = _serve_none
+    #: Keeps the machine of a node that computes wrongly from being used again; called before the node is deleted.
+    withhold: Callable[[str], None] = withhold_none
     #: Closes its own connections; no call may be made through them afterwards.
     close: Callable[[], None] = _nothing
     #: `membership`, `drains` and `rehearsal` do not call Ray from now on; waits for a call under way.
@@ -115,11 +118,12 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         TimedMembership(membership, CLOCK),
         cloud.supply,
         rehearsal=None if cloud.rehearsal is None else TimedRehearsal(cloud.rehearsal, CLOCK),
-        drains=cloud.drains or TimedDrains(RayDrains(membership), CLOCK),
+        drains=TimedDrains(cloud.drains or RayDrains(membership), CLOCK),
         follows_policies=cloud.follows_policies,
         ray_programs=RayPrograms(membership),
         observation_interval_s=cloud.observation_interval_s,
         serve_storage=storage_server.serve,
+        withhold=cloud.withhold or withhold_none,
         close=close,
         leave_ray=membership.leave,
     )

@@ -21,6 +21,7 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
+from service.clouds.azure_settings import require_places
 from service.clouds.place_files import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
@@ -43,6 +44,7 @@ from service.store.database import Database
 from service.store.failures import Fenced, StoreError, is_database_wide, why_failed
 from service.store.leases import Lease
 from service.store.migrate import migrate
+from service.store.nodes import live_offerings
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +301,11 @@ class Process:
             if self._controller is not None:
                 self._controller.leave_ray()
             try:
+                of_cluster = partial(live_offerings, cluster=self._settings.cluster)
+                require_places(self._settings, self._database.query(of_cluster))
                 connection = self._connect(self._settings, address)
+            except DBAPIError as error:
+                return f"{why_failed(error)}; trying again"
             except CloudUnusable as error:
                 return f"no node can be made, trying again: {error}"
             except Exception as error:

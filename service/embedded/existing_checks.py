@@ -22,11 +22,18 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster.existing.owner import owner_of
 from cluster.existing.packages import brought
-from cluster.existing.sentences import NodeFacts, node_notes, node_problems, version_problems
+from cluster.existing.sentences import (
+    NodeFacts,
+    head_notes,
+    made_by_remora,
+    sorted_out,
+    version_problems,
+)
 from cluster.ray.claims import ClaimStore, RayNode
 from cluster.ray.programs import OURS
-from remora.ray_labels import CLAIMS_NAMESPACE
+from remora.ray_labels import NODE_LABEL
 from service.azure_storage import azure_place
 from service.settings import Settings
 from service.storage_locations import open_storage
@@ -35,16 +42,18 @@ from trainers.storage import StorageError
 
 #: Seconds for one question to the head.
 _ASK_S = 10
-#: Nodes that are looked at; a cluster's nodes are alike.
+#: Nodes that are looked at, as a cluster's nodes are alike, and that are swept at the same time.
 _MOST_NODES = 64
 #: Seconds that nodes may take to unpack Remora and answer.
 _LOOK_S = 90.0
 #: Seconds that nodes may take to remove what jobs left.
 _SWEEP_S = 20.0
+#: The same for all of them, which are asked in turns.
+_SWEEP_ALL_S = 40.0
 #: Seconds until this machine's member has joined.
 _MEMBER_S = 30.0
-#: Which service uses the cluster.
-_OWNER = b"service"
+#: What the head's own node brings.
+_HEAD = "node:__internal_head__"
 
 
 def look(address: str) -> dict[str, Any]:
@@ -74,50 +83,51 @@ def look(address: str) -> dict[str, Any]:
 
 def join(settings: Settings, address: str) -> dict[str, Any]:
     """What keeps jobs from running on the nodes, and what is to be known of them.  Raises what Ray raises."""
-    ours = f"{settings.home} on {socket.gethostname()}"
-    if (owner := _owner() or ours) != ours:
-        return _problem(_taken(owner, address))
-    nodes = [node for node in ClaimStore().nodes() if node.is_usable]
-    facts = _look_at(nodes, settings)
-    problems = node_problems(facts, settings.storage, platform.python_version())
+    store = ClaimStore(owner_of(settings.home))
+    if other := store.other_owner():
+        return _problem(_taken(other, address))
+    nodes = store.nodes()
+    if made := [node.address for node in nodes if node.is_alive and NODE_LABEL in node.labels]:
+        return _problem(made_by_remora(made))
+    python = platform.python_version()
+    looked = _look_at([node for node in nodes if node.is_usable], settings)
+    # One that has gone meanwhile lacks nothing.
+    left = {node.id for node in store.nodes() if node.is_usable}
+    found = sorted_out(
+        {node.id: facts for node, facts in looked if node.id in left}, settings.storage, python
+    )
+    if found.problems:
+        return {"problems": found.problems}
     # Last, so that nothing is left of a service that cannot use it; of two at once the first one counts.
-    if not problems and (owner := _own(ours)) != ours:
-        problems = [_taken(owner, address)]
-    return {
-        "problems": problems,
-        "notes": node_notes(facts),
-        "nodes": len(nodes),
-    }
+    store.own()
+    if other := store.other_owner():
+        return _problem(_taken(other, address))
+    store.set_unfit(found.unfit)
+    for one in found.unfit:
+        store.release(one)
+    heads = [node.address for node in nodes if node.is_usable and _HEAD in node.resources]
+    return {"notes": [*found.notes, *head_notes(heads)], "nodes": len(left) - len(found.unfit)}
 
 
 def leave() -> dict[str, Any]:
     """End all that is ours in the cluster, and remove what jobs have left on its nodes.  Raises what Ray raises."""
     import ray
 
-    from cluster.existing.leaving import end_everything_of_ours
+    from cluster.existing.leaving import end_everything_of_ours, remove_entries
 
     ended = end_everything_of_ours()
-    nodes = [node for node in ClaimStore().nodes() if node.is_usable]
-    swept = [_on(node, sweep_existing_node).remote() for node in nodes[:_MOST_NODES]]
-    if swept:
-        ray.wait(swept, num_returns=len(swept), timeout=_SWEEP_S)
+    store = ClaimStore()
+    claimed = {claim.ray_node_id for claim in store.claims()}
+    # Nodes that are not claimed may have nothing of ours, so they come last.
+    nodes = sorted((one for one in store.nodes() if one.is_usable), key=lambda one: one.id not in claimed)
+    deadline = time.monotonic() + _SWEEP_ALL_S
+    for first in range(0, len(nodes), _MOST_NODES):
+        swept = [_on(node, sweep_existing_node).remote() for node in nodes[first : first + _MOST_NODES]]
+        left_s = max(0.0, deadline - time.monotonic())
+        ray.wait(swept, num_returns=len(swept), timeout=min(_SWEEP_S, left_s))
+    # They say what is to be swept, so they go last: a repetition after an interruption finds them.
+    remove_entries()
     return {"problems": [], "ended": ended}
-
-
-def _owner() -> str:
-    """The service that uses the cluster; empty: none does."""
-    from ray.experimental import internal_kv
-
-    value = internal_kv._internal_kv_get(_OWNER, namespace=CLAIMS_NAMESPACE) or b""
-    return bytes(value).decode("utf-8", "replace")
-
-
-def _own(ours: str) -> str:
-    """Let this service be the one that uses the cluster unless another one does; which one does now."""
-    from ray.experimental import internal_kv
-
-    internal_kv._internal_kv_put(_OWNER, ours.encode(), overwrite=False, namespace=CLAIMS_NAMESPACE)
-    return _owner()
 
 
 def _taken(owner: str, address: str) -> str:
@@ -127,7 +137,7 @@ def _taken(owner: str, address: str) -> str:
     )
 
 
-def _look_at(nodes: Sequence[RayNode], settings: Settings) -> list[NodeFacts]:
+def _look_at(nodes: Sequence[RayNode], settings: Settings) -> list[tuple[RayNode, NodeFacts]]:
     """The facts of each node, of at most `_MOST_NODES`."""
     import ray
 
@@ -138,11 +148,9 @@ def _look_at(nodes: Sequence[RayNode], settings: Settings) -> list[NodeFacts]:
     if storage is not None:
         storage.write_bytes(name, content)
     try:
-        asked = {
-            _on(node, look_at_node).remote(url, name, content): node.address for node in nodes[:_MOST_NODES]
-        }
+        asked = {_on(node, look_at_node).remote(url, name, content): node for node in nodes[:_MOST_NODES]}
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_LOOK_S) if asked else ([], [])
-        return [_facts(asked[one], one if one in done else None) for one in asked]
+        return [(node, _facts(node.address, one if one in done else None)) for one, node in asked.items()]
     finally:
         if storage is not None:
             storage.delete(name)

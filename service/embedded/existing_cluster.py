@@ -20,7 +20,7 @@ from cluster.provider import ProviderError
 from service.settings import Settings
 
 #: Seconds for each step of `service.embedded.existing_checks`.
-_TIMEOUTS = {"look": 60.0, "join": 180.0, "leave": 90.0}
+_TIMEOUTS = {"look": 60.0, "join": 180.0, "leave": 130.0}
 
 
 class ClusterUnusable(Exception):
@@ -76,29 +76,42 @@ class MemberPart:
 def join(settings: Settings) -> JoinedCluster:
     """Join the cluster at `settings.ray_address`, with a member on this machine.
 
-    Raises ClusterUnusable when jobs could not run there, and ProviderError; this machine has no part in it then.
+    Raises ClusterUnusable when jobs could not run there, and ProviderError; this machine has no part in it then that it
+    did not have before.
     """
     address = settings.ray_address
-    take_part(settings.home, address)
+    runs = head.find_head(settings.home) is not None
+    is_new = take_part(settings.home, address)
     try:
         _require(_step("look", settings))
         start_member(settings.home, address)
         found = _require(_step("join", settings))
     except (ClusterUnusable, ProviderError):
-        head.stop_head(settings.home, grace_s=0)
-        forget(settings.home)
+        # Drivers of jobs may be on one that ran.
+        if not runs:
+            head.stop_head(settings.home, grace_s=0)
+        # Where it was part of the cluster before, something of it may still be there.
+        if is_new:
+            forget(settings.home)
         raise
     return JoinedCluster(int(found.get("nodes", 0)), tuple(map(str, found["notes"])))
 
 
-def take_part(home: Path, address: str) -> None:
+def take_part(home: Path, address: str) -> bool:
     """Write down that this home is part of the cluster at `address`, before anything is done there.
 
-    Raises ClusterUnusable for what is no address, and while it is part of another one, and ProviderError.
+    False when that was known before.  Raises ClusterUnusable for what is no address, and while it is part of another
+    one, and ProviderError.
     """
     if (problem := address_problem(address)) is not None:
         raise ClusterUnusable(problem)
     folders = ClusterFolders(home)
+    known = joined.read(folders)
+    if known is not None and known.address != address:
+        raise ClusterUnusable(
+            f"this home is part of the Ray cluster at {known.address}, where something of it may be left: leave that"
+            f" with `remora down --ray-address {known.address}`, or give another --home"
+        )
     running = head.find_head(home)
     if running is not None and running.ray_address != address:
         raise ClusterUnusable(
@@ -106,10 +119,21 @@ def take_part(home: Path, address: str) -> None:
             " --home"
         )
     joined.write(folders, address, os.environ, Path.home())
+    return known is None
 
 
 def membership_problem(settings: Settings) -> str | None:
-    """Why this home cannot have a cluster of its own, as a sentence: it is still part of another.  None: it can."""
+    """Why this home cannot have the cluster of the settings, as a sentence; None: it can.
+
+    It may still be part of another one, or be one in which tokens would keep no one apart: the member runs as the user
+    of the service, and any Ray program of the cluster may run code on it.
+    """
+    if settings.cloud == "existing" and settings.authentication == "required":
+        return (
+            "REMORA_AUTHENTICATION=required keeps no one apart on an existing Ray cluster: its programs can run code"
+            " here as this user, who reads the database and the keys of the service. Start without it where all who"
+            " use that cluster may do all of that, or use a cluster that Remora starts"
+        )
     known = joined.read(ClusterFolders(settings.home))
     if known is None or settings.cloud == "existing":
         return None
@@ -135,7 +159,9 @@ def leave(settings: Settings) -> str:
         head.stop_head(settings.home)
     except (ClusterUnusable, ProviderError) as error:
         return (
-            f"the cluster at {known.address} may still have actors of Remora in its namespace remora: {error}"
+            f"the cluster at {known.address} may still have actors of Remora in its namespace remora: {error}; repeat"
+            f" `remora down --ray-address {known.address}`, or remove {ClusterFolders(settings.home).joined} when that"
+            " cluster is gone for good"
         )
     return ""
 

@@ -13,7 +13,7 @@ import psutil
 from cluster import processes
 
 #: Seconds that a service may take to end all its nodes.
-_END_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 150.0
 
 
 class HomeTaken(Exception):

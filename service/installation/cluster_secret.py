@@ -93,10 +93,13 @@ def replace_in(home: Path) -> int:
     # Processes of this machine would wait for their head with the old secret.
     ended = end_nodes(home)
     # What the head knows is of nodes and drivers that are gone.
-    state = home / "gcs"
+    state, old = home / "gcs", home / "gcs.old"
+    # A head that starts after an interruption finds all of it or none; half of a database would not open.
+    shutil.rmtree(old, ignore_errors=True)
     if state.exists():
-        shutil.rmtree(state)
+        state.rename(old)
     write_private(ClusterFolders(home).token, secrets.token_hex(32).encode())
+    shutil.rmtree(old, ignore_errors=True)
     return ended
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.provider import Provider, Unauthorized
@@ -12,6 +13,10 @@ from service.loops.ports import Drains, Membership, RayPrograms, Supply
 
 class ObservationFailed(Exception):
     """The provider or Ray did not answer; the message is one sentence for operators."""
+
+
+def withhold_none(_: str) -> None:
+    """The default of `withhold` where a machine ends with its node."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class ClusterAccess:
     follows_policies: bool = True
     #: What Ray programs ask for; None: they are not served.
     ray_programs: RayPrograms | None = None
+    #: Called with the id of a node that computes wrongly, before it is deleted, so that its machine is not used again.
+    withhold: Callable[[str], None] = withhold_none
 
 
 @dataclass(frozen=True)

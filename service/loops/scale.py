@@ -269,7 +269,8 @@ def _send_requests(tick: Tick, access: ClusterAccess, members: Members, requests
         # Local nodes end at once when they are deleted, so they need no drain.
         _drain_discarded(tick, access.drains, requests.rows.values(), members)
     in_parallel = PARALLEL_REQUESTS if access.follows_policies else 1
-    _in_parallel("delete", partial(_delete, tick, access.provider), requests.ended, in_parallel)
+    ended = _withheld(tick, access, requests)
+    _in_parallel("delete", partial(_delete, tick, access.provider), ended, in_parallel)
     answers = _in_parallel("create", partial(_create, tick, access.provider), requests.wanted, in_parallel)
     _record_throttling(tick, answers)
     for request, refusal in zip(requests.wanted, answers, strict=True):
@@ -356,6 +357,22 @@ def _orphans(tick: Tick, machines: Machines, rows: Rows) -> list[str]:
             log.warning("machine %s has no living row and is deleted", node_id)
             orphans.append(node_id)
     return orphans
+
+
+def _withheld(tick: Tick, access: ClusterAccess, requests: _Requests) -> list[str]:
+    """The nodes that may be deleted now; machines of sick ones are kept from further use before."""
+    may_end = []
+    for node_id in requests.ended:
+        row = requests.rows.get(node_id)
+        if row is not None and row.sick_since is not None:
+            tick.check()
+            try:
+                access.withhold(node_id)
+            except ProviderError as error:
+                log.warning("node %s is not deleted yet: %s", node_id, error)
+                continue
+        may_end.append(node_id)
+    return may_end
 
 
 def _delete(tick: Tick, provider: Provider, node_id: str) -> None:

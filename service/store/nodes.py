@@ -91,6 +91,12 @@ def page_of_nodes(connection: sa.Connection, *, before: str | None, limit: int) 
     return to_rows(NodeRow, connection.execute(statement))
 
 
+def live_offerings(connection: sa.Connection, cluster: str) -> list[str]:
+    """As what the nodes of a cluster that have not ended were bought, each once."""
+    statement = sa.select(nodes.c.offering).where(LIVE_NODES, nodes.c.cluster == cluster).distinct()
+    return list(connection.scalars(statement.order_by(nodes.c.offering)))
+
+
 def count_nodes(connection: sa.Connection) -> dict[str, dict[NodeState, int]]:
     """How many nodes that have not ended are in each state, by pool."""
     statement = (

@@ -22,6 +22,7 @@ from remora.states import JobState, NodeState
 from tests.e2e.embedded import REMORA, Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, until
 from tests.e2e.scripts import Steps
+from tests.integration.trainers.scripts import LOCKSTEP
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -199,6 +200,53 @@ def test_a_job_trains_through_the_loss_of_a_node_and_the_cluster_stays_as_it_was
     after = cluster.observed()
     assert (after["draining"], after["answer"]) == (0, 42)
     assert (after["actors"], after["groups"], after["entries"]) == ([], [], [])
+
+
+@pytest.mark.soak
+def test_workers_run_on_as_many_nodes_as_the_policies_allow(cluster: ForeignCluster, tmp_path: Path) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text(LOCKSTEP)
+    service = Embedded(
+        tmp_path / "home",
+        variables={**cluster.variables, "REMORA_ISOLATION": "none"},
+        ray_address=cluster.address,
+    )
+
+    def allow(nodes: int) -> None:
+        document = f"pools: {{existing: {{sizes: [node], max_nodes: {nodes}, drain_s: 60s}}}}"
+        client.apply_policy(document, based_on=client.policy().version)
+
+    try:
+        service.start()
+        with service.client() as client:
+            allow(1)
+            until(lambda: len(service.ready_nodes()) == 1, "one of the two nodes is used")
+            job = client.submit(
+                {
+                    "code": str(folder),
+                    "command": ["python", "train.py", "1000000", "0.05"],
+                    "backend": "command",
+                    "workers": {"min": 1, "max": 2},
+                    "resources": {"cpus": 1},
+                    "checkpoint": {"interval": "1s"},
+                }
+            )
+            until(lambda: (client.job(job.id).checkpoint_step or 0) > 60, "it has trained for a while")
+            assert client.job(job.id).world_size == 1, "there is a node that is free, and none of ours"
+            allow(2)
+            until(lambda: client.job(job.id).world_size == 2, "it grows onto the other node")
+            nodes, repeated = set(service.ready_nodes()), client.job(job.id).repeated_steps
+            allow(1)
+            until(lambda: client.job(job.id).world_size == 1, "it leaves the node that drains")
+            (drained,) = nodes - set(service.ready_nodes())
+            until(lambda: client.node(drained).state is NodeState.GONE, "the node is released")
+            assert client.job(job.id).repeated_steps == repeated
+            assert cluster.observed()["draining"] == 0, "Ray and other programs know of no drain"
+            client.cancel(job.id)
+            client.wait(job.id, PATIENCE_S)
+    finally:
+        service.end()
 
 
 @pytest.mark.soak

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from remora.ray_labels import BROUGHT_VARIABLE
+from remora.ray_labels import are_packages_brought
 
 
 def public_package() -> Path:
@@ -18,11 +17,6 @@ def public_package() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
-
-
-def are_packages_brought() -> bool:
-    """Whether this node's Python has no `remora`: this process got it with its work, in a folder of Ray's."""
-    return BROUGHT_VARIABLE in os.environ
 
 
 def public_folder(folder: Path) -> Path:

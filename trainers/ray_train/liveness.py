@@ -12,17 +12,30 @@ import ray
 from ray.experimental import internal_kv
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
-from remora.ray_labels import CLAIM, CLAIMS_NAMESPACE, NODE_LABEL, claims_in
+from remora.ray_labels import (
+    CLAIM,
+    CLAIMS_NAMESPACE,
+    NODE_LABEL,
+    are_packages_brought,
+    claims_in,
+    with_claims,
+)
 from trainers.ray_train.owner import Member
 
 #: Seconds a raylet may take to accept a connection before its node counts as lost.
 _PROBE_S = 0.5
+#: Seconds for a question to the head about claims.
+_ASK_S = 5.0
 
 
 def draining_nodes() -> dict[str, float]:
-    """Ray node id -> deadline in seconds since 1970 (0: unknown) of every draining node."""
+    """Ray node id -> deadline in seconds since 1970 (0: unknown) of every node that takes no work of ours.
+
+    Those drain.  In a cluster that Remora did not start, also each one that is not claimed, or not any more.
+    """
     found: dict[str, int] = ray._private.state.state.get_draining_nodes()
-    return {node: deadline_ms / 1000 for node, deadline_ms in found.items()}
+    draining = {node: deadline_ms / 1000 for node, deadline_ms in found.items()}
+    return with_claims(draining, living_nodes(), _claim_entries()) if are_packages_brought() else draining
 
 
 def answering_nodes(ray_node_ids: set[str]) -> set[str]:
@@ -60,15 +73,18 @@ def ray_nodes_of(node_ids: Collection[str]) -> dict[str, str]:
     found = {name: ray_id for ray_id, name in living.items() if name in node_ids}
     if len(found) < len(set(node_ids)):
         # Those of a cluster that Remora did not start have no label.
-        claims = {name: ray_id for ray_id, name in _claims().items() if name in node_ids}
+        claims = {name: ray_id for ray_id, name in claims_in(_claim_entries()).items() if name in node_ids}
         found |= {name: ray_id for name, ray_id in claims.items() if ray_id in living}
     return found
 
 
-def _claims() -> dict[str, str]:
-    keys = internal_kv._internal_kv_list(CLAIM, namespace=CLAIMS_NAMESPACE)
-    values = {key: internal_kv._internal_kv_get(key, namespace=CLAIMS_NAMESPACE) for key in keys}
-    return claims_in(values)
+def _claim_entries() -> dict[bytes, bytes]:
+    gcs = internal_kv.internal_kv_get_gcs_client()
+    keys = gcs.internal_kv_keys(CLAIM, CLAIMS_NAMESPACE, timeout=_ASK_S)
+    found: dict[bytes, bytes] = {}
+    if keys:
+        found = gcs.internal_kv_multi_get(keys, namespace=CLAIMS_NAMESPACE, timeout=_ASK_S)
+    return found
 
 
 def _raylet_answers(node: dict[str, Any]) -> bool:

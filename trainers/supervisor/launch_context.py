@@ -14,13 +14,14 @@ import ray
 from remora.commands.launchers import may_start_a_launcher, unwrap
 from remora.commands.nested_launchers import put_on_path
 from remora.errors import BundleError
+from remora.ray_labels import are_packages_brought
 from remora.spec.expressions import fill
 from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.containers.container import Container
-from trainers.environments.public_package import are_packages_brought, public_folder
+from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
 from trainers.isolation.variables import machine_variables

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from cluster.existing.provider import NODE, ExistingProvider, Undrained
-from cluster.existing.sentences import NodeFacts, address_problem, node_notes, node_problems, version_problems
+from cluster.existing.owner import owner_of
+from cluster.existing.provider import NODE, ClaimDrains, ExistingProvider
+from cluster.existing.sentences import (
+    NodeFacts,
+    SortedOut,
+    address_problem,
+    head_notes,
+    made_by_remora,
+    node_notes,
+    node_problems,
+    sorted_out,
+    version_problems,
+)
 from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError
 from cluster.ray.claims import Claim, parsed, unclaimed, written
-from remora.ray_labels import CLAIM, NODE_LABEL, claims_in
+from remora.ray_labels import CLAIM, NODE_LABEL, claims_in, drains_in
 from tests.existing_nodes import FewNodes, node
 
 
@@ -89,16 +102,51 @@ def test_a_head_without_an_answer_is_no_empty_cluster() -> None:
     for ask in (provider.list, lambda: provider.create(request("node_b")), lambda: provider.delete("node_a")):
         with pytest.raises(ProviderError, match="the head does not answer"):
             ask()
-    # A node of others is not drained, whatever is asked.
-    Undrained().drain("node_a", "the pool shrinks", 0.0)
+
+
+def test_a_claim_says_until_when_its_node_drains_and_the_first_deadline_stays() -> None:
+    cluster = FewNodes([node(1), node(2)])
+    provider, drains = ExistingProvider(cluster, lambda: 100.0), ClaimDrains(cluster)
+    for name in ("node_a", "node_b"):
+        provider.create(request(name))
+    for deadline_at in (300.0, 200.5, 400.0):
+        drains.drain("node_a", "the pool shrinks", deadline_at)
+    drains.drain("node_of_none", "the pool shrinks", 200.0)
+    assert {one.node_id: one.drains_until for one in cluster.claims()} == {"node_a": 200.5, "node_b": None}
+    (claim, _) = cluster.claims()
+    entries = {CLAIM + claim.ray_node_id.encode(): written(claim), CLAIM + b"cd": b"node_b p 1.0"}
+    assert drains_in(entries) == {claim.ray_node_id: 200.5}
+    assert parsed(claim.ray_node_id, written(claim)) == claim
+
+
+def test_a_sick_node_is_not_claimed_again_until_ray_calls_it_dead() -> None:
+    cluster = FewNodes([node(1), node(2)])
+    provider = ExistingProvider(cluster, lambda: 100.0)
+    provider.create(request("node_a"))
+    provider.withhold("node_a")
+    assert cluster.withheld == {node(1).id}
+    provider.list()
+    assert sum(provider.quota_limits().values()) == 2, (
+        "it counts as long as it is claimed, so that no other one goes"
+    )
+    provider.delete("node_a")
+    provider.create(request("node_b"))
+    assert {one.node_id: one.address for one in provider.list()} == {"node_b": "10.0.0.2"}
+    assert (sum(provider.quota_limits().values()), sum(provider.quota_left().values())) == (1, 0)
+    with pytest.raises(InsufficientCapacity):
+        provider.create(request("node_c"))
+    cluster.seen[0] = replace(node(1), is_alive=False)
+    provider.list()
+    assert cluster.withheld == set()
 
 
 def test_a_claim_reads_back_and_what_is_none_is_passed_over() -> None:
     claim = Claim("ab" * 28, "node_a", "existing", 1790000000.25)
     assert parsed(claim.ray_node_id, written(claim)) == claim
-    assert [parsed("ab", text) for text in (b"", b"node_a", b"a b c d", b"\xff\xff 1 2", b"a b soon")] == [
-        None
-    ] * 5
+    assert [
+        parsed("ab", text)
+        for text in (b"", b"node_a", b"a b c d", b"a b 1 soon", b"a b 1 2 3", b"\xff\xff 1 2")
+    ] == [None] * 6
     entries = {CLAIM + b"ab": written(claim), b"driver:att_1": b"driver-1", CLAIM + b"cd": b""}
     assert claims_in(entries) == {"ab": "node_a"}
 
@@ -148,3 +196,39 @@ def test_where_commands_are_not_kept_apart_is_told() -> None:
     (isolation,) = node_notes(nodes)
     assert "on the node 10.0.0.1 run as the user of Ray's processes" in isolation
     assert node_notes(nodes[1:]) == []
+
+
+GOOD = NodeFacts(address="10.0.0.1", python="3.11.2")
+BAD = NodeFacts(address="10.0.0.2", python="3.11.2", silence="there was no answer")
+
+
+def test_one_bad_node_is_a_note_and_is_not_used_and_only_without_a_good_one_nothing_begins() -> None:
+    found = sorted_out({"aa": GOOD, "bb": BAD, "cc": BAD}, "/srv/remora", "3.11.4")
+    assert (found.problems, found.unfit) == ([], ["bb", "cc"])
+    (said,) = found.notes
+    assert "10.0.0.2 did not carry out" in said
+    assert "not used until the next `remora up`" in said
+    none = sorted_out({"bb": BAD}, "/srv/remora", "3.11.4")
+    assert none.problems == node_problems([BAD], "/srv/remora", "3.11.4") != []
+    assert "no node with CPUs or GPUs" in sorted_out({}, "/srv/remora", "3.11.4").problems[0]
+    assert sorted_out({"aa": GOOD}, "/srv/remora", "3.11.4") == SortedOut([], [], [])
+
+
+def test_a_head_with_cpus_and_nodes_of_a_remora_are_named() -> None:
+    assert "--num-cpus=0" in head_notes(["10.0.0.1"])[0]
+    assert head_notes([]) == []
+    assert made_by_remora(["10.0.0.3"]).startswith("the node 10.0.0.3 was made by a Remora")
+
+
+def test_a_home_has_an_id_that_is_its_own_and_stays_when_the_home_moves(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first, second = owner_of(tmp_path / "a"), owner_of(tmp_path / "b")
+    assert first.partition(" ")[0] != second.partition(" ")[0]
+    assert first == owner_of(tmp_path / "a")
+    assert str(tmp_path / "a") in first
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert owner_of(tmp_path / "c").partition(" ")[0] == first.partition(" ")[0]
+    assert stat.S_IMODE((tmp_path / "c/service.id").stat().st_mode) == 0o600
+    (tmp_path / "c/service.id").write_bytes(b"\xff half")
+    assert len(owner_of(tmp_path / "c").partition(" ")[0]) == 32

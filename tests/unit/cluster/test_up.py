@@ -14,6 +14,7 @@ import pytest
 
 from cluster.local import joined
 from cluster.local.folders import ClusterFolders
+from cluster.provider import ProviderError
 from service.embedded.home_lock import HomeLock, HomeTaken
 from service.up import main
 
@@ -171,3 +172,70 @@ def test_a_home_that_is_part_of_another_cluster_does_not_start_one_of_its_own(
     said = error_of(capsys, "--home", str(folders.home), "--port", "0")
     assert "part of the Ray cluster at 10.0.0.4:6379" in said
     assert "remora down" in said
+
+
+def test_tokens_are_refused_on_a_cluster_whose_programs_run_code_as_the_user_of_the_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMORA_AUTHENTICATION", "required")
+    home = tmp_path / "home"
+    said = error_of(capsys, "--home", str(home), "--port", "0", "--ray-address", "10.0.0.4:6379")
+    assert "keeps no one apart on an existing Ray cluster" in said
+    assert not (home / "joined.json").exists()
+
+
+NOWHERE = "127.0.0.1:1"
+
+
+def part_of(tmp_path: Path, address: str = NOWHERE) -> ClusterFolders:
+    folders = ClusterFolders(tmp_path / "home")
+    joined.write(folders, address, {}, tmp_path)
+    return folders
+
+
+def refuse(*_: object) -> None:
+    raise ProviderError("the head does not answer")
+
+
+def test_where_to_clean_up_stays_known_until_nothing_remains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = part_of(tmp_path)
+    monkeypatch.setattr("service.embedded.existing_cluster.start_member", refuse)
+    assert main(["--down", "--home", str(folders.home)]) == 0
+    said = capsys.readouterr().out
+    assert f"repeat `remora down --ray-address {NOWHERE}`" in said
+    assert str(folders.joined) in said, "what to do when that cluster is gone for good"
+    known = joined.read(folders)
+    assert known is not None
+    assert known.address == NOWHERE
+
+
+def test_an_address_that_was_tried_for_the_first_time_is_forgotten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.embedded.existing_cluster.start_member", refuse)
+    assert main(["--down", "--home", str(tmp_path / "home"), "--ray-address", NOWHERE]) == 0
+    assert "may still have actors" in capsys.readouterr().out
+    assert not (tmp_path / "home/joined.json").exists()
+
+
+def test_joining_in_vain_forgets_only_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = part_of(tmp_path)
+    said = error_of(capsys, "--home", str(folders.home), "--port", "0", "--ray-address", NOWHERE)
+    assert "no Ray head answers" in said
+    assert folders.joined.exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--down"]])
+def test_a_home_is_part_of_one_cluster_until_it_has_left_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    folders = part_of(tmp_path, "10.0.0.4:6379")
+    said = error_of(capsys, *words, "--home", str(folders.home), "--port", "0", "--ray-address", NOWHERE)
+    assert "leave that with `remora down --ray-address 10.0.0.4:6379`" in said
+    known = joined.read(folders)
+    assert known is not None
+    assert known.address == "10.0.0.4:6379"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from service.installation import cluster_secret
 from service.installation.__main__ import main
 from service.installation.cluster_secret import replace_secret, to_stop
 from service.installation.layout import Installation, InstallationProblem, Layout
@@ -84,6 +85,31 @@ def test_what_does_not_end_leaves_the_old_secret_and_everything_is_started_again
         replace_secret(layout, installation(), units_of(installation(), ["1.0-a"]), supervisor, print)
     assert set(supervisor.started.values()) == {"old"}
     assert {"controller-1", "drivers-1.0-a", "head"} <= supervisor.started.keys()
+
+
+@pytest.mark.parametrize("killed_in", ["rmtree", "write_private"])
+def test_a_head_that_starts_after_an_interruption_finds_all_of_its_state_or_none(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    files = {"state", "state-2", "state-3"}
+    for name in files:
+        (layout.home / "gcs" / name).write_text("nodes and drivers")
+    seen: list[set[str]] = []
+
+    def killed(*_: object, **__: object) -> None:
+        state = layout.home / "gcs"
+        seen.append({one.name for one in state.iterdir()} if state.exists() else set())
+        if killed_in == "write_private" or len(seen) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_secret.shutil if killed_in == "rmtree" else cluster_secret, killed_in, killed)
+    with pytest.raises(KeyboardInterrupt):
+        cluster_secret.replace_in(layout.home)
+    assert all(one in (files, set()) for one in seen), "nothing is deleted from where the head looks"
+    monkeypatch.undo()
+    cluster_secret.replace_in(layout.home)
+    assert (layout.home / "ray.token").read_text() != "old"
+    assert not [one for one in layout.home.iterdir() if one.name.startswith("gcs")]
 
 
 @pytest.mark.parametrize(
