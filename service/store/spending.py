@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
+from cluster.scheduling.money import STEPS
 from cluster.scheduling.view import Refusal, Spending
 from service.store.rows import upsert
 from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
@@ -58,6 +59,15 @@ def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Sp
     return whole, projects
 
 
+def rate_elsewhere(connection: sa.Connection, cluster: str) -> float:
+    """USD an hour that nodes of all other clusters cost, or will once their machines are there."""
+    live = (nodes.c.ended_at.is_(None), nodes.c.cluster != cluster)
+    total: float | None = connection.execute(
+        sa.select(sa.func.sum(nodes.c.price_per_hour)).where(*live)
+    ).scalar()
+    return total or 0.0
+
+
 def known_refusals(connection: sa.Connection, until: float) -> tuple[Refusal, ...]:
     """Refusals that ended after the given time, or have not ended."""
     rows = connection.execute(sa.select(refusals).where(refusals.c.until > until))
@@ -91,8 +101,9 @@ def budget_step(connection: sa.Connection, figures: str, now: float) -> BudgetSt
 
 def reach(connection: sa.Connection, step: BudgetStep, figures: str, now: float) -> None:
     """A step of the budget with these figures was reached today; what was reached of another one is forgotten."""
-    order = list(BudgetStep)
-    before = budget_step(connection, figures, now)
-    if before is None or order.index(step) > order.index(before):
-        row = {"day": day_of(now), "step": step, "figures": figures}
-        upsert(connection, budget_days, [row], replace=True)
+    row = {"day": day_of(now), "step": step, "figures": figures}
+    upsert(connection, budget_days, [row], replace=False)
+    # The controller of another cluster may have written a harder one since this plan was made: the row itself is asked.
+    is_milder = budget_days.c.step.in_(STEPS[: STEPS.index(step)])
+    is_behind = sa.or_(budget_days.c.figures != figures, is_milder)
+    connection.execute(sa.update(budget_days).where(budget_days.c.day == row["day"], is_behind).values(row))
