@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from service.store import leases
@@ -43,7 +43,10 @@ class LeaseHolder:
         owner: str,
         lease_s: float,
         monotonic: Callable[[], float] = time.monotonic,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
+        """`settings` are written down with the lease when it is taken."""
+        self._settings = settings
         self._database = database
         self._name = name
         self._owner = owner
@@ -110,7 +113,7 @@ class LeaseHolder:
         if not may_act:
             return None
         lease = self._database.transact(
-            lambda connection: leases.take(connection, row, self._name, self._owner, now)
+            lambda connection: leases.take(connection, row, self._name, self._owner, now, self._settings)
         )
         return None if lease is None else self._keep(lease, began)
 

@@ -630,6 +630,8 @@ leases = sa.Table(
     sa.Column("token", sa.BigInteger, nullable=False),
     sa.Column("renewals", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("renewed_at", sa.Double, nullable=False),
+    # Digests of what its owner's settings say, by their names, where that matters to others.
+    sa.Column("settings", sa.JSON),
 )
 
 # Who has uploaded a bundle, and which projects use it: for others it is as if it were not there.

@@ -250,6 +250,34 @@ class TestAController:
         assert again.lease is not None
         assert again.holder.held_for_all() is None
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("storage_url", "/elsewhere"), ("retention_days", 0.0), ("stores", {"a": "/b"})]
+    )
+    def test_with_other_settings_than_the_first_one_does_nothing_for_all_clusters(
+        self, owner: Owner, ward: World, caplog: pytest.LogCaptureFixture, name: str, value: Any
+    ) -> None:
+        """It would delete files elsewhere, and forget where they were."""
+        together(owner.world, ward)
+        owner.world.controller.resign()
+        other = World(ward.database, ward.settings.model_copy(update={name: value}))
+        ward.controller.resign()
+        other.now = ward.now
+        with caplog.at_level("WARNING"):
+            other.tick(3)
+        assert other.controller.lease is not None
+        assert other.controller.holder.held_for_all() is None
+        said = [one.getMessage() for one in caplog.records if "differ" in one.getMessage()]
+        assert len(said) == 1
+        assert f"REMORA_{name.upper()}" in said[0]
+        # What the first one was given since then counts.
+        other.controller.resign()
+        again = World(owner.world.database, owner.world.settings.model_copy(update={name: value}))
+        again.controller.tick(other.now)
+        again.controller.resign()
+        other.controller = other.new_controller()
+        other.tick()
+        assert other.controller.holder.held_for_all() is not None
+
     def test_whose_lease_is_lost_does_nothing_for_all_clusters_either(self, owner: Owner) -> None:
         owner.world.tick()
         holder = owner.world.controller.holder

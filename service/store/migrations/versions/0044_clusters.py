@@ -44,6 +44,7 @@ def upgrade() -> None:
     for table in TABLES:
         column = sa.Column('cluster', sa.String(40), nullable=False, server_default='default')
         op.add_column(table, column)
+    op.add_column('leases', sa.Column('settings', sa.JSON))
     for name, table, columns, where in INDEXES:
         op.drop_index(name, table)
         _create(name, table, columns, where)
