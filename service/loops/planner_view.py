@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -81,7 +82,9 @@ def priced_view(
         jobs=jobs.demands,
         nodes=tuple(nodes),
         offerings=as_shown(supply.offerings(), nodes),
-        refusals=tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S)),
+        refusals=tick.load(
+            partial(spending.known_refusals, cluster=tick.cluster, until=tick.now - REFUSALS_S)
+        ),
         reopened=tick.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,

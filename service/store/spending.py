@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from cluster.policies.policies import BudgetStep
 from cluster.scheduling.money import STEPS
 from cluster.scheduling.view import Refusal, Spending
+from remora.clusters import DEFAULT_CLUSTER
 from service.store.rows import upsert
 from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
 
@@ -68,18 +69,34 @@ def rate_elsewhere(connection: sa.Connection, cluster: str) -> float:
     return total or 0.0
 
 
-def known_refusals(connection: sa.Connection, until: float) -> tuple[Refusal, ...]:
-    """Refusals that ended after the given time, or have not ended."""
-    rows = connection.execute(sa.select(refusals).where(refusals.c.until > until))
-    return tuple(
-        Refusal(offering=row.offering, until=row.until, reason=row.reason, at=row.at, tries=row.tries)
-        for row in rows
-    )
+def known_refusals(connection: sa.Connection, cluster: str, until: float) -> tuple[Refusal, ...]:
+    """What the cloud of a cluster refuses: what ended after the given time, or has not ended."""
+    return refusals_by_cluster(connection, until, refusals.c.cluster == cluster).get(cluster, ())
 
 
-def refuse(connection: sa.Connection, found: Iterable[Refusal]) -> None:
-    """Remember refusals; a newer one of the same offering replaces the older one."""
-    upsert(connection, refusals, [vars(one) for one in found], replace=True)
+def refusals_by_cluster(
+    connection: sa.Connection, until: float, *more: sa.ColumnElement[bool]
+) -> dict[str, tuple[Refusal, ...]]:
+    """The same for each cluster whose cloud refused something."""
+    found: defaultdict[str, list[Refusal]] = defaultdict(list)
+    for row in connection.execute(sa.select(refusals).where(refusals.c.until > until, *more)):
+        offering = row.offering.removeprefix(_before(row.cluster))
+        found[row.cluster].append(
+            Refusal(offering=offering, until=row.until, reason=row.reason, at=row.at, tries=row.tries)
+        )
+    return {cluster: tuple(own) for cluster, own in found.items()}
+
+
+def refuse(connection: sa.Connection, cluster: str, found: Iterable[Refusal]) -> None:
+    """Remember what the cloud of a cluster refused; a newer refusal of an offering replaces the older one."""
+    before = _before(cluster)
+    rows = [{**vars(one), "offering": before + one.offering, "cluster": cluster} for one in found]
+    upsert(connection, refusals, rows, replace=True)
+
+
+def _before(cluster: str) -> str:
+    """What stands before an offering in the key of a refusal."""
+    return "" if cluster == DEFAULT_CLUSTER else f"{cluster}:"
 
 
 def reopenings(connection: sa.Connection) -> dict[str, float]:

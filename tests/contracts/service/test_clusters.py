@@ -375,7 +375,7 @@ def fill(owner: Owner, world: World, project: str, jobs: int = 3) -> None:
         wait = WaitRow(kind=WaitKind.POOL, about="cpu", place=0, since=0.0, reason="it waits")
         waits.replace_waits(connection, [], [wait])
         asked = RayRequestRow(id="r", project="ray", kind="tasks", count=1, since=0.0, reason="it waits")
-        ray_requests.replace_requests(connection, [asked], [])
+        ray_requests.replace_requests(connection, "default", [asked], [])
         cloud.see(connection, "default", 5.0)
         # Nodes of another cluster may have the same address.
         said = SickReport(
@@ -429,7 +429,7 @@ OF_ALL = {
         "metrics",
         "models",
     ),
-    *("node_events", "outputs", "policies", "pool_reopenings", "refusals", "schedule_runs", "schedules"),
+    *("node_events", "outputs", "policies", "pool_reopenings", "schedule_runs", "schedules"),
     *("secret_versions", "secrets", "token_grants", "tokens", "totals"),
 }
 
