@@ -131,19 +131,19 @@ class LeaseHolder:
         with self._lock:
             held, self._held = self._held, None
         if held is not None:
-            log.warning("nothing can be done under the lease, so it is not renewed")
+            log.warning("nothing can be done under the lease %s, so it is not renewed", self._name)
         return False
 
     def _keep(self, lease: Lease, began: float) -> Lease:
         if self._taken != lease:
-            log.info("this controller acts now, token %d", lease.token)
+            log.info("this controller acts now under the lease %s, token %d", self._name, lease.token)
         self._taken = lease
         with self._lock:
             self._held = _HeldLease(lease, began + self._lease_s)
         return lease
 
     def _lose(self) -> None:
-        log.warning("another controller acts now; this one stands by")
+        log.warning("another controller acts now under the lease %s; this one stands by", self._name)
         self._taken = None
         with self._lock:
             self._held = None
