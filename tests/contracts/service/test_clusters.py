@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from cluster.scheduling.queue_order import WAITS_FOR_NODES
+from cluster.traces.lines import read_lines
 from remora.states import JobState, NodeState
 from service.controller.controller import OF_CLUSTER, OF_SERVICE, Controller
 from service.queue.rows import DrillRow, RayRequestRow, WaitKind, WaitRow
@@ -22,6 +23,7 @@ from service.store.database import Database
 from service.store.ids import new_id
 from service.store.sick_reports import SickReport
 from service.store.tables import jobs, metadata
+from service.store.trace_history import history_since
 from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
 from tests.service_fakes import World
@@ -370,6 +372,31 @@ def test_a_cluster_without_pools_is_named_until_its_nodes_and_jobs_are_gone(
     owner.ask(waits, "cancel")
     assert in_use(owner) == {"default"}
     assert notes_on(owner, without) == []
+
+
+def test_a_trace_has_jobs_and_nodes_of_one_cluster(owner: Owner, ward: World) -> None:
+    """A replay is of one cluster."""
+    both = owner.world, ward
+    ids = {project: owner.submit(project=project) for project in ("open", "patients")}
+    until(*both, done=lambda: all(world.launcher.drivers for world in both))
+    for world, job_id in zip(both, ids.values(), strict=True):
+        report(world, job_id)
+    together(*both, count=3)
+
+    def exported(cluster: str) -> list[str]:
+        answer = owner.client.get("/v1/trace", params={"cluster": cluster})
+        return [job.id for job in read_lines(answer.json()["text"]).jobs]
+
+    assert exported("default") == [ids["open"]]
+    assert exported("ward") == [ids["patients"]]
+    assert exported("none-such") == []
+    nodes = owner.world.database.query(lambda c: history_since(c, "ward", 0.0, ward.now)).nodes
+    assert {node.pool for node in nodes} == {"locked"}
+    assert (
+        owner.client.get("/v1/trace").json()
+        == owner.client.get("/v1/trace", params={"cluster": "default"}).json()
+    )
+    assert owner.client.get("/v1/trace", params={"cluster": "../x"}).status_code == 422
 
 
 def in_use(owner: Owner) -> set[str]:
