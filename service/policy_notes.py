@@ -18,16 +18,20 @@ _HOURS = 24
 
 def notes_on(policies: Policies, settings: Settings, limits: Mapping[str, Mapping[str, int]]) -> list[str]:
     """One sentence for each; `limits` are units of the quotas of each cluster's cloud, as far as they are known."""
-    catalogue = known(settings).catalogue or ()
+    facts = known(settings)
     found = []
-    if (usd := usd_per_hour_without_budget(policies, catalogue)) > 0:
+    usd = sum(
+        usd_per_hour_without_budget(policies.of_cluster(cluster), facts.catalogue_of(cluster) or ())
+        for cluster in policies.clusters
+    )
+    if usd > 0:
         found.append(
             f"there is no budget, and all nodes that max_nodes allows cost up to {usd * _HOURS:,.0f} USD a day; write"
             " `budget: {usd_per_day: ...}` to end that"
         )
     for cluster in policies.clusters:
-        own = quota_needs(policies.of_cluster(cluster), catalogue)
-        azure = _place_of(settings.model_copy(update={"cluster": cluster}))
+        own = quota_needs(policies.of_cluster(cluster), facts.catalogue_of(cluster) or ())
+        azure = _place_of(settings.for_cluster(cluster))
         found += [_sentence(need, limit, azure) for need, limit in beyond(own, limits.get(cluster, {}))]
     return found
 

@@ -214,6 +214,12 @@ class Settings(BaseSettings):
         """Folder of the cluster's head and nodes: its token, its certificates, the address of its head."""
         return home_of(self.home, self.cluster)
 
+    def for_cluster(self, cluster: str) -> Settings:
+        """The settings as they are for another cluster: where its nodes are made is said in its own folder."""
+        if cluster == self.cluster:
+            return self
+        return self.model_copy(update={"cluster": cluster, "azure_file": None, "kuberay_file": None})
+
     @property
     def kuberay(self) -> Path:
         """The file in force that says in which RayCluster the nodes are made."""

@@ -77,6 +77,8 @@ class _Group:
             Part.CONTROLLER: ServicePart(settings, Part.CONTROLLER, "service.controller"),
         }
         self.views: dict[Part, PartView] = {}
+        #: It could not be started: the others go on without it.
+        self.is_given_up = False
 
     def begin(self) -> None:
         """Nothing of it was looked at yet."""
@@ -122,6 +124,8 @@ class Up:
                 )
             machine.reap()
             for group in self._groups:
+                if group.is_given_up:
+                    continue
                 self._observe(group)
                 for action in upkeep.decide(group.views, time.monotonic()):
                     self._apply(group, action)
@@ -163,7 +167,11 @@ class Up:
         source = group.sources[action.part]
         match action:
             case upkeep.GiveUp():
-                raise CannotStart(f"the {group.name(action.part)} does not start: {source.complaint()}")
+                said = f"the {group.name(action.part)} does not start: {source.complaint()}"
+                if group is self._first:
+                    raise CannotStart(said)
+                group.is_given_up = True
+                self._say(f"note: {said}; the other clusters go on, and `remora up` tries it again")
             case upkeep.End():
                 source.end()
             case upkeep.Start():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.policies.conflicts import DEFAULT
@@ -14,6 +14,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import bought_by
 from cluster.policies.policies import AT_PLACE, CapacityRule, Policies, PoolPolicy
 from cluster.policies.policy_problems import Conflict, Path
+from remora.clusters import DEFAULT_CLUSTER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +22,21 @@ class ClusterFacts:
     """What a document is validated against; None: not known, so it is not checked."""
 
     catalogue: tuple[Offering, ...] | None = None
+    #: The same of clusters whose nodes stand elsewhere, by name; None: all clusters have the one catalogue.
+    further: Mapping[str, tuple[Offering, ...] | None] | None = None
     #: Most nodes of a size that there can be, where that is known.
     most_nodes: Mapping[str, int] = field(default_factory=dict)
     #: Names of the site rules that are installed.
     rules: frozenset[str] | None = None
+
+    def catalogue_of(self, cluster: str) -> tuple[Offering, ...] | None:
+        """What a cluster can buy; None: not known."""
+        is_elsewhere = self.further is not None and cluster != DEFAULT_CLUSTER
+        return self.further.get(cluster) if self.further is not None and is_elsewhere else self.catalogue
+
+
+#: What each cluster can buy, of those of which that is known.
+Sold = Mapping[str, tuple[Offering, ...]]
 
 
 def catalogue_conflicts(policies: Policies, known: ClusterFacts) -> Iterator[Conflict]:
@@ -33,16 +45,17 @@ def catalogue_conflicts(policies: Policies, known: ClusterFacts) -> Iterator[Con
         yield from _unknown_rules(policies, known.rules)
     for name, pool in policies.pools.items():
         yield from _too_many(("pools", name), pool, known.most_nodes)
-    if known.catalogue is None:
-        return
+    sold = {cluster: known.catalogue_of(cluster) for cluster in policies.clusters}
     are_known = True
     for name, pool in policies.pools.items():
-        for conflict in _unknown_offerings(("pools", name), pool, known.catalogue):
-            are_known = False
-            yield conflict
+        if (catalogue := sold[pool.cluster]) is not None:
+            for conflict in _unknown_offerings(("pools", name), pool, catalogue):
+                are_known = False
+                yield conflict
     if are_known:
-        yield from _gpus_beyond(policies, known.catalogue)
-        yield from _never_affordable(policies, known.catalogue)
+        of_known = {cluster: catalogue for cluster, catalogue in sold.items() if catalogue is not None}
+        yield from _gpus_beyond(policies, of_known)
+        yield from _never_affordable(policies, of_known)
 
 
 def _unknown_rules(policies: Policies, rules: Collection[str]) -> Iterator[Conflict]:
@@ -108,22 +121,34 @@ def most_of(pool: PoolPolicy) -> int:
     return max([pool.max_nodes, *(one.max_nodes for one in pool.schedules if one.max_nodes is not None)])
 
 
-def _gpus_beyond(policies: Policies, catalogue: Collection[Offering]) -> Iterator[Conflict]:
-    gpus = {offering.size: int(offering.resources.get("GPU", 0)) for offering in catalogue}
-    most = sum(
-        most_of(pool) * max(gpus.get(size, 0) for size in pool.sizes) for pool in policies.pools.values()
-    )
+def _gpus_beyond(policies: Policies, sold: Sold) -> Iterator[Conflict]:
+    most = {
+        cluster: _most_gpus(policies.of_cluster(cluster).pools.values(), sold[cluster]) for cluster in sold
+    }
     for name, project in policies.projects.items():
-        if project.gpus is not None and project.gpus > most:
-            message = f"gpus is {project.gpus}, and all pools together have {most} GPUs at most"
+        there = most.get(project.cluster)
+        if project.gpus is not None and there is not None and project.gpus > there:
+            where = (
+                "all pools" if len(policies.clusters) == 1 else f"all pools of the cluster {project.cluster}"
+            )
+            message = f"gpus is {project.gpus}, and {where} together have {there} GPUs at most"
             yield Conflict((("projects", name, "gpus"), ("pools",)), message)
 
 
-def _never_affordable(policies: Policies, catalogue: Collection[Offering]) -> Iterator[Conflict]:
+def _most_gpus(pools: Iterable[PoolPolicy], catalogue: Collection[Offering]) -> int:
+    gpus = {offering.size: int(offering.resources.get("GPU", 0)) for offering in catalogue}
+    return sum(most_of(pool) * max(gpus.get(size, 0) for size in pool.sizes) for pool in pools)
+
+
+def _never_affordable(policies: Policies, sold: Sold) -> Iterator[Conflict]:
     budget = policies.budget
     if budget.usd_per_day is None and budget.usd_per_month is None:
         return
-    found = floors(policies.pools, catalogue)
+    found = [
+        floor
+        for name, catalogue in sold.items()
+        for floor in floors(policies.of_cluster(name).pools, catalogue)
+    ]
     for key, limit, dearest in (
         ("usd_per_day", budget.usd_per_day, dearest_day),
         ("usd_per_month", budget.usd_per_month, dearest_month),

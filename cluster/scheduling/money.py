@@ -81,8 +81,8 @@ def leaving_time_s(policies: Policies) -> float:
 def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offering]) -> Money:
     """The state of the cluster's budget.
 
-    What the nodes will cost until they can be ended counts as spent before the last step, so that the budget is not
-    exceeded.
+    What the nodes will cost until they can be ended, those of other clusters too, counts as spent before the last step,
+    so that the budget is not exceeded.
     """
     budgets = _period_budgets(view, policies)
     if not budgets:
@@ -92,7 +92,8 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
         for node in view.nodes
         if node.is_paid and node.offering in offerings
     )
-    leaving_s = leaving_time_s(policies)
+    leaving_s, elsewhere = leaving_time_s(policies), view.rate_elsewhere
+    costs_ahead = (rate * leaving_s + elsewhere * view.leaving_elsewhere_s) / 3600.0
     step, period = view.budget_step, "day"
     words = (
         " and ".join(budget.words for budget in budgets)
@@ -100,13 +101,14 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
     )
     for candidate in STEPS:
         part = policies.budget.steps.get(candidate, 1.0)
-        ahead = rate * leaving_s / 3600.0 if candidate is BudgetStep.PAUSE else 0.0
+        ahead = costs_ahead if candidate is BudgetStep.PAUSE else 0.0
         for budget in budgets:
             is_further = step is None or STEPS.index(candidate) >= STEPS.index(step)
             if is_further and budget.spent + ahead >= part * budget.limit:
                 step, words, period = candidate, budget.words, budget.period
     end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
-    rate_left = min((end * p.limit - p.spent) * 3600.0 / (leaving_s + STAY_S) - rate for p in budgets)
+    left = min(end * p.limit - p.spent for p in budgets) * 3600.0
+    rate_left = (left - elsewhere * (view.leaving_elsewhere_s + STAY_S)) / (leaving_s + STAY_S) - rate
     return Money(
         step=step,
         words=words if step else "",

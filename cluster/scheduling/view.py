@@ -242,8 +242,12 @@ class ClusterView:
     reopened: Mapping[str, float] = field(default_factory=dict)
     #: Before this time the cloud accepts no requests for machines: nodes that were to be requested wait.
     paused_until: float = float("-inf")
-    #: Of the whole cluster.
+    #: Of the whole service.
     spent: Spending = Spending()
+    #: USD an hour that nodes of other clusters cost, which spend the same budget, and seconds until the last of them
+    #: could be ended.
+    rate_elsewhere: float = 0.0
+    leaving_elsewhere_s: float = 0.0
     #: By project.
     spent_by_project: Mapping[str, Spending] = field(default_factory=dict)
     #: The furthest step that an earlier plan reached of the same budget in this day or month: it holds until that ends.

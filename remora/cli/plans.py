@@ -14,6 +14,7 @@ from remora.cli import output
 from remora.cli.exits import ExitCode
 from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
+from remora.clusters import DEFAULT_CLUSTER
 from remora.errors import ConfigurationError
 from remora.spec.quantities import format_duration, parse_duration
 
@@ -160,15 +161,18 @@ def export(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Where to write it; else standard output."),
     ] = None,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="NAME", help="Of which cluster, as a replay is of one.")
+    ] = DEFAULT_CLUSTER,
     server: ServerOption = None,
 ) -> int:
-    """Write the jobs that were submitted and the market that they met as a trace for `remora plan`."""
+    """Write the jobs of a cluster that were submitted and the market that they met as a trace for `remora plan`."""
     try:
         seconds = float(parse_duration(since))
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"--since {since}: {error}") from error
     with connect(server) as client:
-        trace = client.export_trace(since=max(0.0, time.time() - seconds))
+        trace = client.export_trace(since=max(0.0, time.time() - seconds), cluster=cluster)
     if to is None:
         sys.stdout.write(trace.text)
     else:

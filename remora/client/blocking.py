@@ -38,6 +38,7 @@ from remora.client.shell import (
     item_of,
     within,
 )
+from remora.clusters import DEFAULT_CLUSTER
 from remora.errors import ApiError, ConnectionFailed, NotFound
 from remora.identity_views import AuditEntry, Grant, NewToken, Token, WhoAmI
 from remora.roles import Role
@@ -461,9 +462,9 @@ class Client(Shell):
         """
         return self._run(what_if.what_if(traces, policies, seed, look_s, on_progress))
 
-    def export_trace(self, *, since: float = 0.0) -> RecordedTrace:
-        """What happened since then (seconds since 1970), as a trace for `what_if`."""
-        return self._send(requests.export_trace(since))
+    def export_trace(self, *, since: float = 0.0, cluster: str = DEFAULT_CLUSTER) -> RecordedTrace:
+        """What happened on a cluster since then (seconds since 1970), as a trace for `what_if`."""
+        return self._send(requests.export_trace(since, cluster))
 
     def health(self) -> Health:
         """Whether the service answers."""

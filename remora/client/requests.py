@@ -595,11 +595,10 @@ def cancel_plan(plan_id: str) -> Request[WhatIf]:
     )
 
 
-def export_trace(since: float) -> Request[RecordedTrace]:
-    """What happened since then, seconds since 1970, as a trace."""
-    return Request(
-        method="GET", path="/v1/trace", params=_params(since=repr(since)), parse=_one(RecordedTrace)
-    )
+def export_trace(since: float, cluster: str) -> Request[RecordedTrace]:
+    """What happened on a cluster since then, seconds since 1970, as a trace."""
+    params = _params(since=repr(since), cluster=cluster)
+    return Request(method="GET", path="/v1/trace", params=params, parse=_one(RecordedTrace))
 
 
 def get_health() -> Request[Health]:

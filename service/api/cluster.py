@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import Annotated
 
-import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy.exc import DBAPIError
@@ -16,14 +15,12 @@ from starlette.responses import PlainTextResponse, Response
 import remora
 from remora.clusters import DEFAULT_CLUSTER
 from remora.views import Health, Pruned
-from service.api.context import Context, context_of
+from service.api.context import context_of
+from service.api.led_clusters import controller_ages, without_controller
 from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problem_documents import invalid_parameter
 from service.api.writes import Noted, note
-from service.policies_in_force import policies_in_force
-from service.store import leases
 from service.store.failures import SENTENCES, failure_of
-from service.store.leases import LeaseRow, LeaseWatch
 from service.store.pruning import ROWS, Limits, limits_of, prune
 from service.store.totals import totals
 
@@ -38,18 +35,19 @@ async def healthz(_: Annotated[Parameters, Query()]) -> Health:
 
 @router.get("/readyz", operation_id="ready", response_model=Health, responses={503: {"model": Health}})
 async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Response:
-    """200 when jobs can be accepted and a controller is at work, else 503 with what is missing."""
+    """200 when jobs can be accepted and the first cluster has a controller, else 503; with what is missing."""
     context = context_of(request)
-    age = None
+    age, code = None, 503
     try:
-        ages = await _controller_ages(context)
+        ages = await controller_ages(context)
     except DBAPIError as error:
         status = SENTENCES.get(failure_of(error), "the database does not answer")
     else:
-        status = _status(ages, 3 * context.settings.lease_s)
-        age = None if None in ages.values() else max(one for one in ages.values() if one is not None)
+        not_led = without_controller(context, ages)
+        status, age = _status(ages, not_led), ages[DEFAULT_CLUSTER]
+        # What is wrong with one cluster is no reason to send requests for the others elsewhere.
+        code = 503 if DEFAULT_CLUSTER in not_led else 200
     health = Health(status=status, version=remora.__version__, controller_age_s=age)
-    code = 200 if status == "ready" else 503
     return Response(health.model_dump_json(), code, media_type="application/json")
 
 
@@ -58,38 +56,18 @@ async def metrics(request: Request, _: Annotated[Parameters, Query()]) -> Respon
     """Numbers for Prometheus."""
     context = context_of(request)
     counted = await context.database.read(totals)
-    ages = await _controller_ages(context)
+    ages = await controller_ages(context)
     text = context.telemetry.text(counted, {name: age for name, age in ages.items() if age is not None})
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _status(ages: Mapping[str, float | None], most_s: float) -> str:
+def _status(clusters: Collection[str], not_led: Collection[str]) -> str:
     """Whether each cluster has a controller, for people."""
-    without = sorted(name for name, age in ages.items() if age is None or age >= most_s)
-    if not without:
+    if not not_led:
         return "ready"
-    where = "" if set(ages) == {DEFAULT_CLUSTER} else f" on {', '.join(without)}"
-    return f"no controller is at work{where}: jobs are accepted and wait"
-
-
-async def _controller_ages(context: Context) -> dict[str, float | None]:
-    """Seconds since the lease of each cluster's controller was renewed; None when no process ever held it."""
-
-    def read(connection: sa.Connection) -> tuple[tuple[str, ...], dict[str, LeaseRow]]:
-        clusters = policies_in_force(connection, context.settings).clusters
-        return clusters, leases.find(connection, [leases.controller_of(one) for one in clusters])
-
-    clusters, rows = await context.database.read(read)
-    return {one: _age_s(context, one, rows.get(leases.controller_of(one))) for one in clusters}
-
-
-def _age_s(context: Context, cluster: str, row: LeaseRow | None) -> float | None:
-    if row is None:
-        return None
-    # At the first request there is only the wall clock to compare, its own with that of the owner.
-    by_the_clocks_s = max(0.0, context.clock() - row.renewed_at)
-    watch = context.leases.setdefault(cluster, LeaseWatch())
-    return watch.unchanged_s(row, time.monotonic(), before_s=by_the_clocks_s)
+    where = "" if set(clusters) == {DEFAULT_CLUSTER} else f" on {', '.join(not_led)}"
+    said = f"no controller is at work{where}: jobs are accepted and wait"
+    return said if DEFAULT_CLUSTER in not_led else f"ready, but {said}"
 
 
 #: Seconds that one request deletes for; a client that wants more asks again.

@@ -51,7 +51,7 @@ def _never(connection: sa.Connection, settings: Settings, row: JobRow, now: floa
     policies = policies_in_force(connection, settings).of_cluster(row.cluster)
     if settings.cloud == "local":
         policies = kept_full(policies, now)
-    if (offerings := known(settings).catalogue) is None:
+    if (offerings := known(settings).catalogue_of(row.cluster)) is None:
         return None
     nodes = [node_view(one, {}) for one in current_nodes(connection, row.cluster, now)]
     pools = complete_pools(policies, as_shown(offerings, nodes), lambda pool: limits_of(pool, now).max_nodes)

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from cluster.policies.policies import ClusterName
 from cluster.traces.lines import write_lines
+from remora.clusters import DEFAULT_CLUSTER
 from remora.views import RecordedTrace, WhatIf
 from service.api.bodies import read_json
 from service.api.context import context_of
@@ -62,28 +64,31 @@ async def cancel_plan(request: Request, plan_id: str, _: Annotated[Parameters, Q
 
 
 class SpanParameters(Parameters):
-    """How far back."""
+    """How far back, and of which cluster."""
 
     #: Seconds since 1970.
     since: Annotated[float, Field(ge=0, le=1e10)] = 0.0
+    cluster: ClusterName = DEFAULT_CLUSTER
 
 
 @router.get("/v1/trace", operation_id="export_trace", response_model=RecordedTrace)
 async def export_trace(request: Request, query: Annotated[SpanParameters, Query()]) -> Response:
-    """Jobs that were submitted since then with the work that they did, what can be bought, and what was sold out."""
+    """Jobs of a cluster submitted since then with the work that they did, what can be bought, and what was sold out."""
     context = context_of(request)
     now = context.clock()
 
     def work(connection: sa.Connection) -> str:
         # A hundred thousand jobs take a second, and are many values.
         with without_collections():
-            return _written(history_since(connection, query.since, now), context.settings)
+            return _written(
+                history_since(connection, query.cluster, query.since, now), context.settings, query.cluster
+            )
 
     return as_json(await context.database.read(work))
 
 
-def _written(history: History, settings: Settings) -> str:
-    catalogue = known(settings).catalogue
+def _written(history: History, settings: Settings, cluster: str) -> str:
+    catalogue = known(settings).catalogue_of(cluster)
     trace, left_out = recorded(history, local_offerings(settings) if catalogue is None else catalogue)
     text = "".join(f"{line}\n" for line in write_lines(trace))
     return RecordedTrace(text=text, jobs=len(trace.jobs), left_out=left_out).model_dump_json()

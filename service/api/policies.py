@@ -20,6 +20,7 @@ from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, 
 from service.api.authorisation import access_of
 from service.api.bodies import read_object
 from service.api.context import Context, context_of
+from service.api.led_clusters import controller_ages, notes_on_clusters, without_controller
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     EventsParameters,
@@ -128,17 +129,22 @@ async def check_policies(request: Request, _: Annotated[Parameters, Query()]) ->
     newest = await _version(context, NEWEST)
     quotas = await context.database.read(store.quotas_by_cluster)
 
-    def check() -> str:
+    def check() -> PolicyCheck | tuple[Policies, PolicyCheck]:
         try:
             policies = _read(context, document)
         except PoliciesRefused as error:
-            return PolicyCheck(problems=_field_problems(error)).model_dump_json()
+            return PolicyCheck(problems=_field_problems(error))
         is_in_force = digest_of(document) == newest.digest
         notes = notes_on(policies, context.settings, quotas)
-        written = _written(policies)
-        return PolicyCheck(policies=written, is_in_force=is_in_force, notes=notes).model_dump_json()
+        return policies, PolicyCheck(policies=_written(policies), is_in_force=is_in_force, notes=notes)
 
-    return as_json(await context.checks.run(check, None))
+    found = await context.checks.run(check, None)
+    if isinstance(found, PolicyCheck):
+        return as_json(found.model_dump_json())
+    policies, checked = found
+    ages = await controller_ages(context, policies)
+    more = notes_on_clusters(policies, ages, without_controller(context, ages))
+    return as_json(checked.model_copy(update={"notes": [*checked.notes, *more]}).model_dump_json())
 
 
 @router.get("/policies/{version}", operation_id="get_policies", response_model=Policy)

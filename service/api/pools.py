@@ -50,7 +50,7 @@ async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Pag
         for row in waits_of(connection, WaitKind.POOL):
             waits[row.about].append(PoolWait(reason=row.reason, since=row.since))
         removed = sorted(counts.keys() - policies.pools.keys())
-        closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
+        closed = _Closed(spending.refusals_by_cluster(connection, now), spending.reopenings(connection))
         return [
             shown(_view(name, policies, now, counts.get(name, {}), waits[name], closed))
             for name in (*policies.pools, *removed)
@@ -77,7 +77,7 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
         noted.before = {"reopened_at": spending.reopenings(connection).get(pool)}
         spending.reopen(connection, pool, now)
         noted.object, noted.after = pool, {"reopened_at": now}
-        closed = _Closed(spending.known_refusals(connection, now), spending.reopenings(connection))
+        closed = _Closed(spending.refusals_by_cluster(connection, now), spending.reopenings(connection))
         return _view(pool, policies, now, count_nodes(connection).get(pool, {}), [], closed)
 
     return await write(request, work)
@@ -87,17 +87,20 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
 class _Closed:
     """What is refused, and when which pools were reopened."""
 
-    refusals: tuple[Refusal, ...]
+    #: By cluster.
+    refusals: Mapping[str, tuple[Refusal, ...]]
     reopened: Mapping[str, float]
 
     def to(self, pool: str, policies: Policies, now: float) -> list[RefusedOffering]:
         """What the pool could buy and is refused; the controller may not have seen yet what was taken back."""
-        sizes = {one.offering: one.offering.partition("/")[0] for one in self.refusals}
+        cluster = policies.pools[pool].cluster
+        refused = self.refusals.get(cluster, ())
+        sizes = {one.offering: one.offering.partition("/")[0] for one in refused}
         return [
             RefusedOffering(
                 offering=one.offering, at=one.at, until=one.until, tries=one.tries, reason=one.reason
             )
-            for one in taken_back(self.refusals, policies, self.reopened, sizes)
+            for one in taken_back(refused, policies.of_cluster(cluster), self.reopened, sizes)
             if one.until > now and _may_buy(policies.pools[pool], one.offering)
         ]
 

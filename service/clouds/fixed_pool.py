@@ -16,7 +16,7 @@ from service.clouds.kuberay_settings import read_kuberay_settings
 from service.clouds.own_sizes import sizes_of
 from service.clouds.place_files import CloudUnusable
 from service.queue.policy_versions import PolicyRow
-from service.settings import Settings
+from service.settings import CLUSTERS, Settings
 
 #: Local nodes that a policy may ask for at most.
 MOST_LOCAL_NODES = 64
@@ -164,7 +164,7 @@ class LocalSupply:
 
 
 def known(settings: Settings) -> ClusterFacts:
-    """The catalogue and rules that a policy document is checked against."""
+    """The catalogues and rules that a policy document is checked against."""
     if settings.cloud == "local":
         return ClusterFacts(
             catalogue=local_offerings(settings), most_nodes={LOCAL: MOST_LOCAL_NODES}, rules=rule_names()
@@ -172,7 +172,10 @@ def known(settings: Settings) -> ClusterFacts:
     if settings.cloud == "existing":
         # What its nodes bring, the controller alone sees.
         return ClusterFacts(rules=rule_names())
-    return ClusterFacts(catalogue=_catalogue(settings), rules=rule_names())
+    parent = settings.home / CLUSTERS
+    names = sorted(one.name for one in parent.iterdir() if one.is_dir()) if parent.is_dir() else []
+    further = {name: _catalogue(settings.for_cluster(name)) for name in names}
+    return ClusterFacts(catalogue=_catalogue(settings), further=further, rules=rule_names())
 
 
 def _catalogue(settings: Settings) -> tuple[Offering, ...] | None:

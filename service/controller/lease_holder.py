@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from service.store import leases
@@ -43,7 +43,10 @@ class LeaseHolder:
         owner: str,
         lease_s: float,
         monotonic: Callable[[], float] = time.monotonic,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
+        """`settings` are written down with the lease when it is taken."""
+        self._settings = settings
         self._database = database
         self._name = name
         self._owner = owner
@@ -110,7 +113,7 @@ class LeaseHolder:
         if not may_act:
             return None
         lease = self._database.transact(
-            lambda connection: leases.take(connection, row, self._name, self._owner, now)
+            lambda connection: leases.take(connection, row, self._name, self._owner, now, self._settings)
         )
         return None if lease is None else self._keep(lease, began)
 
@@ -128,19 +131,19 @@ class LeaseHolder:
         with self._lock:
             held, self._held = self._held, None
         if held is not None:
-            log.warning("nothing can be done under the lease, so it is not renewed")
+            log.warning("nothing can be done under the lease %s, so it is not renewed", self._name)
         return False
 
     def _keep(self, lease: Lease, began: float) -> Lease:
         if self._taken != lease:
-            log.info("this controller acts now, token %d", lease.token)
+            log.info("this controller acts now under the lease %s, token %d", self._name, lease.token)
         self._taken = lease
         with self._lock:
             self._held = _HeldLease(lease, began + self._lease_s)
         return lease
 
     def _lose(self) -> None:
-        log.warning("another controller acts now; this one stands by")
+        log.warning("another controller acts now under the lease %s; this one stands by", self._name)
         self._taken = None
         with self._lock:
             self._held = None

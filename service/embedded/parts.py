@@ -226,9 +226,18 @@ def end_cluster(home: Path) -> int:
 def end_clusters(home: Path) -> int:
     """End all clusters of a home and what they have in memory; returns how many machines there were.
 
-    Raises ProviderError when something cannot be ended.
+    Raises ProviderError when something cannot be ended, once all else was.
     """
-    return sum(end_cluster(one) for one in (*further_clusters(home), home))
+    count, failed = 0, []
+    for one in (*further_clusters(home), home):
+        try:
+            count += end_cluster(one)
+        except ProviderError as error:
+            # The others are ended all the same.
+            failed.append(error)
+    if failed:
+        raise failed[0]
+    return count
 
 
 def further_clusters(home: Path) -> list[Path]:

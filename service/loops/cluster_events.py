@@ -92,7 +92,8 @@ def _record_once(tick: Tick, event: NewEvent) -> None:
     """Write an event and a log line, unless the same event was written within `REPEAT_S`."""
 
     def work(connection: sa.Connection) -> bool:
-        if store.has_cluster_event(connection, event.kind, event.message, since=tick.now - REPEAT_S):
+        since = tick.now - REPEAT_S
+        if store.has_cluster_event(connection, event.kind, event.message, tick.cluster, since=since):
             return False
         store.append_cluster_event(connection, event, tick.cluster)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -11,12 +12,14 @@ from cluster.policies.policies import Policies
 from cluster.provider import ProvidedNode
 from cluster.scheduling.fitting import as_shown
 from cluster.scheduling.health import remembered_s
+from cluster.scheduling.money import leaving_time_s
 from cluster.scheduling.quotas import counts_money
 from cluster.scheduling.view import ClusterView, NodeView
 from remora.states import NodeState
 from service.loops.ports import Member, Supply
 from service.loops.tick import Tick
 from service.loops.workload import Workload
+from service.policies_in_force import policies_in_force
 from service.queue.demand import node_view
 from service.queue.rows import NodeRow
 from service.store import nodes as node_store
@@ -79,7 +82,9 @@ def priced_view(
         jobs=jobs.demands,
         nodes=tuple(nodes),
         offerings=as_shown(supply.offerings(), nodes),
-        refusals=tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S)),
+        refusals=tick.load(
+            partial(spending.known_refusals, cluster=tick.cluster, until=tick.now - REFUSALS_S)
+        ),
         reopened=tick.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
@@ -91,7 +96,18 @@ def priced_view(
         return view
     whole, projects = tick.load(lambda connection: spending.spent(connection, tick.now))
     step = tick.load(lambda connection: spending.budget_step(connection, policies.budget.figures, tick.now))
-    return replace(view, spent=whole, spent_by_project=projects, budget_step=step)
+    rate = tick.load(lambda connection: spending.rate_elsewhere(connection, tick.cluster))
+    leaving_s = 0.0
+    if rate:
+        leaving_s = leaving_time_s(tick.load(lambda connection: policies_in_force(connection, tick.settings)))
+    return replace(
+        view,
+        spent=whole,
+        spent_by_project=projects,
+        budget_step=step,
+        rate_elsewhere=rate,
+        leaving_elsewhere_s=leaving_s,
+    )
 
 
 def _left_beyond(nodes: Sequence[NodeView], supply: Supply) -> Mapping[str, int]:

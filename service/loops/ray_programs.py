@@ -125,7 +125,7 @@ def record_requests(
     ]
 
     def work(connection: sa.Connection) -> None:
-        store.replace_requests(connection, changed, gone)
+        store.replace_requests(connection, tick.cluster, changed, gone)
         for event in refused:
             append_cluster_event(connection, event, tick.cluster)
 

@@ -320,27 +320,27 @@ def _record_refusals(tick: Tick, errors: Iterable[ProviderError]) -> None:
         return
 
     def work(connection: sa.Connection) -> None:
-        found = spending.known_refusals(connection, tick.now - REFUSALS_S)
+        found = spending.known_refusals(connection, tick.cluster, tick.now - REFUSALS_S)
         known = {one.offering: one for one in found}
         after = [
             after_refusal(known.get(offering), offering, error.until, str(error), tick.now)
             for offering, error in said.items()
         ]
-        spending.refuse(connection, [one for one in after if one != known.get(one.offering)])
+        spending.refuse(connection, tick.cluster, [one for one in after if one != known.get(one.offering)])
 
     tick.apply(work)
 
 
 def _record_reopened(tick: Tick, policies: Policies, supply: Supply, nodes: Sequence[NodeView]) -> None:
     """Record which refusals an operator took back, and which series of refusals a newer node has ended."""
-    known = tick.load(lambda connection: spending.known_refusals(connection, tick.now - REFUSALS_S))
+    known = tick.load(partial(spending.known_refusals, cluster=tick.cluster, until=tick.now - REFUSALS_S))
     if not known:
         return
     sizes = {one.id: one.size for one in supply.offerings()}
     after = taken_back(known, policies, tick.load(spending.reopenings), sizes)
     changed = [one for one, before in zip(made_good(after, nodes), known, strict=True) if one != before]
     if changed:
-        tick.apply(lambda connection: spending.refuse(connection, changed))
+        tick.apply(lambda connection: spending.refuse(connection, tick.cluster, changed))
 
 
 def _closes(error: ProviderError | None, now: float) -> bool:

@@ -80,9 +80,15 @@ _AHEAD = {
 }
 # Asked for only while the message of the job whose turn is next may say so; others of that reason fit nowhere.
 _NEXT_WAITS_FOR_NODES = (
-    sa.select(jobs.c.cluster)
-    .where(QUEUED_JOBS, jobs.c.reason == "waiting_for_nodes", jobs.c.message.startswith(WAITS_FOR_NODES))
-    .distinct()
+    sa.select(jobs.c.id)
+    .where(
+        QUEUED_JOBS,
+        jobs.c.cluster == sa.bindparam("of"),
+        jobs.c.reason == "waiting_for_nodes",
+        jobs.c.message.startswith(WAITS_FOR_NODES),
+    )
+    .order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
+    .limit(1)
 )
 # One step through the index for each project, and then as many as are wanted of it: a long line costs nothing.
 _PROJECTS = """
@@ -354,15 +360,19 @@ def jobs_ahead(
     wanted = set(job_ids)
     rows = connection.execute(_AHEAD[in_projects][connection.dialect.name], {"now": now})
     found = {job_id: int(ahead or 0) for job_id, ahead in rows.all() if job_id in wanted}
-    held_up = [] if in_projects else list(connection.execute(_NEXT_WAITS_FOR_NODES).scalars())
-    if not held_up:
+    if in_projects:
         return found
-    # The job that waits for nodes is before all of its cluster that wait for their turns.
-    behind: set[str] = set()
+    clusters: dict[str, str] = {}
     for ids in in_parts(sorted(found)):
-        theirs = sa.select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.cluster.in_(held_up))
-        behind.update(connection.execute(theirs).scalars())
-    return {job_id: count + (job_id in behind) for job_id, count in found.items()}
+        theirs = connection.execute(sa.select(jobs.c.id, jobs.c.cluster).where(jobs.c.id.in_(ids)))
+        clusters.update({row.id: row.cluster for row in theirs})
+    held_up = {
+        one
+        for one in set(clusters.values())
+        if connection.execute(_NEXT_WAITS_FOR_NODES, {"of": one}).first() is not None
+    }
+    # The job that waits for nodes is before all of its cluster that wait for their turns.
+    return {job_id: count + (clusters.get(job_id) in held_up) for job_id, count in found.items()}
 
 
 def live_attempts(connection: sa.Connection, cluster: str) -> list[tuple[JobRow, AttemptRow]]:

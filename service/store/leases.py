@@ -57,6 +57,8 @@ class LeaseRow:
     renewals: int
     #: Seconds since 1970 by the owner's clock, for people; nothing is decided by it.
     renewed_at: float
+    #: Digests of the settings of its newest owner, by their names; None: it has none, or a release before wrote it.
+    settings: Mapping[str, str] | None = None
 
     @property
     def is_free(self) -> bool:
@@ -97,7 +99,14 @@ def find(connection: sa.Connection, names: Collection[str]) -> dict[str, LeaseRo
     return {row.name: LeaseRow(**row._mapping) for row in rows}
 
 
-def take(connection: sa.Connection, seen: LeaseRow | None, name: str, owner: str, now: float) -> Lease | None:
+def take(
+    connection: sa.Connection,
+    seen: LeaseRow | None,
+    name: str,
+    owner: str,
+    now: float,
+    settings: Mapping[str, str] | None = None,
+) -> Lease | None:
     """Take a lease that is still as it was seen (None: no process ever held it); None when it has changed meanwhile.
 
     Whether it may be taken is for the caller to know.
@@ -114,7 +123,13 @@ def take(connection: sa.Connection, seen: LeaseRow | None, name: str, owner: str
             leases.c.token == before.token,
             leases.c.renewals == before.renewals,
         )
-        .values(owner=owner, token=before.token + 1, renewals=before.renewals + 1, renewed_at=now)
+        .values(
+            owner=owner,
+            token=before.token + 1,
+            renewals=before.renewals + 1,
+            renewed_at=now,
+            settings=None if settings is None else dict(settings),
+        )
     )
     return Lease(name, owner, before.token + 1) if taken.rowcount == 1 else None
 

@@ -64,9 +64,16 @@ def append_cluster_event(connection: sa.Connection, event: NewEvent, cluster: st
     connection.execute(sa.insert(cluster_events).values({**row, "cluster": cluster}))
 
 
-def has_cluster_event(connection: sa.Connection, kind: str, message: str, *, since: float) -> bool:
-    """True when the same event was written since then."""
-    same = (cluster_events.c.kind == kind, cluster_events.c.message == message, cluster_events.c.at > since)
+def has_cluster_event(
+    connection: sa.Connection, kind: str, message: str, cluster: str, *, since: float
+) -> bool:
+    """True when the same event of that cluster was written since then."""
+    same = (
+        cluster_events.c.cluster == cluster,
+        cluster_events.c.kind == kind,
+        cluster_events.c.message == message,
+        cluster_events.c.at > since,
+    )
     return connection.execute(sa.select(cluster_events.c.seq).where(*same).limit(1)).first() is not None
 
 

@@ -230,15 +230,19 @@ def _old_nodes(connection: sa.Connection, before: float) -> tuple[int, int, bool
 def _old_cluster_events(connection: sa.Connection, before: float) -> tuple[int, bool]:
     """Delete the first events of the cluster that are old; how many, and whether there may be more.
 
-    The newest that tells of quotas says what they are now, and stays.
+    The newest of each cluster that tells of quotas says what they are now, and stays.
     """
     first = connection.execute(
         sa.select(cluster_events.c.seq, cluster_events.c.at).order_by(cluster_events.c.seq).limit(_AT_ONCE)
     ).all()
-    newest = connection.execute(
-        sa.select(sa.func.max(cluster_events.c.seq)).where(cluster_events.c.kind == "quotas.read")
-    ).scalar()
-    old = [row.seq for row in first if row.at < before and row.seq != newest]
+    newest = set(
+        connection.execute(
+            sa.select(sa.func.max(cluster_events.c.seq))
+            .where(cluster_events.c.kind == "quotas.read")
+            .group_by(cluster_events.c.cluster)
+        ).scalars()
+    )
+    old = [row.seq for row in first if row.at < before and row.seq not in newest]
     if not old:
         return 0, False
     gone = connection.execute(sa.delete(cluster_events).where(cluster_events.c.seq.in_(old))).rowcount

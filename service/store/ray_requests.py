@@ -11,7 +11,9 @@ from service.queue.rows import RayRequestRow
 from service.store.rows import upsert
 from service.store.tables import ray_requests
 
-_REMOVE = sa.delete(ray_requests).where(ray_requests.c.id == sa.bindparam("of"))
+_REMOVE = sa.delete(ray_requests).where(
+    ray_requests.c.id == sa.bindparam("of"), ray_requests.c.cluster == sa.bindparam("on")
+)
 
 
 def all_requests(connection: sa.Connection) -> list[RayRequestRow]:
@@ -27,9 +29,9 @@ def requests_of(connection: sa.Connection, cluster: str) -> list[RayRequestRow]:
 
 
 def replace_requests(
-    connection: sa.Connection, changed: Sequence[RayRequestRow], gone: Collection[str]
+    connection: sa.Connection, cluster: str, changed: Sequence[RayRequestRow], gone: Collection[str]
 ) -> None:
-    """Store those that changed, and forget those that are not asked for any more."""
+    """Store those that changed, and forget those that are not asked for on that cluster any more."""
     if gone:
-        connection.execute(_REMOVE, [{"of": one} for one in gone])
+        connection.execute(_REMOVE, [{"of": one, "on": cluster} for one in gone])
     upsert(connection, ray_requests, [asdict(row) for row in changed], replace=True)

@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
+from cluster.scheduling.money import STEPS
 from cluster.scheduling.view import Refusal, Spending
+from remora.clusters import DEFAULT_CLUSTER
 from service.store.rows import upsert
 from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
 
@@ -58,18 +60,43 @@ def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Sp
     return whole, projects
 
 
-def known_refusals(connection: sa.Connection, until: float) -> tuple[Refusal, ...]:
-    """Refusals that ended after the given time, or have not ended."""
-    rows = connection.execute(sa.select(refusals).where(refusals.c.until > until))
-    return tuple(
-        Refusal(offering=row.offering, until=row.until, reason=row.reason, at=row.at, tries=row.tries)
-        for row in rows
-    )
+def rate_elsewhere(connection: sa.Connection, cluster: str) -> float:
+    """USD an hour that nodes of all other clusters cost, or will once their machines are there."""
+    live = (nodes.c.ended_at.is_(None), nodes.c.cluster != cluster)
+    total: float | None = connection.execute(
+        sa.select(sa.func.sum(nodes.c.price_per_hour)).where(*live)
+    ).scalar()
+    return total or 0.0
 
 
-def refuse(connection: sa.Connection, found: Iterable[Refusal]) -> None:
-    """Remember refusals; a newer one of the same offering replaces the older one."""
-    upsert(connection, refusals, [vars(one) for one in found], replace=True)
+def known_refusals(connection: sa.Connection, cluster: str, until: float) -> tuple[Refusal, ...]:
+    """What the cloud of a cluster refuses: what ended after the given time, or has not ended."""
+    return refusals_by_cluster(connection, until, refusals.c.cluster == cluster).get(cluster, ())
+
+
+def refusals_by_cluster(
+    connection: sa.Connection, until: float, *more: sa.ColumnElement[bool]
+) -> dict[str, tuple[Refusal, ...]]:
+    """The same for each cluster whose cloud refused something."""
+    found: defaultdict[str, list[Refusal]] = defaultdict(list)
+    for row in connection.execute(sa.select(refusals).where(refusals.c.until > until, *more)):
+        offering = row.offering.removeprefix(_before(row.cluster))
+        found[row.cluster].append(
+            Refusal(offering=offering, until=row.until, reason=row.reason, at=row.at, tries=row.tries)
+        )
+    return {cluster: tuple(own) for cluster, own in found.items()}
+
+
+def refuse(connection: sa.Connection, cluster: str, found: Iterable[Refusal]) -> None:
+    """Remember what the cloud of a cluster refused; a newer refusal of an offering replaces the older one."""
+    before = _before(cluster)
+    rows = [{**vars(one), "offering": before + one.offering, "cluster": cluster} for one in found]
+    upsert(connection, refusals, rows, replace=True)
+
+
+def _before(cluster: str) -> str:
+    """What stands before an offering in the key of a refusal."""
+    return "" if cluster == DEFAULT_CLUSTER else f"{cluster}:"
 
 
 def reopenings(connection: sa.Connection) -> dict[str, float]:
@@ -91,8 +118,9 @@ def budget_step(connection: sa.Connection, figures: str, now: float) -> BudgetSt
 
 def reach(connection: sa.Connection, step: BudgetStep, figures: str, now: float) -> None:
     """A step of the budget with these figures was reached today; what was reached of another one is forgotten."""
-    order = list(BudgetStep)
-    before = budget_step(connection, figures, now)
-    if before is None or order.index(step) > order.index(before):
-        row = {"day": day_of(now), "step": step, "figures": figures}
-        upsert(connection, budget_days, [row], replace=True)
+    row = {"day": day_of(now), "step": step, "figures": figures}
+    upsert(connection, budget_days, [row], replace=False)
+    # The controller of another cluster may have written a harder one since this plan was made: the row itself is asked.
+    is_milder = budget_days.c.step.in_(STEPS[: STEPS.index(step)])
+    is_behind = sa.or_(budget_days.c.figures != figures, is_milder)
+    connection.execute(sa.update(budget_days).where(budget_days.c.day == row["day"], is_behind).values(row))

@@ -519,12 +519,14 @@ uses = sa.Table(
 refusals = sa.Table(
     "refusals",
     metadata,
-    sa.Column("offering", sa.String(200), primary_key=True),
+    # Of a cluster that is not the first with its name before it: the release before knows this key alone.
+    sa.Column("offering", sa.String(240), primary_key=True),
     sa.Column("until", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False, server_default="0"),
     # The how manieth in a row it is; 0: its row is over.
     sa.Column("tries", sa.Integer, nullable=False, server_default="1"),
+    _cluster(),
 )
 
 # When operators took back what had closed offerings to a pool.
@@ -630,6 +632,8 @@ leases = sa.Table(
     sa.Column("token", sa.BigInteger, nullable=False),
     sa.Column("renewals", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("renewed_at", sa.Double, nullable=False),
+    # Digests of what its owner's settings say, by their names, where that matters to others.
+    sa.Column("settings", sa.JSON),
 )
 
 # Who has uploaded a bundle, and which projects use it: for others it is as if it were not there.

@@ -15,6 +15,8 @@ _REMOVE = sa.delete(waits).where(
     waits.c.kind == sa.bindparam("of"),
     waits.c.about == sa.bindparam("named"),
     waits.c.place == sa.bindparam("at"),
+    # A pool that moves has reasons in both clusters.
+    waits.c.cluster == sa.bindparam("on"),
 )
 
 
@@ -42,7 +44,7 @@ def replace_waits(connection: sa.Connection, before: Sequence[WaitRow], after: S
     """Make `after` of what was `before`; what is equal is left alone."""
     kept = {(row.kind, row.about, row.place) for row in after}
     gone = [
-        {"of": row.kind, "named": row.about, "at": row.place}
+        {"of": row.kind, "named": row.about, "at": row.place, "on": row.cluster}
         for row in before
         if (row.kind, row.about, row.place) not in kept
     ]

@@ -11,15 +11,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from cluster.scheduling.queue_order import WAITS_FOR_NODES
+from cluster.traces.lines import read_lines
 from remora.states import JobState, NodeState
 from service.controller.controller import OF_CLUSTER, OF_SERVICE, Controller
 from service.queue.rows import DrillRow, RayRequestRow, WaitKind, WaitRow
 from service.store import cloud, drills, leases, ledger, ray_requests, sick_reports, waits
 from service.store import jobs as job_store
+from service.store.clusters_in_use import clusters_in_use
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.sick_reports import SickReport
-from service.store.tables import metadata
+from service.store.tables import jobs, metadata
+from service.store.trace_history import history_since
 from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
 from tests.service_fakes import World
@@ -165,6 +169,23 @@ class TestJobs:
         )
         assert ahead == {one: 0, other: 3}
 
+    def test_are_behind_the_job_of_their_own_cluster_that_waits_for_nodes(
+        self, owner: Owner, ward: World
+    ) -> None:
+        apply(owner.world, DOCUMENT.replace("share: 2", "").replace(", share: 1", ""))
+        first, last = owner.submit(project="patients"), owner.submit(project="patients")
+        one = owner.submit(project="open")
+
+        def wait(connection: sa.Connection) -> None:
+            waits_for = {"reason": "waiting_for_nodes", "message": f"{WAITS_FOR_NODES} two"}
+            connection.execute(sa.update(jobs).where(jobs.c.id == first).values(waits_for))
+
+        owner.world.database.transact(wait)
+        ahead = owner.world.database.query(
+            lambda c: job_store.jobs_ahead(c, [one, last], owner.world.now, in_projects=False)
+        )
+        assert ahead == {one: 0, last: 1}
+
     def test_are_tried_out_against_the_pools_of_their_cluster(self, owner: Owner) -> None:
         apply(owner.world, DOCUMENT.replace("max_nodes: 2}", "max_nodes: 8}"))
         spec = {"command": "python train.py", "workers": 4}
@@ -250,6 +271,34 @@ class TestAController:
         assert again.lease is not None
         assert again.holder.held_for_all() is None
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("storage_url", "/elsewhere"), ("retention_days", 0.0), ("stores", {"a": "/b"})]
+    )
+    def test_with_other_settings_than_the_first_one_does_nothing_for_all_clusters(
+        self, owner: Owner, ward: World, caplog: pytest.LogCaptureFixture, name: str, value: Any
+    ) -> None:
+        """It would delete files elsewhere, and forget where they were."""
+        together(owner.world, ward)
+        owner.world.controller.resign()
+        other = World(ward.database, ward.settings.model_copy(update={name: value}))
+        ward.controller.resign()
+        other.now = ward.now
+        with caplog.at_level("WARNING"):
+            other.tick(3)
+        assert other.controller.lease is not None
+        assert other.controller.holder.held_for_all() is None
+        said = [one.getMessage() for one in caplog.records if "differ" in one.getMessage()]
+        assert len(said) == 1
+        assert f"REMORA_{name.upper()}" in said[0]
+        # What the first one was given since then counts.
+        other.controller.resign()
+        again = World(owner.world.database, owner.world.settings.model_copy(update={name: value}))
+        again.controller.tick(other.now)
+        again.controller.resign()
+        other.controller = other.new_controller()
+        other.tick()
+        assert other.controller.holder.held_for_all() is not None
+
     def test_whose_lease_is_lost_does_nothing_for_all_clusters_either(self, owner: Owner) -> None:
         owner.world.tick()
         holder = owner.world.controller.holder
@@ -260,6 +309,21 @@ class TestAController:
             assert not owner.world.controller.tick(owner.world.now)
         assert holder.held() is None
         assert holder.held_for_all() is None
+
+    def test_says_under_which_lease_it_acts(
+        self, owner: Owner, ward: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level("INFO"):
+            together(owner.world, ward)
+            take(owner.world.database, "controller:ward")
+            assert not ward.controller.tick(ward.now)
+        said = [one.getMessage() for one in caplog.records if "controller acts now" in one.getMessage()]
+        assert [one.partition(" under the lease ")[2].split(",")[0].split(";")[0] for one in said] == [
+            "controller",
+            "service",
+            "controller:ward",
+            "controller:ward",
+        ]
 
     def test_whose_lease_for_all_is_lost_goes_on_with_its_cluster(self, owner: Owner) -> None:
         owner.world.tick()
@@ -285,6 +349,58 @@ class TestAController:
             plans = "\n".join(plans_of(owner.world.database, asked))
             through = r"SCAN (jobs|attempts|nodes|uses|waits|events|log_lines)\b(?! USING COVERING INDEX)"
             assert not re.findall(through, plans), plans
+
+
+def test_a_cluster_without_pools_is_named_until_its_nodes_and_jobs_are_gone(
+    owner: Owner, ward: World
+) -> None:
+    """Its nodes cost money for as long as no controller returns them."""
+    together(owner.world, ward, count=6)
+    assert len(ward.nodes()) == 2
+    without = "pools:\n  cpu: {sizes: [local], capacity: on-demand, max_nodes: 2}\n"
+    (said,) = notes_on(owner, without)
+    assert said.startswith("no pool is left in the cluster ward, which still has nodes or jobs")
+    waits = owner.submit(project="patients")
+    apply(owner.world, without)
+    ward.controller.resign()
+    assert in_use(owner) == {"default", "ward"}
+    shown = set(re.findall(r'lease_age_seconds\{cluster="(\w+)"\}', owner.client.get("/metrics").text))
+    assert shown == {"default", "ward"}
+    ward.controller = ward.new_controller()
+    until(owner.world, ward, done=lambda: all(node.ended_at is not None for node in ward.nodes()))
+    assert in_use(owner) == {"default", "ward"}, "a job of it waits"
+    owner.ask(waits, "cancel")
+    assert in_use(owner) == {"default"}
+    assert notes_on(owner, without) == []
+
+
+def test_a_trace_has_jobs_and_nodes_of_one_cluster(owner: Owner, ward: World) -> None:
+    """A replay is of one cluster."""
+    both = owner.world, ward
+    ids = {project: owner.submit(project=project) for project in ("open", "patients")}
+    until(*both, done=lambda: all(world.launcher.drivers for world in both))
+    for world, job_id in zip(both, ids.values(), strict=True):
+        report(world, job_id)
+    together(*both, count=3)
+
+    def exported(cluster: str) -> list[str]:
+        answer = owner.client.get("/v1/trace", params={"cluster": cluster})
+        return [job.id for job in read_lines(answer.json()["text"]).jobs]
+
+    assert exported("default") == [ids["open"]]
+    assert exported("ward") == [ids["patients"]]
+    assert exported("none-such") == []
+    nodes = owner.world.database.query(lambda c: history_since(c, "ward", 0.0, ward.now)).nodes
+    assert {node.pool for node in nodes} == {"locked"}
+    assert (
+        owner.client.get("/v1/trace").json()
+        == owner.client.get("/v1/trace", params={"cluster": "default"}).json()
+    )
+    assert owner.client.get("/v1/trace", params={"cluster": "../x"}).status_code == 422
+
+
+def in_use(owner: Owner) -> set[str]:
+    return owner.world.database.query(clusters_in_use)
 
 
 def take(database: Database, name: str) -> None:
@@ -347,7 +463,7 @@ def fill(owner: Owner, world: World, project: str, jobs: int = 3) -> None:
         wait = WaitRow(kind=WaitKind.POOL, about="cpu", place=0, since=0.0, reason="it waits")
         waits.replace_waits(connection, [], [wait])
         asked = RayRequestRow(id="r", project="ray", kind="tasks", count=1, since=0.0, reason="it waits")
-        ray_requests.replace_requests(connection, [asked], [])
+        ray_requests.replace_requests(connection, "default", [asked], [])
         cloud.see(connection, "default", 5.0)
         # Nodes of another cluster may have the same address.
         said = SickReport(
@@ -401,7 +517,7 @@ OF_ALL = {
         "metrics",
         "models",
     ),
-    *("node_events", "outputs", "policies", "pool_reopenings", "refusals", "schedule_runs", "schedules"),
+    *("node_events", "outputs", "policies", "pool_reopenings", "schedule_runs", "schedules"),
     *("secret_versions", "secrets", "token_grants", "tokens", "totals"),
 }
 
@@ -430,17 +546,29 @@ def test_every_loop_says_whether_each_cluster_runs_it(
     assert rows == [*((one, "each cluster") for one in OF_CLUSTER), *((one, "once") for one in OF_SERVICE)]
 
 
-def test_the_service_is_ready_when_each_cluster_of_the_policies_has_a_controller(
+def readiness(owner: Owner) -> tuple[int, str]:
+    answer = owner.client.get("/readyz")
+    return answer.status_code, answer.json()["status"]
+
+
+def notes_on(owner: Owner, document: str) -> list[str]:
+    answer = owner.client.post("/v1/policies/check", json={"document": document})
+    return [note for note in answer.json()["notes"] if "cluster" in note]
+
+
+def test_the_service_is_ready_with_the_first_controller_and_names_clusters_without_one(
     owner: Owner, ward: World
 ) -> None:
+    assert readiness(owner) == (503, "no controller is at work on default, ward: jobs are accepted and wait")
     owner.world.tick()
-    answer = owner.client.get("/readyz")
-    assert (answer.status_code, answer.json()["status"]) == (
-        503,
-        "no controller is at work on ward: jobs are accepted and wait",
+    assert readiness(owner) == (
+        200,
+        "ready, but no controller is at work on ward: jobs are accepted and wait",
     )
+    (said,) = notes_on(owner, DOCUMENT)
+    assert said == "no controller leads the cluster ward: its jobs are accepted and wait until one is started"
     together(owner.world, ward)
-    answer = owner.client.get("/readyz")
-    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert readiness(owner) == (200, "ready")
+    assert notes_on(owner, DOCUMENT) == []
     shown = owner.client.get("/metrics").text
     assert re.findall(r'remora_controller_lease_age_seconds\{cluster="(\w+)"\}', shown) == ["default", "ward"]

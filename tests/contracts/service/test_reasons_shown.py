@@ -182,7 +182,7 @@ def test_refusals_in_a_row_are_shown_with_their_dates_and_taken_back_by_a_comman
     world.tick(3)
     (pool,) = pools(client)
     assert (pool.nodes, pool.refused) == ({NodeState.READY: 1}, [])
-    (known,) = world.database.query(lambda connection: spending.known_refusals(connection, 0.0))
+    (known,) = world.database.query(lambda connection: spending.known_refusals(connection, "default", 0.0))
     assert known.tries == 0, "the next refusal is a first one"
 
 

@@ -508,7 +508,9 @@ def test_what_the_cloud_allows_is_reported_once_and_again_when_it_changes(world:
     world.supply.limits["lowprioritycores"] = 48
     world.tick(3)
     assert reported()[1:] == [{"lowprioritycores": 48, "standarddsv5family": 8}]
-    assert world.database.query(lambda c: history_since(c, 0.0, world.now)).quotas == reported()[-1]
+    assert (
+        world.database.query(lambda c: history_since(c, "default", 0.0, world.now)).quotas == reported()[-1]
+    )
 
 
 def test_a_node_that_is_asked_for_again_counts_for_the_quota_and_its_event_says_why(world: World) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +57,20 @@ def test_a_step_holds_from_its_part_of_the_budget_on_and_the_last_before_what_st
         if today + (ahead if step not in PARTS else 0.0) >= 100.0 * PARTS.get(step, 1.0)
     ]
     assert money(policies, nodes, today).step == (reached[-1] if reached else None)
+
+
+@given(amounts, st.integers(0, 9), st.integers(0, 9))
+def test_nodes_of_other_clusters_count_as_those_of_this_one(today: float, here: int, elsewhere: int) -> None:
+    policies = budget(usd_per_day=100.0)
+    there = [node(f"n{at}", offering=ON_DEMAND.id, jobs={"j": 1}) for at in range(here)]
+    seen = view([], there, spent=Spending(today=today))
+    seen = replace(seen, rate_elsewhere=elsewhere * PRICE, leaving_elsewhere_s=leaving_time_s(policies))
+    of_all, of_one = (
+        money_of(seen, policies, {ON_DEMAND.id: ON_DEMAND}),
+        money(policies, here + elsewhere, today),
+    )
+    assert of_all.step == of_one.step
+    assert of_all.rate_left == pytest.approx(of_one.rate_left, abs=1e-6)
 
 
 @given(amounts, st.integers(0, 9))

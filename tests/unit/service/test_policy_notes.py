@@ -10,6 +10,7 @@ import pytest
 
 from cluster.azure.catalogue import BY_NAME
 from cluster.policies.documents import read_document
+from cluster.policies.policy_problems import PoliciesRefused
 from remora.clusters import DEFAULT_CLUSTER
 from service.clouds.fixed_pool import fixed_pool, known
 from service.embedded.emulated_azure import emulated_azure_settings, write_azure_settings
@@ -80,3 +81,24 @@ def test_a_place_has_its_own_quota_region_and_subscription(settings: Settings) -
 def test_nodes_that_cost_nothing_are_no_reason_for_a_note(tmp_path: Path) -> None:
     local = Settings(home=tmp_path, cloud="local", nodes=5)
     assert notes(local, fixed_pool(local).document) == []
+
+
+def test_each_cluster_is_held_against_what_its_own_place_sells(settings: Settings) -> None:
+    """By the file in its folder; of a cluster without one it is not known what can be bought."""
+    west = settings.azure.read_text()
+    ward = settings.for_cluster("ward")
+    ward.cluster_home.mkdir(parents=True)
+    write_azure_settings(settings.azure, emulated_azure_settings("http://127.0.0.1:7266"))
+    ward.azure.write_text(west)
+    with pytest.raises(PoliciesRefused, match="there is no place 'west'"):
+        read_document(pool(place="west"), known(settings))
+    of_ward = read_document(pool(place="west", max_nodes=9, cluster="ward"), known(settings))
+    limits = {"ward": {f"{FAMILY.lower()}@west": 24}}
+    dear, small = notes_on(of_ward, settings, limits)
+    assert "all nodes that max_nodes allows cost up to" in dear
+    assert "/locations/westeurope" in small
+    beyond = pool(place="west", max_nodes=9, cluster="ward") + "projects: {a: {cluster: ward, gpus: 10}}\n"
+    with pytest.raises(PoliciesRefused, match="all pools of the cluster ward together have 9 GPUs"):
+        read_document(beyond, known(settings))
+    elsewhere = read_document(pool(place="west", max_nodes=9, cluster="lab"), known(settings))
+    assert notes_on(elsewhere, settings, {}) == []

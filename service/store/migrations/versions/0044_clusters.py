@@ -10,6 +10,7 @@ depends_on = None
 
 TABLES = (
     'jobs', 'attempts', 'nodes', 'uses', 'drills', 'waits', 'ray_requests', 'cluster_events', 'cloud', 'sick_reports',
+    'refusals',
 )  # fmt: skip
 LINE: tuple[str | sa.TextClause, ...] = (
     sa.text('priority DESC'), 'created_at', 'id', 'reason', 'not_before',
@@ -44,6 +45,9 @@ def upgrade() -> None:
     for table in TABLES:
         column = sa.Column('cluster', sa.String(40), nullable=False, server_default='default')
         op.add_column(table, column)
+    with op.batch_alter_table('refusals') as refusals:
+        refusals.alter_column('offering', type_=sa.String(240), existing_nullable=False)
+    op.add_column('leases', sa.Column('settings', sa.JSON))
     for name, table, columns, where in INDEXES:
         op.drop_index(name, table)
         _create(name, table, columns, where)
