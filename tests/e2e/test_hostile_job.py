@@ -105,7 +105,7 @@ def test_without_root_workers_of_two_nodes_meet_and_find_what_their_project_kept
 #: Of each kind of attempt one finding, so that an attempt which stopped working is noticed.
 WITHOUT_WALLS = (
     "it is the node's user",
-    "canary-service is in the environment",
+    "canary-site is in the environment",
     "the Ray token is in ",
     "remora.db can be read",
     "canary-victim is in /tmp/canary-of-victim",
