@@ -65,8 +65,8 @@ def memory_folder_watch(
 
 #: A script that read data by its path finds nothing there.
 _VIEW = (
-    "the command sees the system's files and those of its job alone, not the home of the node's user, nor folders such as"
-    " /data or /mnt: name data as inputs (docs/local-cluster.md)"
+    "the command sees the system's files and those of its job alone, not the home of the node's user, nor folders such"
+    " as /data or /mnt: name data as inputs (docs/local-cluster.md)"
 )
 
 

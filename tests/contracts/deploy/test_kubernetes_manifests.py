@@ -209,6 +209,23 @@ def test_the_node_beside_a_controller_is_another_user_and_shares_the_sockets_of_
     assert "envFrom" not in every["member"]
 
 
+def test_a_pod_is_alive_before_its_ray_has_begun_and_not_when_that_is_gone(tmp_path: Path) -> None:
+    for _, one, _ in containers():
+        if one["name"] != "ray-worker":
+            continue
+        command = [
+            word.replace("/run/remora", str(tmp_path)) for word in one["livenessProbe"]["exec"]["command"]
+        ]
+        file = tmp_path / "ray.pid"
+        file.unlink(missing_ok=True)
+        assert subprocess.run(command).returncode == 0
+        with subprocess.Popen(["sleep", "60"]) as ray:
+            file.write_text(str(ray.pid))
+            assert subprocess.run(command).returncode == 0
+            ray.kill()
+        assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0
+
+
 def test_jobs_reach_no_metadata_service() -> None:
     (rule,) = named("NetworkPolicy", "outside")["spec"]["egress"]
     assert "169.254.0.0/16" in rule["to"][0]["ipBlock"]["except"]
