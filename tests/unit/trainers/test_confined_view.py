@@ -84,11 +84,11 @@ def test_parents_come_before_what_lies_in_them() -> None:
 
 
 def test_where_rights_keep_nothing_what_may_only_be_read_is_mounted_in_what_may_be_written_to() -> None:
-    shown = [here("/work/group", writable=True), here("/work/group/resume")]
-    steps = mount_steps(shown, [Path("/work")], lambda _: False, rest_is_read_only=True)
+    shown = [here("/jobs/group", writable=True), here("/jobs/group/resume")]
+    steps = mount_steps(shown, [Path("/jobs")], lambda _: False, rest_is_read_only=True)
     assert [(str(one.target), one.is_read_only) for one in steps if one.source] == [
-        ("/work/group", False),
-        ("/work/group/resume", True),
+        ("/jobs/group", False),
+        ("/jobs/group/resume", True),
     ]
 
 
