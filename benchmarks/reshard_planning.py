@@ -3,7 +3,7 @@
     python -m benchmarks.reshard_planning
 
 The state is that of a transformer of 70 billion parameters with Adam, sharded over all workers.  Nothing is allocated
-and nothing travels.  The peer is told what a rank wants and what is saved, and lists what it reads; unlike us it has
+and nothing travels.  The peer gets what a rank wants and what is saved, and lists what it reads; unlike us it has
 not to find what the rank sends.
 """
 

@@ -96,6 +96,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_identities.py",
             f"{CONTRACTS}/test_labels_and_deletion.py",
             f"{CONTRACTS}/test_migration_of_identities.py",
+            f"{CONTRACTS}/test_nodes_that_compute_wrongly.py",
             f"{CONTRACTS}/test_owners_pauses.py",
             f"{CONTRACTS}/test_paused_jobs.py",
             f"{CONTRACTS}/test_policies_api.py",

@@ -17,8 +17,8 @@ from service.store.sick_reports import SickReport
 
 log = logging.getLogger(__name__)
 
-#: Nodes that are drained within so many seconds for what one project says: a script is not trusted, and each costs a
-#: machine and the time of whoever else works on it.
+#: Nodes that are drained for what one project says, and the seconds within which they are counted: a script is not
+#: trusted, and each costs a machine and the time of other jobs on it.
 MOST_PER_PROJECT, KEPT_S = 5, 3600.0
 
 

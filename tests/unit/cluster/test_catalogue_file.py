@@ -12,9 +12,9 @@ from cluster.azure.catalogue_file import MAX_FILE, MAX_SIZES, CatalogueRefused, 
 from cluster.policies.documents import read_document
 from cluster.policies.offerings import CapacityType
 from cluster.policies.policy_problems import PoliciesRefused
-from service.clouds.azure_settings import CloudUnusable
 from service.clouds.fixed_pool import known
 from service.clouds.own_sizes import sizes_of
+from service.clouds.place_files import CloudUnusable
 from service.embedded.emulated_azure import cloud_problem, emulated_azure_settings, write_azure_settings
 from service.settings import Settings
 

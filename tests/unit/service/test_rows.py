@@ -6,15 +6,16 @@ from dataclasses import MISSING, fields
 
 import pytest
 
+from remora.clusters import DEFAULT_CLUSTER
 from remora.states import AttemptState, DrillState, JobState, NodeState
 from service.queue.rows import AttemptRow, DrilledJob, DrillRow, JobRow, NodeRow
 
 #: How each begins; whatever else has a default is nothing, none, no time or no text.
 BEGINS: dict[type, dict[str, object]] = {
-    JobRow: {"state": JobState.QUEUED, "version": 1},
-    AttemptRow: {"state": AttemptState.STARTING},
-    NodeRow: {"state": NodeState.REQUESTED},
-    DrillRow: {"state": DrillState.REQUESTED},
+    JobRow: {"state": JobState.QUEUED, "version": 1, "cluster": DEFAULT_CLUSTER},
+    AttemptRow: {"state": AttemptState.STARTING, "cluster": DEFAULT_CLUSTER},
+    NodeRow: {"state": NodeState.REQUESTED, "cluster": DEFAULT_CLUSTER},
+    DrillRow: {"state": DrillState.REQUESTED, "cluster": DEFAULT_CLUSTER},
     DrilledJob: {},
 }
 
