@@ -129,7 +129,7 @@ schemathesis: .venv-schemathesis/.installed
 	    -r requirements/schemathesis.txt
 	touch $@
 
-# kubernetes-validate knows the schemas of Kubernetes, for the tests of deploy/kubernetes.
+# kubernetes-validate knows the schemas of Kubernetes, and cel-python its rules, for the tests of deploy/kubernetes.
 kubernetes-validate: .venv-kubernetes/.installed
 
 .venv-kubernetes/.installed: requirements/kubernetes.txt deploy/make-venv

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from tests.job_uids import own_uids
 
+#: Flags of `unshare` for a namespace of processes, which ends with its first one.
+PROCESSES = ("--pid", "--fork", "--mount-proc", "--kill-child")
 _BASE = Path(sys.base_prefix).resolve()
 _OPEN = """
 if [ "$NET" ]; then ip link set lo up; fi
@@ -47,15 +49,30 @@ def home_of_another() -> Iterator[Path]:
 
 
 def as_other_user(
-    home: Path, *words: str, own_network: bool = False, timeout_s: float = 60.0, **variables: str
+    home: Path,
+    *words: str,
+    own_network: bool = False,
+    own_processes: bool = False,
+    is_root: bool = False,
+    timeout_s: float = 60.0,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run this interpreter with these words as the user whose home that is, in a network of its own if asked."""
+    """Run this interpreter with these words as the user whose home that is, or as root with his view of the files.
+
+    If asked it has a network or a namespace of processes of its own.
+    """
+    kinds = ["-mn" if own_network else "-m", *(PROCESSES if own_processes else ())]
     closed = next((str(one) for one in reversed(_BASE.parents) if not one.stat().st_mode & 0o001), "")
     inside = {"FOLDER": str(home), "BASE": str(_BASE), "CLOSED": closed, "NET": "yes" if own_network else ""}
     kept: Mapping[str, str] = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
-    own = {"HOME": str(home), "USER": "rootless", "LOGNAME": "rootless", "OTHER": str(home.stat().st_uid)}
+    own = {
+        "HOME": str(home),
+        "USER": "rootless",
+        "LOGNAME": "rootless",
+        "OTHER": "0" if is_root else str(home.stat().st_uid),
+    }
     return subprocess.run(
-        ["unshare", "-mn" if own_network else "-m", "sh", "-ec", _OPEN, sys.executable, *words],
+        ["unshare", *kinds, "sh", "-ec", _OPEN, sys.executable, *words],
         env={**kept, **inside, **own, **variables},
         cwd=Path(__file__).parents[1],
         capture_output=True,

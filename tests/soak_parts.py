@@ -168,8 +168,11 @@ PARTS: Mapping[str, Part] = {
         ("deploy/azure", "cluster/azure/emulator/deployments", "requirements/checkov.txt"),
     ),
     "kubernetes": Part(
-        ("tests/contracts/deploy/test_kubernetes_manifests.py",),
-        ("deploy/kubernetes", "requirements/kubernetes.txt"),
+        (
+            "tests/contracts/deploy/test_kubernetes_manifests.py",
+            "tests/contracts/deploy/test_kubernetes_admission.py",
+        ),
+        ("deploy/kubernetes", "requirements/kubernetes.txt", "cluster/kuberay/documents.py"),
     ),
     "zones": Part(
         ("tests/e2e/test_emulated_azure.py", "tests/integration/cluster/test_zone_cut_off.py"),

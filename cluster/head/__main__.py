@@ -35,11 +35,16 @@ def main(words: Sequence[str]) -> int:
         help="address of the node; unless given that of the head, and of a member the one that the head sees",
     )
     parser.add_argument("--name", default="", help="name of this process, where a home has several of a part")
+    parser.add_argument(
+        "--with-group",
+        action="store_true",
+        help="a controller of another user, in the group of this process, connects through it",
+    )
     given = parser.parse_args(words)
     part = Part(given.part)
     folders = ClusterFolders(given.home.resolve())
     try:
-        folders.make()
+        folders.make(with_group=given.with_group)
     except OSError as error:
         print(f"the folders of the cluster cannot be made: {error}", file=sys.stderr)
         return 2

@@ -66,8 +66,12 @@ class SeenPod:
     message: str = ""
     #: No machine has room for it since then, seconds since 1970; None: it has one, or was not looked at yet.
     homeless_since: float | None = None
-    #: It cannot start by itself any more, as `message` says.
+    #: When it got a machine, seconds since 1970; 0.0: it has none, or that is not known.
+    placed_at: float = 0.0
+    #: It does not start, as `message` says.
     is_stuck: bool = False
+    #: It may start all the same, some minutes later.
+    may_pass: bool = False
 
     @property
     def is_living(self) -> bool:
@@ -89,6 +93,10 @@ class SeenGroup:
     to_delete: tuple[str, ...] = ()
     #: Pods of which several are one replica; such a group has no nodes of ours.
     hosts: int = 1
+    #: Pods that KubeRay keeps at least, whatever `replicas` is.
+    least: int = 0
+    #: KubeRay ends its pods and makes none.
+    is_suspended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +125,8 @@ def decide(
 
     A pod is given to one node once, and a node gets one pod.  A pod that ends is named until it is gone: KubeRay counts
     an ended one that is not named, and would delete any other one for it.  For the same reason the number of pods goes
-    down with pods that are named alone, or with `forget_excess` where the pods beyond it have not come for long.
+    down with pods that are named alone, or with `forget_excess` where the pods beyond it have not come for long; never
+    below what is there.  No pod is named in whose place KubeRay would make another one, for the least that it keeps.
     """
     here = {pod.name: pod for pod in pods}
     before = tuple(claims)
@@ -134,15 +143,17 @@ def decide(
     waiting = sorted((one for one in stay if one.pod is None), key=lambda one: (one.at, one.node_id))
     gets = {claim.node_id: pod.name for claim, pod in zip(waiting, free, strict=False)}
     after = tuple(replace(one, pod=gets.get(one.node_id, one.pod)) for one in stay)
-    named |= {pod.name for pod in free[len(waiting) :]}
     living = sum(1 for one in stay if one.pod in here and here[one.pod].is_living and one.pod not in named)
-    wanted = living + len(waiting)
+    idle = free[len(waiting) :]
+    named |= {pod.name for pod in idle[max(0, group.least - living - len(waiting)) :]}
+    wanted = max(group.least, living + len(waiting))
     # An ended pod is replaced before it is gone: whether it still counts is not known.
     counted = {name for name in named - named_before if here[name].state is not PodState.ENDED}
     replicas = max(wanted, group.replicas - len(counted))
     is_excessive = replicas > wanted
     if is_excessive and forget_excess:
-        replicas = wanted
+        # Of those that are there and are not named, KubeRay would end any for one too few.
+        replicas = min(replicas, max(wanted, len(here.keys() - named) + len(waiting[len(free) :])))
     to_delete = tuple(sorted(named))
     return Decision(
         claims=after,

@@ -24,6 +24,10 @@ _STUCK = frozenset(
         *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
     }
 )
+#: Those of them that pass when a registry answers again, or when an operator has made what is missing.
+_MAY_PASS = frozenset(
+    {"ImagePullBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+)
 #: The largest number that Kubernetes has for pods of a group.
 _ANY_NUMBER = 2**31 - 1
 
@@ -39,6 +43,10 @@ class SeenCluster:
     has_annotations: bool
     #: Ray's own autoscaler changes the groups, too.
     is_autoscaled: bool
+    #: Its pods are ended and none is made, as `spec.suspend` says.
+    is_suspended: bool = False
+    #: KubeRay has seen this version of what is asked for.
+    is_observed: bool = False
     #: Why KubeRay cannot make pods, for people; empty: it can.
     failure: str = ""
     #: Since when, seconds since 1970.
@@ -62,6 +70,8 @@ def read_cluster(document: Mapping[str, Any]) -> SeenCluster:
         claims=claims if isinstance(claims, str) else None,
         has_annotations=bool(annotations),
         is_autoscaled=spec.get("enableInTreeAutoscaling") is True,
+        is_suspended=spec.get("suspend") is True,
+        is_observed=_map(document, "status").get("observedGeneration", 0) == metadata.get("generation", 0),
         failure=shown(failed.get("message") or failed.get("reason")),
         failed_since=seconds(failed.get("lastTransitionTime")) if failed else math.inf,
     )
@@ -76,6 +86,8 @@ def _group(index: int, group: Mapping[str, Any]) -> SeenGroup:
         most=_number(group.get("maxReplicas"), _ANY_NUMBER),
         to_delete=tuple(str(name) for name in named),
         hosts=_number(group.get("numOfHosts"), 1),
+        least=_number(group.get("minReplicas"), 0),
+        is_suspended=group.get("suspend") is True,
     )
 
 
@@ -84,9 +96,8 @@ def read_pod(document: Mapping[str, Any]) -> SeenPod:
     metadata, status = _map(document, "metadata"), _map(document, "status")
     state = _state(metadata, status)
     stuck = next(iter(_stuck(status)), None)
-    unplaced = next(
-        (one for one in conditions(document, "PodScheduled") if one.get("status") == "False"), None
-    )
+    placed = {str(one.get("status")): one for one in conditions(document, "PodScheduled")}
+    unplaced = placed.get("False")
     since = None
     if unplaced is not None and state is PodState.STARTING:
         since = seconds(unplaced.get("lastTransitionTime"))
@@ -99,7 +110,9 @@ def read_pod(document: Mapping[str, Any]) -> SeenPod:
         address=address if isinstance(address, str) and address else None,
         message=_why(status, state, stuck, unplaced),
         homeless_since=since,
+        placed_at=seconds(placed["True"].get("lastTransitionTime")) if "True" in placed else 0.0,
         is_stuck=stuck is not None and state is not PodState.ENDED,
+        may_pass=stuck is not None and stuck.get("reason") in _MAY_PASS,
     )
 
 

@@ -29,7 +29,8 @@ from cluster.kuberay.claims import (
     written_claims,
 )
 from cluster.kuberay.documents import SeenCluster, changes, read_cluster, read_pod
-from cluster.kuberay.nodes import node_of
+from cluster.kuberay.foreign import AUTOSCALED, why_not_ours
+from cluster.kuberay.nodes import is_suspended, node_of, suspended
 from cluster.kuberay.settings import KubeRaySettings
 from cluster.provider import (
     InvalidRequest,
@@ -55,7 +56,7 @@ NAME_AGAIN_S = 60.0
 
 
 class PodNames(Protocol):
-    """Lets a pod know which node it is.  May raise whatever it likes: it is called again."""
+    """Lets a pod know which node it is.  May raise any exception: it is called again."""
 
     def tell(self, pods: Mapping[str, NodeRequest]) -> None:
         """These pods, by name, are these nodes; called again and again, also for pods that know."""
@@ -154,13 +155,15 @@ class KubeRayProvider:
             # In this order: a pod that is made or goes meanwhile changes the RayCluster's status, and so its version.
             cluster = read_cluster(self._api.cluster())
             claims = self._claims(cluster)
-            if joining is not None:
-                if joining.node_id in claims:
-                    return _Look(cluster, {}, claims)
-                _check_group(cluster, joining.group)
+            if joining is not None and joining.node_id in claims:
+                return _Look(cluster, {}, claims)
+            if leaving and cluster.is_autoscaled:
+                raise ProviderError(AUTOSCALED)
             if leaving and not claims.keys() & set(leaving):
                 return _Look(cluster, {}, claims)
             pods = {pod.name: pod for pod in map(read_pod, self._api.pods())}
+            if joining is not None:
+                self._check_group(cluster, pods, joining.group)
             decisions = self._decide(cluster, pods, claims, joining, leaving)
             after = _together(claims, decisions, leaving)
             news = {name: one for name, one in decisions.items() if one.is_news}
@@ -194,25 +197,37 @@ class KubeRayProvider:
         joining: Claim | None,
         leaving: Collection[str],
     ) -> dict[str, Decision]:
-        """What becomes of every group of the settings that the RayCluster has."""
+        """What becomes of every group of the settings that the RayCluster has and lets us change."""
         now = self._clock()
         by_group: defaultdict[str, list[Claim]] = defaultdict(list)
         for claim in claims.values():
             by_group[claim.group].append(claim)
         decisions = {}
         for name in cluster.groups.keys() & {group.name for group in self._settings.groups}:
+            if is_suspended(cluster, name) or why_not_ours(cluster, pods.values(), name):
+                continue
             decisions[name] = decide(
                 cluster.groups[name],
                 [pod for pod in pods.values() if pod.group == name],
                 by_group[name],
                 leaving=leaving,
                 joining=[joining] if joining is not None and joining.group == name else [],
-                forget_excess=now - self._excessive.get(name, now) >= EXCESS_S,
+                forget_excess=cluster.is_observed and now - self._excessive.get(name, now) >= EXCESS_S,
             )
         self._excessive = {
             name: self._excessive.get(name, now) for name, one in decisions.items() if one.is_excessive
         }
         return decisions
+
+    def _check_group(self, cluster: SeenCluster, pods: Mapping[str, SeenPod], name: str) -> None:
+        """Raise InvalidRequest or InsufficientCapacity where the RayCluster lets the group have no nodes of ours."""
+        why = why_not_ours(cluster, pods.values(), name)
+        if not why and (least := cluster.groups[name].least) > 0:
+            why = f"KubeRay keeps {least} pods of the worker group {name!r}: set minReplicas to 0"
+        if why:
+            raise InvalidRequest(why)
+        if is_suspended(cluster, name):
+            raise suspended(name, self._settings, self._clock())
 
     def _write(
         self,
@@ -253,7 +268,7 @@ class KubeRayProvider:
             if gone:
                 self._names.forget(gone)
         except Exception as error:  # Ray raises what its RPC library raises
-            log.warning("pods cannot be told which nodes they are, it is tried again: %s", error)
+            log.warning("pods cannot be shown which nodes they are, it is tried again: %s", error)
             return
         self._named = frozenset(nodes) | (self._named & look.pods.keys())
         self._named_at = now if is_due else self._named_at
@@ -271,21 +286,6 @@ def _request(claim: Claim) -> NodeRequest:
     return NodeRequest(
         node_id=claim.node_id, pool=claim.pool, resources=dict(claim.resources), labels=dict(claim.labels)
     )
-
-
-def _check_group(cluster: SeenCluster, name: str) -> None:
-    """Raise InvalidRequest where the RayCluster's document does not let the group have nodes of ours."""
-    group = cluster.groups.get(name)
-    if group is None:
-        raise InvalidRequest(f"the RayCluster has no worker group {name!r}: add it, or take it from the file")
-    if group.hosts != 1:
-        raise InvalidRequest(
-            f"a replica of the worker group {name!r} is {group.hosts} pods: set numOfHosts to 1"
-        )
-    if cluster.is_autoscaled:
-        raise InvalidRequest(
-            "Ray's autoscaler changes the RayCluster, too: set enableInTreeAutoscaling to false"
-        )
 
 
 def _check_bounds(

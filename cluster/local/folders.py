@@ -121,18 +121,25 @@ class ClusterFolders:
         """Ray's temporary folder of the head or of one node."""
         return self.temporary / _short(name)
 
-    def make(self) -> None:
+    def make(self, *, with_group: bool = False) -> None:
         """Make the folders; private to their owner where they hold secrets or sockets.
 
+        `with_group`: who is in the group of this process reaches the sockets, for all files that it makes from now on.
         Raises PermissionError when another user made the temporary folder first.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.nodes.mkdir(mode=0o700, exist_ok=True)
         self.logs.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            self.temporary.mkdir(mode=0o700)
+            self.temporary.mkdir(mode=0o750 if with_group else 0o700)
+        if with_group:
+            os.umask(0o007)
         status = self.temporary.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077 or self.temporary.is_symlink():
+        if (
+            status.st_uid != os.getuid()
+            or status.st_mode & (0o027 if with_group else 0o077)
+            or self.temporary.is_symlink()
+        ):
             raise PermissionError(f"{self.temporary} is not a private folder of this user; remove it first")
 
     def remove_temporary_if_empty(self) -> None:

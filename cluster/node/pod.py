@@ -1,7 +1,7 @@
 """python -m cluster.node.pod: make this pod the node that the controller says, until Ray ends or SIGTERM comes.
 
 It asks the head each second which node it is, and then starts `ray start` and the node agent.  It ends with 0 after
-SIGTERM, with 2 when what it was told can never make a node of it, and with 1 when Ray ended.
+SIGTERM, with 2 when what the head says can never make a node of it, and with 1 when Ray ended.
 
 REMORA_HEAD is the head's `host:port`, POD_NAME and POD_IP are the pod's own, RAY_AUTH_TOKEN_PATH is the file with the
 secret of the cluster, RUNTIME_DIRECTORY a folder for the pid of Ray; REMORA_RAY_FLAGS are more flags of `ray start`.
@@ -50,13 +50,15 @@ def main() -> int:
     if missing:
         log.error("%s is not set: take the pod's template from deploy/kubernetes/raycluster.yaml", missing[0])
         return UNUSABLE
+    # A container that was killed leaves it, and probes would take it for this one's.
+    _run_folder(os.environ).unlink(missing_ok=True)
     # Ray reads them when it is imported.
     os.environ.update(RAY_SETTINGS)
-    from cluster.ray.pod_names import told
+    from cluster.ray.pod_names import named_node
 
     head, pod = os.environ["REMORA_HEAD"], os.environ["POD_NAME"]
     try:
-        request = ask(lambda: told(head, pod), stopping)
+        request = ask(lambda: named_node(head, pod), stopping)
         if request is None:
             return 0
         start = start_of_pod(request, os.environ)
@@ -72,12 +74,12 @@ def main() -> int:
     return RAY_ENDED
 
 
-def ask(told: Callable[[], NodeRequest | None], stopping: threading.Event) -> NodeRequest | None:
+def ask(look: Callable[[], NodeRequest | None], stopping: threading.Event) -> NodeRequest | None:
     """Ask until it is known which node this pod is; None when stopped before.  Raises InvalidRequest."""
     complaint = ""
     while not stopping.is_set():
         try:
-            request, said = told(), "no controller has said yet which node it is"
+            request, said = look(), "no controller has said yet which node it is"
         except InvalidRequest:
             raise
         except Exception as error:  # Ray raises what its RPC library raises

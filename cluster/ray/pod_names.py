@@ -53,7 +53,7 @@ class RayPodNames:
                 gcs.internal_kv_del(_key(name), False, NAMESPACE, timeout=TIMEOUT_S)
 
 
-def told(address: str, pod: str) -> NodeRequest | None:
+def named_node(address: str, pod: str) -> NodeRequest | None:
     """The node that this pod is, by the head at `address` (`host:port`); None: it is not known yet.
 
     Raises InvalidRequest for what was not written by a controller, and what Ray raises.

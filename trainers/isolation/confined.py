@@ -25,7 +25,7 @@ from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.network import guarded_network
 from trainers.isolation.node_view import (
     device_groups,
-    named_environment,
+    environment_of,
     steps_for_namespaces,
     steps_for_user,
 )
@@ -126,7 +126,7 @@ class ConfinedJob:
 
     def named_by(self, program: str) -> list[Shown]:
         """What a command has to be shown because the job names its `program` by a path on the node."""
-        return named_environment(program) if self.has_namespaces else []
+        return environment_of(program) if self.has_namespaces else []
 
     def in_container(self, shown: Iterable[Shown], memory: JobMemory | None) -> Confinement:
         """For a command that has entered a container, in which folders of the node have the same paths.

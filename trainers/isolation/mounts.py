@@ -57,11 +57,14 @@ def mount_steps(
     covers = set(hidden)
     for one in by_target.values():
         covers.update(_closed_above(one.target, is_closed))
-    # One that is replaced is not covered as well, and one below another cover is gone with that.
+    # One that is replaced is not covered as well, and one right below another cover is gone with that.
+    places = {*covers, *by_target}
     covers = {
         one
         for one in covers
-        if one not in by_target and one != Path("/") and not covers.intersection(one.parents)
+        if one not in by_target
+        and one != Path("/")
+        and _nearest(one, places) not in covers - by_target.keys()
     }
     steps = [MountStep(source=None, target=one) for one in covers]
     steps += [
@@ -77,10 +80,17 @@ def _closed_above(path: Path, is_closed: Callable[[Path], bool]) -> list[Path]:
     return next(([above] for above in reversed(path.parents) if is_closed(above)), [])
 
 
+def _nearest(path: Path, places: set[Path]) -> Path | None:
+    return next((above for above in path.parents if above in places), None)
+
+
 def _is_seen_anyway(
     one: Shown, by_target: dict[Path, Shown], covers: set[Path], *, rest_is_read_only: bool
 ) -> bool:
-    """True for what is shown at its own path by the nearest folder above it that is shown in the same way."""
+    """True for what is shown at its own path by the nearest folder above it that is shown in the same way.
+
+    Where the rights of files count, what may only be read is kept by them in a folder that may be written to.
+    """
     if one.source != one.target:
         return False
     for above in one.target.parents:
@@ -89,7 +99,7 @@ def _is_seen_anyway(
         if above in by_target:
             nearest = by_target[above]
             return nearest.source == nearest.target and (
-                nearest.is_read_only == one.is_read_only or one.is_read_only
+                nearest.is_read_only == one.is_read_only or (one.is_read_only and not rest_is_read_only)
             )
     # Nothing covers it: its own rights count.
     return one.is_read_only or not rest_is_read_only

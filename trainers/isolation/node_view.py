@@ -6,7 +6,6 @@ that no rights of files keep anything from it: it sees the system's folders, unc
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from trainers.environments.public_package import public_package
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
+from trainers.isolation.named_environment import named_environment, platform_folders
 
 #: Devices that a command may use by their own rights or by their group, and those that programs need.
 _DEVICES = ("dev/nvidia*", "dev/nvidia-caps/*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")
@@ -24,8 +24,6 @@ SYSTEM = frozenset(
     {"bin", "sbin", "usr", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "gnu", "proc", "sys"}
 )
 _OURS = Path(__file__).resolve().parents[1]
-#: Characters of the settings of an environment that are read.
-_SETTINGS_LENGTH = 10_000
 #: Files that programs find by a link in /etc.
 _LINKED = (Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/nsswitch.conf"))
 
@@ -41,33 +39,16 @@ def steps_for_user(shown: Iterable[Shown]) -> tuple[MountStep, ...]:
 def steps_for_namespaces(shown: Iterable[Shown]) -> tuple[MountStep, ...]:
     """The mounts of a command in namespaces of its own, which needs `shown` of the node."""
     every = [*_packages(), *_devices(), *(_same(one) for one in _LINKED if one.exists()), *shown]
-    return mount_steps(
-        [_resolved(one) for one in every], _not_of_system(), lambda _: False, rest_is_read_only=True
-    )
+    hidden = [*_not_of_system(), *(one for one in platform_folders() if _may_be_covered(one))]
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
+    if token.is_file() and not _may_be_covered(token.parent.resolve()):
+        every.append(Shown(source=Path("/dev/null"), target=token.resolve()))
+    return mount_steps([_resolved(one) for one in every], hidden, lambda _: False, rest_is_read_only=True)
 
 
-def named_environment(program: str) -> list[Shown]:
-    """The Python environment of a program that a job names by its path on this node, with what lies below it.
-
-    [] for other programs, and where that would show the home of the node's user.
-    """
-    prefix = Path(program).parent.parent
-    if not Path(program).is_absolute() or not os.access(program, os.X_OK):
-        return []
-    found = [prefix] if (prefix / "conda-meta").is_dir() else []
-    with (
-        contextlib.suppress(OSError),
-        (prefix / "pyvenv.cfg").open(encoding="utf-8", errors="replace") as file,
-    ):
-        settings = dict(_setting(line) for line in file.read(_SETTINGS_LENGTH).splitlines())
-        found = [prefix, *([Path(settings["home"]).parent] if settings.get("home") else [])]
-    home = Path.home().resolve()
-    return [_same(one) for one in found if one.is_absolute() and not home.is_relative_to(one.resolve())]
-
-
-def _setting(line: str) -> tuple[str, str]:
-    name, _, value = line.partition("=")
-    return name.strip().lower(), value.strip()
+def environment_of(program: str) -> list[Shown]:
+    """What a command in namespaces of its own is shown because a job names its program by a path on this node."""
+    return [_same(one) for one in named_environment(program)]
 
 
 def device_groups(root: Path) -> tuple[int, ...]:
@@ -104,6 +85,12 @@ def _not_of_system() -> list[Path]:
     return [
         one for one in Path("/").iterdir() if one.name not in SYSTEM and one.is_dir() and not one.is_symlink()
     ]
+
+
+def _may_be_covered(folder: Path) -> bool:
+    """Whether it is there, and the system does without it: nothing runs without /usr."""
+    is_of_system = len(folder.parts) == 2 and folder.name in SYSTEM - {"opt"}
+    return folder.is_dir() and len(folder.parts) > 1 and not is_of_system
 
 
 def _interpreter() -> list[Shown]:

@@ -63,6 +63,13 @@ def memory_folder_watch(
     )
 
 
+#: A script that read data by its path finds nothing there.
+_VIEW = (
+    "the command sees the system's files and those of its job alone, not the home of the node's user, nor folders such"
+    " as /data or /mnt: name data as inputs (docs/local-cluster.md)"
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandConfinement:
     """What the command of one worker may see and write; all of it belongs to the job's user."""
@@ -87,6 +94,8 @@ class CommandConfinement:
         job, is_contained = self.job, self.prepared.container is not None
         if job is None or (is_contained and not self._may_confine_containers(say)):
             return launch
+        if job.has_namespaces and launch.identity.rank == 0:
+            say(_VIEW)
         memory = None if self.snapshots is None else self.snapshots.confined
         job.own(launch.code, launch.scratch, launch.outputs, launch.exchange)
         shown = [Shown(source=path, target=path) for path in self._read(job, launch)]

@@ -27,12 +27,19 @@ class Pods(Protocol):
 
 def reconcile(spec: dict[str, Any], pods: Pods) -> bool:
     """Bring the pods nearer to what the RayCluster says; False: a pod could not be made."""
-    done = [_group(group, pods, spec) for group in spec.get("workerGroupSpecs", [])]
-    return all(done)
+    groups = spec.get("workerGroupSpecs", [])
+    if spec.get("suspend"):
+        groups = [{**group, "suspend": True} for group in groups]
+    # It ends at the first pod that cannot be made: groups that come later have to wait.
+    return all(_group(group, pods, spec) for group in groups)
 
 
 def _group(group: dict[str, Any], pods: Pods, spec: dict[str, Any]) -> bool:
     there = list(pods.of_group(group["groupName"]))
+    if group.get("suspend"):
+        for one in there:
+            pods.remove(one["metadata"]["name"])
+        return True
     ended = [one for one in there if one["status"].get("phase") in ("Failed", "Succeeded")]
     for one in ended:
         pods.remove(one["metadata"]["name"])

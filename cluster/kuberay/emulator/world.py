@@ -37,6 +37,8 @@ class World:
         self.quota: int | None = None
         #: Knob: pods that are deleted stay until `finish`.
         self.lingers = False
+        #: The pod that the quota did not allow last.
+        self._refused = ""
 
     def touch(self) -> None:
         """The RayCluster has another version."""
@@ -64,7 +66,7 @@ class World:
         status = self.cluster["status"]
         conditions = [one for one in status.get("conditions", []) if one["type"] != "ReplicaFailure"]
         if not is_done:
-            said = "failed to create worker pod: pods is forbidden: exceeded quota: nodes, requested: pods=1"
+            said = f'failed to create worker pod pods "{self._refused}" is forbidden: exceeded quota: nodes'
             conditions.append(condition("ReplicaFailure", "True", "FailedCreateWorkerPod", said))
         after = {
             **status,
@@ -106,10 +108,11 @@ class World:
 
     def make(self, group: dict[str, Any]) -> bool:
         """See `operator.Pods.make`."""
-        if self.quota is not None and len(self.pods) >= self.quota:
-            return False
         cluster = self.cluster["metadata"]["name"]
         name = f"{cluster}-{group['groupName']}-worker-{next(self._number):05d}"
+        if self.quota is not None and len(self.pods) >= self.quota:
+            self._refused = name
+            return False
         labels = {CLUSTER_LABEL: cluster, KIND_LABEL: "worker", GROUP_LABEL: group["groupName"]}
         self.pods[name] = {
             "metadata": {

@@ -64,7 +64,7 @@ class Names:
     """`PodNames` that remembers."""
 
     def __init__(self) -> None:
-        self.told: dict[str, NodeRequest] = {}
+        self.known: dict[str, NodeRequest] = {}
         self.calls = 0
         self.is_silent = False
 
@@ -72,11 +72,11 @@ class Names:
         if self.is_silent:
             raise ConnectionError("the head does not answer")
         self.calls += 1
-        self.told |= pods
+        self.known |= pods
 
     def forget(self, pods: Collection[str]) -> None:
         for name in pods:
-            self.told.pop(name, None)
+            self.known.pop(name, None)
 
 
 class RigClock:

@@ -16,7 +16,8 @@ import pytest
 
 from cluster.kuberay.claims import MOST_BYTES, NODES_ANNOTATION, read_claims
 from cluster.kuberay.emulator.server import Effect
-from cluster.kuberay.provider import NAME_AGAIN_S, TRIES
+from cluster.kuberay.nodes import STUCK_S
+from cluster.kuberay.provider import EXCESS_S, NAME_AGAIN_S, TRIES
 from cluster.provider import (
     InsufficientCapacity,
     InvalidRequest,
@@ -46,14 +47,14 @@ def only(nodes: list[ProvidedNode]) -> ProvidedNode:
 class TestNames:
     """A pod has to learn which node it is."""
 
-    def test_a_pod_is_told_its_node_with_all_that_it_joins_with(self, rig: KubeRayRig) -> None:
+    def test_a_pod_learns_its_node_with_all_that_it_joins_with(self, rig: KubeRayRig) -> None:
         wanted = NodeRequest(
             node_id="node_a", pool="cpu", resources={"CPU": 4.0}, labels={"a": "b"}, offering=OFFERING
         )
         rig.create(wanted)
         rig.list()
-        told = rig.names.told[rig.pod_of("node_a")]
-        assert (told.node_id, told.pool, told.resources, told.labels) == (
+        known = rig.names.known[rig.pod_of("node_a")]
+        assert (known.node_id, known.pool, known.resources, known.labels) == (
             "node_a",
             "cpu",
             {"CPU": 4.0},
@@ -68,20 +69,20 @@ class TestNames:
         rig.world.quota = 1
         rig.world.look()
         rig.list()
-        assert [one.node_id for one in rig.names.told.values()] == ["node_a"]
+        assert [one.node_id for one in rig.names.known.values()] == ["node_a"]
 
-    def test_a_head_that_does_not_answer_is_told_at_the_next_look_and_the_list_is_whole(
+    def test_a_head_that_does_not_answer_is_asked_at_the_next_look_and_the_list_is_whole(
         self, rig: KubeRayRig
     ) -> None:
         rig.names.is_silent = True
         rig.create(request())
         assert only(rig.list()).is_running
-        assert rig.names.told == {}
+        assert rig.names.known == {}
         rig.names.is_silent = False
         rig.list()
-        assert len(rig.names.told) == 1
+        assert len(rig.names.known) == 1
 
-    def test_all_are_told_again_now_and_then_and_by_the_next_controller(self, rig: KubeRayRig) -> None:
+    def test_all_are_named_again_now_and_then_and_by_the_next_controller(self, rig: KubeRayRig) -> None:
         rig.create(request())
         rig.list()
         rig.list()
@@ -97,7 +98,7 @@ class TestNames:
         rig.list()
         rig.delete("node_a")
         rig.list()
-        assert rig.names.told == {}
+        assert rig.names.known == {}
 
 
 class TestWhatKubeRayDoes:
@@ -204,6 +205,82 @@ class TestWhatKubeRayDoes:
         assert rig.world.pods.keys() == {kept}
 
 
+class TestPodsOfOthers:
+    """Pods that were not made for a node, where the RayCluster does not let us act, stay as they are."""
+
+    def three_pods(self, rig: KubeRayRig) -> set[str]:
+        rig.group()["replicas"] = 3
+        rig.world.look()
+        return set(rig.world.pods)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda cluster: cluster["spec"].update(enableInTreeAutoscaling=True),
+            lambda cluster: cluster["spec"]["workerGroupSpecs"][0].update(numOfHosts=2),
+            lambda cluster: cluster["metadata"].pop("annotations"),
+            lambda cluster: cluster["spec"]["workerGroupSpecs"][0].update(minReplicas=3),
+        ],
+        ids=["autoscaled", "hosts", "no annotation", "least"],
+    )
+    def test_they_live_on_and_nothing_is_written(self, rig: KubeRayRig, change: Any) -> None:
+        change(rig.world.cluster)
+        pods = self.three_pods(rig)
+        for _ in range(3):
+            assert rig.list() == []
+            rig.clock.passed_s += EXCESS_S + 1
+        with pytest.raises(InvalidRequest):
+            rig.create(request())
+        assert (set(rig.world.pods), rig.patches()) == (pods, 0)
+
+    def test_a_node_is_not_given_back_while_rays_autoscaler_is_on(self, rig: KubeRayRig) -> None:
+        rig.create(request())
+        rig.list()
+        before = rig.patches()
+        rig.world.cluster["spec"]["enableInTreeAutoscaling"] = True
+        with pytest.raises(ProviderError, match="enableInTreeAutoscaling"):
+            rig.delete("node_a")
+        assert rig.patches() == before
+        rig.world.cluster["spec"]["enableInTreeAutoscaling"] = False
+        rig.delete("node_a")
+        assert rig.world.pods == {}
+
+    def test_an_operator_gives_them_to_us_by_the_annotation(self, rig: KubeRayRig) -> None:
+        del rig.world.cluster["metadata"]["annotations"]
+        self.three_pods(rig)
+        assert rig.list() == []
+        rig.world.cluster["metadata"]["annotations"] = {NODES_ANNOTATION: "{}"}
+        rig.list()
+        assert rig.world.pods == {}
+
+    def test_with_a_least_number_no_pod_is_ended_for_which_another_one_would_come(
+        self, rig: KubeRayRig
+    ) -> None:
+        rig.create(request())
+        rig.list()
+        rig.group()["minReplicas"] = 1
+        rig.delete("node_a")
+        rig.list()
+        (other,) = rig.world.pods
+        for _ in range(3):
+            rig.clock.passed_s += EXCESS_S + 1
+            rig.list()
+        assert set(rig.world.pods) == {other}
+
+    def test_pods_are_not_forgotten_that_kuberay_has_not_yet_seen_asked_for(self, rig: KubeRayRig) -> None:
+        rig.world.operator_runs = False
+        rig.create(request())
+        rig.delete("node_a")
+        for _ in range(3):
+            rig.clock.passed_s += EXCESS_S + 1
+            rig.list()
+        assert rig.group()["replicas"] == 1
+        rig.world.operator_runs, rig.world.quota = True, 0
+        rig.world.look()
+        rig.list()
+        assert rig.group()["replicas"] == 0
+
+
 class TestRefusals:
     """No machine, no quota, no image: what becomes of a node that was promised."""
 
@@ -235,6 +312,9 @@ class TestRefusals:
         rig.create(request())
         rig.list()
         rig.world.stick(rig.pod_of("node_a"), reason, "Back-off pulling image\n\x1b[31m" + "x" * 5000)
+        if reason != "CrashLoopBackOff":
+            assert only(rig.list()).is_running, "a registry may answer again"
+            rig.clock.passed_s = STUCK_S + 1
         node = only(rig.list())
         assert not node.is_running
         assert reason in str(node.message)
@@ -265,8 +345,9 @@ class TestRefusals:
             (lambda spec: spec["workerGroupSpecs"].pop(0), "no worker group"),
             (lambda spec: spec["workerGroupSpecs"][0].update(numOfHosts=2), "numOfHosts"),
             (lambda spec: spec.update(enableInTreeAutoscaling=True), "enableInTreeAutoscaling"),
+            (lambda spec: spec["workerGroupSpecs"][0].update(minReplicas=1), "set minReplicas to 0"),
         ],
-        ids=["gone", "hosts", "autoscaled"],
+        ids=["gone", "hosts", "autoscaled", "least"],
     )
     def test_a_cluster_that_cannot_have_our_nodes_is_said(
         self, rig: KubeRayRig, change: Any, said: str
@@ -275,6 +356,52 @@ class TestRefusals:
         with pytest.raises(InvalidRequest, match=said):
             rig.create(request())
         assert rig.list() == []
+
+    def test_the_quota_of_one_group_is_none_of_the_others(self, rig: KubeRayRig) -> None:
+        """KubeRay's report names the pod that it could not make."""
+        rig.world.quota = 1
+        rig.create(request("node_a"))
+        other = NodeRequest(
+            node_id="node_b", pool="gpu", resources={"GPU": 1.0}, offering="a100-spot/any/spot"
+        )
+        rig.create(other)
+        third = NodeRequest(
+            node_id="node_c", pool="gpu", resources={"GPU": 1.0}, offering="a100/any/on-demand"
+        )
+        rig.create(third)
+        rig.clock.passed_s = 31
+        refused = {node.node_id: node.refusal for node in rig.list()}
+        assert refused["node_a"] is refused["node_c"] is None
+        assert isinstance(refused["node_b"], QuotaExceeded)
+        assert refused["node_b"].closes == ("a100-spot/any/spot",)
+
+    @pytest.mark.parametrize("of_group", [False, True])
+    def test_what_is_suspended_is_said_and_refused_until_it_goes_on(
+        self, rig: KubeRayRig, of_group: bool
+    ) -> None:
+        rig.create(request("node_a"))
+        rig.list()
+
+        def set_suspended(value: bool) -> None:
+            spec = rig.group() if of_group else rig.world.cluster["spec"]
+            spec["suspend"] = value
+            rig.world.look()
+
+        set_suspended(True)
+        before = rig.patches()
+        node = only(rig.list())
+        assert not node.is_running
+        assert "is suspended" in str(node.message)
+        assert isinstance(node.refusal, InsufficientCapacity)
+        with pytest.raises(InsufficientCapacity, match="set suspend to false") as refused:
+            rig.create(request("node_b"))
+        assert refused.value.closes == (OFFERING,)
+        assert rig.patches() == before
+        rig.delete("node_a")
+        set_suspended(False)
+        rig.create(request("node_c"))
+        assert only(rig.list()).is_running
+        assert len(rig.world.pods) == 1
 
     def test_nodes_of_a_group_that_was_removed_are_dead_and_can_be_given_back(self, rig: KubeRayRig) -> None:
         rig.create(request())
@@ -303,7 +430,7 @@ class TestOtherWriters:
         assert answers == [None] * 12
         assert {node.node_id for node in rig.list()} == set(names)
         assert len(rig.world.pods) == 12
-        assert len(set(rig.names.told)) == 12
+        assert len(set(rig.names.known)) == 12
 
     def test_a_document_that_changed_is_read_again(self, rig: KubeRayRig) -> None:
         fault = rig.fault("patch", Effect.CHANGE_BEFORE, times=TRIES - 1)
@@ -623,13 +750,13 @@ class _Walk:
 def test_a_process_that_is_killed_between_two_writes_leaves_what_the_next_one_completes(
     rig: KubeRayRig,
 ) -> None:
-    """The claim is written and no pod was given; the pod is given and was not told; the pod is named and not gone."""
+    """The claim is written and no pod was given; the pod is given and was not named; the pod is named and not gone."""
     rig.create(request("node_a"))
     rig.another().list()
-    assert rig.names.told.keys() == {rig.pod_of("node_a")}
-    rig.names.told.clear()
+    assert rig.names.known.keys() == {rig.pod_of("node_a")}
+    rig.names.known.clear()
     rig.another().list()
-    assert rig.names.told.keys() == {rig.pod_of("node_a")}
+    assert rig.names.known.keys() == {rig.pod_of("node_a")}
     rig.world.operator_runs = False
     rig.delete("node_a")
     rig.world.operator_runs = True

@@ -154,7 +154,8 @@ def test_what_containers_start_is_there() -> None:
 
 def test_no_process_is_root_or_may_become_it() -> None:
     for name, one, pod in containers():
-        context = one["securityContext"]
+        context = dict(one["securityContext"])
+        assert context.pop("runAsUser", 1) > 0, name
         assert context == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -186,6 +187,43 @@ def test_the_database_is_shown_to_the_service_alone() -> None:
     for name, one, _ in containers():
         has = any(variable["name"] == "REMORA_DATABASE_URL" for variable in one.get("env", []))
         assert has is (name in ("remora-api/api", "remora-controller/controller")), name
+
+
+def test_the_node_beside_a_controller_is_another_user_and_shares_the_sockets_of_ray_alone() -> None:
+    """What runs on it with another user finds nothing: tests/integration/cluster/test_member_of_a_server.py."""
+    pod = named("Deployment", "remora-controller")["spec"]["template"]["spec"]
+    every = {one["name"]: one for one in (*pod["containers"], *pod["initContainers"])}
+    users = {
+        name: one["securityContext"].get("runAsUser", pod["securityContext"]["runAsUser"])
+        for name, one in every.items()
+    }
+    assert users["controller"] == users["secret"] != users["member"] == users["secret-of-member"]
+    assert all("runAsGroup" not in one["securityContext"] for one in every.values()), (
+        "they have a group together"
+    )
+    assert "--with-group" in every["member"]["args"]
+    shown = {name: {mount["name"] for mount in one["volumeMounts"]} for name, one in every.items()}
+    assert shown["controller"] & shown["member"] == {"ray", "shm"}
+    assert {"name": "ray", "mountPath": "/ray"} in every["member"]["volumeMounts"]
+    assert {"name": "TMPDIR", "value": "/ray"} in every["member"]["env"]
+    assert "envFrom" not in every["member"]
+
+
+def test_a_pod_is_alive_before_its_ray_has_begun_and_not_when_that_is_gone(tmp_path: Path) -> None:
+    for _, one, _ in containers():
+        if one["name"] != "ray-worker":
+            continue
+        command = [
+            word.replace("/run/remora", str(tmp_path)) for word in one["livenessProbe"]["exec"]["command"]
+        ]
+        file = tmp_path / "ray.pid"
+        file.unlink(missing_ok=True)
+        assert subprocess.run(command).returncode == 0
+        with subprocess.Popen(["sleep", "60"]) as ray:
+            file.write_text(str(ray.pid))
+            assert subprocess.run(command).returncode == 0
+            ray.kill()
+        assert subprocess.run(command, stderr=subprocess.DEVNULL).returncode != 0
 
 
 def test_jobs_reach_no_metadata_service() -> None:

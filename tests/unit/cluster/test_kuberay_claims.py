@@ -80,6 +80,21 @@ def test_pods_that_do_not_come_are_forgotten_only_when_it_is_time() -> None:
     assert late.replicas == 1
 
 
+@pytest.mark.parametrize("state", [PodState.LEAVING, PodState.ENDED])
+def test_pods_are_forgotten_only_down_to_those_that_are_there(state: PodState) -> None:
+    """KubeRay counts one that leaves and is not named, and would end any other one for it."""
+    decision = decide(
+        group(4), [pod("a"), pod("b", state)], [claim("x", "a"), claim("y")], forget_excess=True
+    )
+    assert (decision.replicas, decision.to_delete) == (3, ())
+
+
+def test_pods_that_kuberay_keeps_at_least_are_not_named() -> None:
+    kept = SeenGroup(name="g", index=0, replicas=3, most=99, least=2)
+    decision = decide(kept, [pod("a"), pod("b", at=1), pod("c", at=2)], [claim("x", "a")])
+    assert (decision.replicas, decision.to_delete) == (2, ("c",))
+
+
 def test_what_is_written_is_read_again() -> None:
     claims = {
         "n": Claim(

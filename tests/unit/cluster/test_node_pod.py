@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from pathlib import Path
 
 import pytest
 
-from cluster.node.pod import ask, main, start_of_pod
+from cluster.node.pod import UNUSABLE, ask, main, start_of_pod
 from cluster.provider import InvalidRequest, NodeRequest
+from cluster.ray.joining import RAY_SETTINGS
 from cluster.ray.membership import MembershipUnknown, RayMembership
 from cluster.ray.pod_names import MOST_BYTES, RayPodNames, read
 
@@ -72,7 +75,7 @@ def test_what_no_controller_wrote_makes_no_node(text: bytes) -> None:
 def test_it_asks_until_the_head_knows() -> None:
     answers = iter([ConnectionError("away\nfor now"), None, NODE])
 
-    def told() -> NodeRequest | None:
+    def look() -> NodeRequest | None:
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
@@ -83,13 +86,13 @@ def test_it_asks_until_the_head_knows() -> None:
             assert timeout is not None
             return False
 
-    assert ask(told, Patient()) == NODE
+    assert ask(look, Patient()) == NODE
     stopped = threading.Event()
     stopped.set()
-    assert ask(told, stopped) is None
+    assert ask(look, stopped) is None
 
 
-def test_it_joins_with_what_it_was_told() -> None:
+def test_it_joins_with_what_the_head_says() -> None:
     start = start_of_pod(NODE, VARIABLES)
     assert "--address=head:6379" in start.ray
     assert "--node-ip-address=10.1.0.7" in start.ray
@@ -108,3 +111,24 @@ def test_a_variable_that_is_missing_is_named(
         monkeypatch.delenv(name, raising=False)
     assert main() == 2
     assert "REMORA_HEAD is not set" in caplog.text
+
+
+def test_what_a_killed_container_left_is_not_taken_for_this_ones_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes of the pod read the file."""
+
+    def refuse(*_: str) -> NodeRequest | None:
+        assert not (tmp_path / "ray.pid").exists()
+        raise InvalidRequest("it is none")
+
+    for name, value in {**VARIABLES, **RAY_SETTINGS, "RUNTIME_DIRECTORY": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("cluster.ray.pod_names.named_node", refuse)
+    (tmp_path / "ray.pid").write_text("1")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main() == UNUSABLE
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -20,6 +20,7 @@ from remora.isolation import Isolation
 from tests.unit.trainers.test_child import OUTLIVERS, WAIT_FOR_PID
 from tests.unit.trainers.test_umask_of_nodes import GroupHarness
 from trainers.isolation.confined import confined_job
+from trainers.isolation.mounts import Shown
 from trainers.processes.fork_server_client import ForkServer
 
 #: A key of System V objects that nothing else here has.
@@ -64,6 +65,11 @@ status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").r
 for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"):
     tries(f"it has rights: {name}", lambda: int(status[name], 16) != 0)
 tries("it may get rights", lambda: status["NoNewPrivs"].strip() != "1")
+resumed = pathlib.Path("../resume/state")
+assert resumed.read_text() == "stored"
+tries("it writes to the checkpoint that it resumes", lambda: resumed.open("a").close())
+tries("it changes the rights of that", lambda: resumed.chmod(0o777))
+tries("it replaces that", lambda: resumed.parent.rename("../other"))
 if os.fork() == 0:
     # A user namespace is not left again.
     if libc.unshare(0x10000000 | 0x20000) == 0:
@@ -86,6 +92,14 @@ def subprocess_runs():
     import subprocess
     return subprocess.run(["id", "-u"], capture_output=True, text=True).stdout.strip() == str(os.getuid())
 """
+
+
+class ResumingHarness(GroupHarness):
+    """Its commands resume from a checkpoint in the folder of their group."""
+
+    def _shown(self) -> list[Shown]:
+        resume = self.folder.parent / "resume"
+        return [*super()._shown(), Shown(source=resume, target=resume)]
 
 
 def main(home: Path, asked: Isolation) -> dict[str, object]:
@@ -117,12 +131,16 @@ def main(home: Path, asked: Isolation) -> dict[str, object]:
 def _run(home: Path, way: str, asked: Isolation, hints: dict[str, object]) -> dict[str, object]:
     work = home / way
     folder, temporary = work / "folder", work / "temporary"
-    for path in (work, folder, temporary):
+    for path in (work, folder, temporary, work / "resume"):
         path.mkdir()
+    # As a storage on the same disk gives it.
+    stored = home / f"stored-{way}"
+    stored.write_text("stored")
+    os.link(stored, work / "resume" / "state")
     server = ForkServer(work / "server", os.getpid(), []) if way == "forked" else None
     with confined_job(asked, way, work, temporary) as job:
         assert job is not None
-        harness = GroupHarness(folder, server, 0, job)
+        harness = ResumingHarness(folder, server, 0, job)
         variables = {"HINTS": json.dumps(hints), "HOME": str(job.home)}
         status = harness.python(textwrap.dedent(f"import os\n{_RUNS}{_HOSTILE}"), **variables).wait()
         code = "print('SHARED', [open(p + '/own').read() for p in ('/tmp', '/var/tmp', '/dev/shm', '.')])"

@@ -11,10 +11,10 @@ import pytest
 from remora.isolation import IsolationImpossible, UidRange
 from remora.machine_isolation import offered
 from tests.job_uids import own_uids
-from trainers.isolation import users
+from trainers.isolation import node_view, users
 from trainers.isolation.kernel_objects import objects_of, remove_objects
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
-from trainers.isolation.node_view import device_groups, named_environment
+from trainers.isolation.node_view import device_groups
 from trainers.isolation.users import job_user, processes_of, sweep_users
 from trainers.isolation.variables import machine_variables
 
@@ -83,34 +83,49 @@ def test_parents_come_before_what_lies_in_them() -> None:
     assert all(above not in places[at:] for at, place in enumerate(places) for above in place.parents)
 
 
-def program_in(folder: Path) -> str:
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").write_text("#!/bin/sh\n")
-    (folder / "bin" / "python").chmod(0o755)
-    return str(folder / "bin" / "python")
+def test_where_rights_keep_nothing_what_may_only_be_read_is_mounted_in_what_may_be_written_to() -> None:
+    shown = [here("/jobs/group", writable=True), here("/jobs/group/resume")]
+    steps = mount_steps(shown, [Path("/jobs")], lambda _: False, rest_is_read_only=True)
+    assert [(str(one.target), one.is_read_only) for one in steps if one.source] == [
+        ("/jobs/group", False),
+        ("/jobs/group/resume", True),
+    ]
 
 
-def test_an_environment_that_a_command_names_by_its_path_is_shown_with_what_it_is_based_on(
-    tmp_path: Path,
-) -> None:
-    own, conda, plain = (program_in(tmp_path / name) for name in ("own", "conda", "plain"))
-    (tmp_path / "own" / "pyvenv.cfg").write_text("home = /opt/python/bin\nversion = 3.12\n")
-    (tmp_path / "conda" / "conda-meta").mkdir()
-    assert [one.source for one in named_environment(own)] == [tmp_path / "own", Path("/opt/python")]
-    assert [one.source for one in named_environment(conda)] == [tmp_path / "conda"]
-    for program in (plain, "python", "own/bin/python", str(tmp_path / "own" / "bin" / "none")):
-        assert named_environment(program) == []
+def test_what_is_hidden_in_a_shown_folder_is_covered_although_that_lies_below_another_cover() -> None:
+    assert [str(one.target) for one in steps_of(here("/closed/python"), hidden=("/closed/python/own",))] == [
+        "/closed",
+        "/closed/python",
+        "/closed/python/own",
+    ]
 
 
-def test_the_home_of_the_nodes_user_is_not_shown_by_a_command_that_names_it(
+def test_the_folders_of_the_platform_are_covered_wherever_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "users" / "node"
-    program = program_in(home)
-    monkeypatch.setenv("HOME", str(home))
-    for above in (home, tmp_path / "users", tmp_path):
-        (home / "pyvenv.cfg").write_text(f"home = {above}/bin\n")
-        assert named_environment(program) == []
+    """As below /opt, of which commands see all the rest."""
+    monkeypatch.setattr(node_view, "SYSTEM", node_view.SYSTEM | {tmp_path.parts[1]})
+    places = [tmp_path / name for name in ("home", "remora", "work", "token")]
+    for place in places:
+        place.mkdir()
+    home, remora, work, token = map(str, places)
+    named = {
+        "HOME": home,
+        "REMORA_HOME": remora,
+        "REMORA_WORK_DIR": work,
+        "RAY_AUTH_TOKEN_PATH": f"{token}/t",
+    }
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    covered = {one.target for one in node_view.steps_for_namespaces([]) if one.source is None}
+    assert covered >= set(places)
+
+
+def test_a_token_in_a_folder_of_the_system_is_covered_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/etc/passwd")
+    steps = node_view.steps_for_namespaces([])
+    assert [one.source for one in steps if one.target == Path("/etc/passwd")] == [Path("/dev/null")]
+    assert all(one.target != Path("/etc") for one in steps)
 
 
 @pytest.mark.parametrize(

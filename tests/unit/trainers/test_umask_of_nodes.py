@@ -20,8 +20,11 @@ class GroupHarness(ChildHarness):
     """Starts commands in a folder of the job's user, in the folder of a group of workers."""
 
     def _confinement(self, job: ConfinedJob) -> Confinement:
+        return job.on_node(self._shown(), None)
+
+    def _shown(self) -> list[Shown]:
         group = self.folder.parent
-        return job.on_node([Shown(source=group, target=group, is_read_only=False)], None)
+        return [Shown(source=group, target=group, is_read_only=False)]
 
 
 @pytest.fixture
