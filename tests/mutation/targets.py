@@ -57,6 +57,11 @@ TARGETS = (
         _all("tests/unit/cluster/test_azure_", "error_codes quota body catalogue prices allowance domain"),
     ),
     Target(
+        "kuberay",
+        _all("cluster/kuberay/", "claims documents nodes settings"),
+        ("tests/unit/cluster/test_kuberay_claims.py",),
+    ),
+    Target(
         "nodes",
         _all(
             "cluster/",

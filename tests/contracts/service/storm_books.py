@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cluster.scheduling.view import ENDED
+from remora.clusters import DEFAULT_CLUSTER
 from remora.states import JobState, NodeState
 from remora.views import Event, NodeEvent
 from service.queue.rows import JobRow, NodeRow
@@ -100,7 +102,7 @@ class Books:
         for name, (used, limit) in storm.rig.cloud.usages().items():
             assert used <= limit, f"more of the quota {name} than there is"
         parts: defaultdict[str, float] = defaultdict(float)
-        for use in storm.database.query(ledger.open_uses):
+        for use in storm.database.query(partial(ledger.open_uses, cluster=DEFAULT_CLUSTER)):
             parts[use.node_id] += use.part
         assert all(part <= 1.0 + 1e-9 for part in parts.values()), "a node is paid for twice"
         assert storm.cost - storm.excused <= storm.usd, "more is spent than there is"
