@@ -90,6 +90,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_checkpoint_lists.py",
             f"{CONTRACTS}/test_clocks_that_jump.py",
             f"{CONTRACTS}/test_clones.py",
+            f"{CONTRACTS}/test_clusters_that_buy.py",
             f"{CONTRACTS}/test_drills.py",
             f"{CONTRACTS}/test_fabric_on_azure.py",
             f"{CONTRACTS}/test_hostile_submitter.py",

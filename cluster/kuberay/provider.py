@@ -163,7 +163,13 @@ class KubeRayProvider:
                 return _Look(cluster, {}, claims)
             pods = {pod.name: pod for pod in map(read_pod, self._api.pods())}
             if joining is not None:
-                self._check_group(cluster, pods, joining.group)
+                try:
+                    self._check_group(cluster, pods, joining.group)
+                except InvalidRequest:
+                    # Another controller may have begun between the two questions: the pods are ours then.
+                    if read_cluster(self._api.cluster()).version == cluster.version:
+                        raise
+                    continue
             decisions = self._decide(cluster, pods, claims, joining, leaving)
             after = _together(claims, decisions, leaving)
             news = {name: one for name, one in decisions.items() if one.is_news}

@@ -130,7 +130,11 @@ class Driver:
     def _signal(worker: Worker, number: int) -> None:
         """To the worker and the loader processes that it started."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.process.pid, number)
+            try:
+                os.killpg(worker.process.pid, number)
+            except ProcessLookupError:
+                # It was just started, and leads no group yet.
+                os.kill(worker.process.pid, number)
 
     # --- groups -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import torch
 
 from remora.torch.layout import Writer, share_of, write
 from remora.torch.state import LoopState, Progress, read
-from trainers.checkpoints.catalog import Catalog
+from trainers.checkpoints.catalog import Catalog, CheckpointDamaged, Damage
 from trainers.checkpoints.manifest import Manifest
 from trainers.confined_folders import ConfinedFolder
 from trainers.storage import Storage
@@ -44,6 +44,17 @@ class Job:
         )  # fmt: skip
         return Path(self.catalog.commit(manifest))
 
+    def fetched(self, target: Path) -> tuple[Path, list[Damage]]:
+        """The newest one that can be used, as workers get it, and those that were passed over."""
+        while True:
+            manifest, damages = self.catalog.newest()
+            assert manifest is not None
+            try:
+                return self.catalog.fetch(manifest, target / manifest.folder), damages
+            except CheckpointDamaged as error:
+                is_damaged = self.catalog.refuse_if_damaged(error.folder, error.file)
+            assert is_damaged
+
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
@@ -65,11 +76,10 @@ def test_the_one_before_is_taken_when_any_part_is_damaged(
     newest = job.save(20)
     part = newest / Writer(rank, RANKS).file
     damage(part)
-    manifest, damages = job.catalog.newest()
-    assert manifest is not None
-    assert (manifest.step, [one.step for one in damages]) == (10, [20])
+    folder, damages = job.fetched(tmp_path / "fetched")
+    assert [one.step for one in damages] == [20]
     assert part.name in damages[0].why
-    state = read(job.catalog.fetch(manifest, tmp_path / "fetched"))
+    state = read(folder)
     assert state["progress"][0] == 10
     assert all((weight == 10).all() for weight in state["parts"]["model"].values())
 
