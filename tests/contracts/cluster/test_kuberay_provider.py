@@ -432,6 +432,23 @@ class TestOtherWriters:
         assert len(rig.world.pods) == 12
         assert len(set(rig.names.known)) == 12
 
+    def test_pods_that_another_controller_has_just_asked_for_are_ours(
+        self, rig: KubeRayRig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It began when this one had read the RayCluster, and had not asked for the pods yet."""
+        other, pods = rig.another(), rig.kuberay._api.pods
+        asked: list[str] = []
+
+        def late() -> Any:
+            if not asked:
+                asked.append("node_b")
+                other.create(request("node_b"))
+            return pods()
+
+        monkeypatch.setattr(rig.kuberay._api, "pods", late)
+        rig.create(request("node_a"))
+        assert {node.node_id for node in rig.list()} == {"node_a", "node_b"}
+
     def test_a_document_that_changed_is_read_again(self, rig: KubeRayRig) -> None:
         fault = rig.fault("patch", Effect.CHANGE_BEFORE, times=TRIES - 1)
         rig.create(request())

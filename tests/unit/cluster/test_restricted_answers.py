@@ -92,7 +92,7 @@ def built(what: bytes, state: bytes) -> bytes:
     return what + state + b"b."
 
 
-#: What is there once in a process, whoever asks for it, as a pickle puts it onto its stack.
+#: What is there once in a process for all that ask for it, as a pickle puts it onto its stack.
 SHARED = {
     "a class": b"ctrainers.plan\nRecord\n",
     "a class of the standard library": b"ccollections\nCounter\n",

@@ -68,6 +68,20 @@ def test_one_worker_that_computes_wrongly_is_found_wherever_it_is(
         assert (verdict.wrong, verdict.undecided) == (set(), {0, 1})
 
 
+@given(st.integers(2, 6))
+def test_what_several_workers_find_otherwise_the_second_time_is_no_machines_fault(world: int) -> None:
+    """As of a dataset that has other bits with the threads of a loader than with those of the script."""
+    checks = checks_of(5, 1, world, list(range(world)))
+    of_loader = 10_000
+    firsts = [
+        [checks.shards[rank] + of_loader, checks.shards[checks.checked_by(rank)]] for rank in range(world)
+    ]
+    doubts = doubted(checks, firsts)
+    seconds = [[checks.shards[one] for one in doubts] for _ in range(world)]
+    verdict = judge_all(checks, doubts, firsts, seconds)
+    assert (verdict.wrong, verdict.undecided) == (set(), set(doubts))
+
+
 @given(nodes)
 def test_another_machine_checks_where_there_is_one(nodes: list[int]) -> None:
     checks = checks_of(5, 1, 12, nodes)
