@@ -17,11 +17,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-# Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
-# The slowest ones are listed at the end: what is one of many there belongs to `make soak`.
-LANES := -q -n 3 --dist loadscope --no-loadscope-reorder --maxfail=5 --durations=40 --durations-min=3
-
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -71,18 +67,18 @@ demo-server: setup
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
 
-# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git, podman, Node.js with npm.  Where they cannot be installed, it reports what is left
+# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git, podman, Node.js with npm, Chromium, Prometheus.  Where they cannot be installed, it reports what is left
 # out; with CI set that fails.
 test-tools:
-	deploy/install-tools --or-warn initdb mpirun ip cc git podman node fusermount3
+	deploy/install-tools --or-warn initdb mpirun ip cc git podman node fusermount3 chromium prometheus
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
-test: test-tools setup deepspeed transformers schemathesis azurite
-	$(BIN)/python -m pytest $(LANES) -m "not slow and not soak"
-	$(BIN)/python -m pytest $(LANES) -m "slow and not soak"
+test: test-tools setup deepspeed transformers schemathesis browser azurite
+	$(BIN)/python -m tests.run_lane fast
+	$(BIN)/python -m tests.run_lane slow
 
 test-fast: test-tools setup azurite
-	$(BIN)/python -m pytest $(LANES) -m "not slow and not soak"
+	$(BIN)/python -m tests.run_lane fast
 
 # What needs neither PyTorch nor Ray, under other versions of Python; each has an environment of its own.
 test-pythons: test-tools
@@ -127,6 +123,15 @@ schemathesis: .venv-schemathesis/.installed
 	deploy/make-venv "$(PYTHON)" .venv-schemathesis
 	.venv-schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/schemathesis.txt
+	touch $@
+
+# Playwright drives Debian's Chromium, and axe-core judges the page, for tests/browser.
+browser: .venv-browser/.installed
+
+.venv-browser/.installed: requirements/browser.txt deploy/make-venv | test-tools
+	deploy/make-venv "$(PYTHON)" .venv-browser
+	.venv-browser/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    -r requirements/browser.txt
 	touch $@
 
 # kubernetes-validate knows the schemas of Kubernetes, and cel-python its rules, for the tests of deploy/kubernetes.
@@ -261,4 +266,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-browser .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

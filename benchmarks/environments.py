@@ -4,7 +4,7 @@
 packages; PyTorch is the node's) and runs the same script, which imports PyTorch and reports one step.  *Cold* is with
 nothing on the machine, *warm* with what the run before has left; *by hand* is `uv venv`, `uv pip install` and `python`,
 *Ray* a task with `runtime_env={"uv": [...]}`, and *none* a job of ours without an environment.  *Behind walls* are the
-two warm ones where jobs are kept apart: no interpreter with packages of a job is kept ready there.
+two warm ones where jobs are kept apart: there commands with an environment are forked from the node's interpreter.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def scrape_ms(count: int) -> float:
             took = []
             for _ in range(TICKS):
                 began = time.process_time()
-                database.query(totals)
+                database.query(lambda connection: totals(connection, 1000.0))
                 took.append(1000.0 * (time.process_time() - began))
         finally:
             database.close()

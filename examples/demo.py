@@ -100,6 +100,8 @@ def main() -> int:
     try:
         with embedded_service(home, console) as server, Client(server) as client:
             result = run(client, example, home, console)
+            (job,) = client.jobs()
+            show_page(console, f"{server}/#/jobs/{job.id}")
         left = processes_of(home)
         check(not left, f"processes were left behind: {left}")
     except (DemoFailed, RemoraError) as error:
@@ -107,6 +109,16 @@ def main() -> int:
         return 1
     print(json.dumps(result))
     return 0
+
+
+def show_page(console: Console, address: str) -> None:
+    """Say where the job's page is; with KEEP=1 in the environment it stays until Ctrl-C."""
+    stays = bool(os.environ.get("KEEP"))
+    note = "it stays until you press Ctrl-C" if stays else "KEEP=1 make demo keeps it open"
+    console.print(f"page            {address} ({note})", soft_wrap=True, highlight=False)
+    if stays:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 @contextlib.contextmanager

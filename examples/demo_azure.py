@@ -50,6 +50,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "examples/azure"
 SIZE = "Standard_D4s_v5"
 WORKERS = 3
+#: Seconds in the life of a machine that the controller may see late.
+UNSEEN_S = 5.0
 #: Steps after which the cloud takes a machine back.
 NOTICE_AT = 10
 
@@ -137,9 +139,14 @@ class Cloud:
         self._http.post(f"/control/machines/{name}/notice").raise_for_status()
 
     def state(self) -> dict[str, Any]:
-        """Its books."""
+        """What there is."""
         answer: dict[str, Any] = self._http.get("/control/state").raise_for_status().json()
         return answer
+
+    def books(self) -> list[dict[str, Any]]:
+        """What it bills for each machine that there was."""
+        found: list[dict[str, Any]] = self._http.get("/control/books").raise_for_status().json()["machines"]
+        return found
 
     def resources(self) -> int:
         """Machines, network interfaces and disks that exist."""
@@ -190,6 +197,7 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
 
 def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang) -> dict[str, Any]:
     """Submit the job, let the cloud have too little and take some back, and check what it cost."""
+    began_at = time.time()
     cloud.has_room("1", WORKERS - 1)
     cloud.has_room("2", 0)
     policy = client.policy()
@@ -219,9 +227,11 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang)
         "foreign_wait_s": foreign["waited_s"],
         "azure_resources_left": cloud.resources(),
         "ledger": ledger(nodes),
+        "accounts": accounts(client, cloud, began_at),
         "world_sizes": timeline.sizes,
         "gcs_core_share": round(gcs.share(), 3),
     }
+    print_accounts(console, result["accounts"])
     verify(result, timeline)
     return result
 
@@ -280,6 +290,29 @@ def ledger(nodes: list[Node]) -> dict[str, dict[str, float]]:
     return lines
 
 
+def accounts(client: Client, cloud: Cloud, began_at: float) -> dict[str, Any]:
+    """USD by cause as the service accounts for them, their sum, and what the cloud's books say."""
+    found = client.costs(by=["cause"], since=began_at)
+    books = cloud.books()
+    return {
+        "usd_by_cause": {line.of["cause"]: line.cost for line in found.lines},
+        "usd": found.cost,
+        "billed_usd": round(sum(one["cost"] for one in books), 6),
+        # What machines cost in the seconds between what happens to them and the controller's look at them.
+        "unseen_usd": round(sum(one["price_per_hour"] for one in books) * UNSEEN_S / 3600.0, 6),
+        "sentence": found.sentence,
+    }
+
+
+def print_accounts(console: Console, found: dict[str, Any]) -> None:
+    table = Table("cause", "USD", title=f"Accounts; the cloud's books say {found['billed_usd']:.6f} USD")
+    for cause, usd in found["usd_by_cause"].items():
+        table.add_row(cause.replace("_", " "), f"{usd:.6f}")
+    table.add_row("total", f"{found['usd']:.6f}")
+    console.print(table)
+    console.print(found["sentence"])
+
+
 def print_timeline(console: Console, job: Job, timeline: Timeline, nodes: list[Node]) -> None:
     start = timeline.events[0].at
     rows = [(event.at, event.kind, event.message) for event in timeline.events if is_worth_showing(event)]
@@ -307,6 +340,12 @@ def verify(result: dict[str, Any], timeline: Timeline) -> None:
         group.data["world_size"] for group in timeline.groups if group.at >= (timeline.noticed_at or 0.0)
     ]
     check(result["preemptions"] == 1, "no machine was taken back")
+    money = result["accounts"]
+    off = abs(money["usd"] - money["billed_usd"])
+    check(
+        off <= 0.005 * money["billed_usd"] + money["unseen_usd"],
+        f"accounts of {money['usd']:.6f} USD are no bill of {money['billed_usd']:.6f} USD",
+    )
     check(result["repeated_steps"] == 0, f"{result['repeated_steps']} steps were repeated")
     check(result["spot_nodes"] == WORKERS - 1, f"{result['spot_nodes']} spot machines were used")
     check(result["on_demand_nodes"] > 0, "on-demand did not stand in for spot")

@@ -315,6 +315,79 @@ class ClusterLedger(View):
     cost: float
 
 
+class CostLine(View):
+    """What was paid for one combination of what was asked for."""
+
+    #: The value of each name that was asked for: `job`, `project`, `pool`, `capacity_type`, `cause` or `hour`; empty
+    #: where there is none, as the job of a node that no job pays for.
+    of: dict[str, str]
+    #: Seconds of whole nodes, and of GPUs; whole milliseconds.
+    node_s: float
+    gpu_s: float
+    #: USD, in whole millionths.
+    cost: float
+
+
+class CostReport(View):
+    """What nodes were paid for: every second of every node is in exactly one line, and the lines sum to the total."""
+
+    #: Seconds since 1970.
+    since: float
+    until: float
+    by: list[str]
+    #: One page of them, in the order of their values.
+    lines: list[CostLine]
+    #: Of all pages.
+    node_s: float
+    gpu_s: float
+    #: USD.
+    cost: float
+    #: The largest cost, and what would have saved some of it, in one sentence.
+    sentence: str
+    next_cursor: str | None = None
+
+
+class GoodputLoss(View):
+    """What one cause other than training cost."""
+
+    cause: str
+    node_s: float
+    gpu_s: float
+    #: USD.
+    cost: float
+    #: The part of it that would have been saved, in USD and in seconds of whole nodes, and by what.
+    saved_cost: float
+    saved_node_s: float
+    by: str
+
+
+class GoodputReport(View):
+    """Which part of paid time trained, of one job, of some projects or of all; each figure from 0 to 1."""
+
+    #: None: of all jobs of the projects.
+    job_id: str | None = None
+    since: float
+    until: float
+    #: The part of the time in which all that is needed was there; of several jobs, the part of paid time that jobs
+    #: held.
+    scheduling: float | None = None
+    #: The part of held time that made new steps.
+    runtime: float | None = None
+    #: The mean rate of steps beside the best that the job sustained; None: too few steps are known, or several jobs.
+    program: float | None = None
+    #: The product of those that are known.
+    goodput: float | None = None
+    trained_node_s: float
+    node_s: float
+    gpu_s: float
+    #: USD.
+    cost: float
+    #: The dearest first.
+    losses: list[GoodputLoss]
+    #: In one sentence.
+    sentence: str
+
+
 class OutputFile(View):
     """One file that a job's script left in its outputs folder."""
 
@@ -345,6 +418,21 @@ class ModelVersion(View):
     files: list[OutputFile] = Field(default_factory=list)
 
 
+class NodePreflight(View):
+    """What a node was found to be before it got work."""
+
+    #: Name of its GPUs; `cpu` where it has none.
+    device: str | None = None
+    gpus: int = 0
+    #: Of one GPU; of the machine where it has none.
+    memory_bytes: int | None = None
+    #: Seconds of a product of two matrices with 512 rows and columns.
+    product_s: float | None = None
+    #: The node with which a sum over both was measured, and MB (10^6 bytes) per second of it.
+    neighbour: str | None = None
+    mb_per_s: float | None = None
+
+
 class Node(View):
     """One machine of the cluster."""
 
@@ -365,6 +453,8 @@ class Node(View):
     #: What the newest plan does not do with it and why, and since when; None: it has no plans for it.
     reason: str | None = None
     reason_since: float | None = None
+    #: What was measured before it got work; None: nothing was.
+    preflight: NodePreflight | None = None
     created_at: float
     ready_at: float | None = None
     ended_at: float | None = None

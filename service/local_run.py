@@ -49,7 +49,7 @@ from trainers.supervisor.supervisor import Supervisor
 from trainers.worker_identity import WorkerIdentity
 
 
-class Printed:
+class LocalDriver:
     """Takes what a supervisor sends to its driver: prints it, and ends the command after some steps."""
 
     def __init__(self, steps: int, say: Callable[[str], None]) -> None:
@@ -205,7 +205,7 @@ def _prepare(plan: AttemptPlan, home: Path, in_use: ExitStack) -> BuiltEnvironme
 
 
 def _run(plan: AttemptPlan, steps: int) -> int:
-    printed = Printed(steps, lambda text: print(f"remora: {text}", flush=True))
+    driver = LocalDriver(steps, lambda text: print(f"remora: {text}", flush=True))
     supervisor = Supervisor(
         Assignment(
             plan=plan,
@@ -215,9 +215,9 @@ def _run(plan: AttemptPlan, steps: int) -> int:
             slot=0,
             secrets=_secrets(plan, os.environ),
         ),
-        printed,
+        driver,
     )
-    printed.instruct = supervisor.instruct
+    driver.instruct = supervisor.instruct
     try:
         supervisor.run()
     except (ChildFailed, PlannedStop):
@@ -225,7 +225,7 @@ def _run(plan: AttemptPlan, steps: int) -> int:
     except KeyboardInterrupt:
         supervisor.instruct({"type": "stop", "at_once": True})
         raise
-    return _verdict(printed.end, printed.step)
+    return _verdict(driver.end, driver.step)
 
 
 def _secrets(plan: AttemptPlan, variables: Mapping[str, str]) -> dict[str, str]:

@@ -143,6 +143,12 @@ class Settings(BaseSettings):
     node_cpus: int = Field(default=1, ge=1, le=1024)
     #: GPUs that each local node announces to Ray.
     node_gpus: int = Field(default=0, ge=0, le=64)
+    #: Nodes are measured before they get work; empty: they are where each is another machine that was bought for it.
+    preflight: Literal["", "on", "off"] = ""
+    #: Seconds within which a node has to have been measured.
+    preflight_s: float = Field(default=180.0, gt=0)
+    #: MB per second that a node and two neighbours have to exchange at least; 0: it is only recorded.
+    preflight_mb_per_s: float = Field(default=0.0, ge=0)
     #: Seconds a controller's lease lasts without being renewed.
     lease_s: float = Field(default=5.0, gt=0)
     #: Seconds between two ticks of the controller.
@@ -244,6 +250,11 @@ class Settings(BaseSettings):
     def encrypts_ray(self) -> bool:
         """Whether a head that starts now, and all that joins it, speak TLS with each other."""
         return self.ray_tls == "on" or (not self.ray_tls and self.cloud == "azure")
+
+    @property
+    def measures_nodes(self) -> bool:
+        """Whether nodes are measured before they get work."""
+        return self.preflight == "on" or (not self.preflight and self.cloud in ("azure", "kuberay"))
 
     @property
     def storage(self) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
+from trainers.preflight.answers import LinkAnswer, OwnAnswer
+from trainers.preflight.product import DIGEST
 from trainers.secret_values import values_of
 
 
@@ -89,6 +92,8 @@ class FakeDriver:
     heard: list[dict[str, str]] = field(default_factory=list)
     #: The orders by which its sizes changed.
     orders: list[float] = field(default_factory=list)
+    #: The requests for stacks that it knows of.
+    stacks_requested: list[float] = field(default_factory=list)
     #: The values of the secrets that it was sent.
     secrets: dict[str, str] = field(default_factory=dict)
 
@@ -120,6 +125,7 @@ class FakeLauncher:
         self.loses_stops = False
         #: True: drivers do not take other sizes.
         self.loses_sizes = False
+        self.loses_stacks = False
         #: True: drivers that have their plan do not say so.
         self.is_mute = False
 
@@ -181,6 +187,13 @@ class FakeLauncher:
             return False
         driver.plan = replace(driver.plan, sizes=sizes)
         driver.orders.append(order)
+        return True
+
+    def request_stacks(self, attempt_id: str, order: float) -> bool:
+        self._maybe_fail("request_stacks")
+        if self.loses_stacks:
+            return False
+        self.drivers[attempt_id].stacks_requested.append(order)
         return True
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
@@ -349,6 +362,80 @@ class FakeCluster:
         }
 
 
+SOUND = {
+    "device": "cpu",
+    "gpus": 0,
+    "memory_bytes": 16 * 10**9,
+    "digests": [[DIGEST]],
+    "product_s": 0.001,
+    "bad_memory": [],
+    "hip": None,
+    "problem": None,
+}
+
+
+class FakePreflights:
+    """Nodes that measure themselves and each other as the test says."""
+
+    def __init__(self) -> None:
+        #: What nodes find out about themselves, beyond `SOUND`, by node id; None: they do not answer.
+        self.findings: dict[str, dict[str, Any] | None] = {}
+        #: Why the next measurements of nodes end without an answer, by node id.
+        self.errors: dict[str, list[str]] = {}
+        #: Nodes whose Remora is of a release that has no preflight.
+        self.old: set[str] = set()
+        #: MB per second of nodes; a link has that of its slower end, None where it cannot be measured.
+        self.speeds: dict[str, float | None] = {}
+        #: Nodes that Ray does not know, so that no link of theirs is begun.
+        self.unknown: set[str] = set()
+        #: Pairs do not answer yet.
+        self.holds_links = False
+        #: Nodes that were asked, and pairs, in order.
+        self.asked: list[str] = []
+        self.linked: list[tuple[str, str]] = []
+        self._own: list[str] = []
+        self._links: list[tuple[str, str]] = []
+
+    def measure(self, node_ids: Collection[str], limit_s: float) -> None:
+        assert limit_s > 0
+        new = [one for one in node_ids if one not in self._own]
+        self.asked += new
+        self._own += new
+
+    def link(self, backends: Mapping[tuple[str, str], str], limit_s: float) -> list[tuple[str, str]]:
+        assert set(backends.values()) <= {"gloo", "nccl"}
+        assert limit_s > 0
+        new = [one for one in backends if one not in self._links and self.unknown.isdisjoint(one)]
+        self.linked += new
+        self._links += new
+        return [one for one in backends if one in self._links]
+
+    def answers(self) -> list[OwnAnswer | LinkAnswer]:
+        found: list[OwnAnswer | LinkAnswer] = []
+        for node_id in [one for one in self._own if self.findings.get(one, {}) is not None]:
+            self._own.remove(node_id)
+            if node_id in self.old:
+                found.append(OwnAnswer(node_id, None, "its Remora is old", lacks_preflight=True))
+            elif self.errors.get(node_id):
+                found.append(OwnAnswer(node_id, None, self.errors[node_id].pop(0)))
+            else:
+                said = SOUND | (self.findings.get(node_id) or {})
+                found.append(OwnAnswer(node_id, json.dumps(said), None))
+        if self.holds_links:
+            return found
+        for pair in self._links:
+            speeds = [self.speeds.get(node_id, 1000.0) for node_id in pair]
+            known = [speed for speed in speeds if speed is not None]
+            is_known = len(known) == 2
+            found.append(LinkAnswer(pair, min(known) if is_known else None, None if is_known else "no route"))
+        self._links.clear()
+        return found
+
+    def keep_only(self, node_ids: Collection[str]) -> None:
+        self._own = [one for one in self._own if one in node_ids]
+        self._links = [one for one in self._links if set(one) & set(node_ids)]
+
+
 class FakeRayPrograms:
     """What Ray programs ask for and hold, as the test says."""
 
@@ -387,6 +474,7 @@ class World:
         self.cluster = FakeCluster()
         self.supply = FakeSupply(local_offerings(settings))
         self.ray_programs = FakeRayPrograms()
+        self.preflights = FakePreflights()
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
         #: Seconds between two observations of the cloud.
@@ -423,6 +511,7 @@ class World:
             drains=self.cluster,
             follows_policies=self.buys,
             ray_programs=self.ray_programs,
+            preflights=self.preflights,
             observation_interval_s=lambda: self.observation_interval_s,
         )
 

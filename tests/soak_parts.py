@@ -73,7 +73,7 @@ PARTS: Mapping[str, Part] = {
         ("cluster/azure", "tests/contracts/cluster/azure_rig.py"),
     ),
     "cloud-storms": Part(
-        ("tests/contracts/service/test_azure_chaos.py",),
+        ("tests/contracts/service/test_azure_chaos.py", "tests/contracts/service/test_bill_of_a_day.py"),
         (
             "cluster/azure",
             "cluster/policies",
@@ -96,13 +96,16 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_hostile_submitter.py",
             f"{CONTRACTS}/test_identities.py",
             f"{CONTRACTS}/test_labels_and_deletion.py",
+            f"{CONTRACTS}/test_metrics_of_nodes.py",
             f"{CONTRACTS}/test_migration_of_identities.py",
             f"{CONTRACTS}/test_nodes_that_compute_wrongly.py",
             f"{CONTRACTS}/test_owners_pauses.py",
             f"{CONTRACTS}/test_paused_jobs.py",
             f"{CONTRACTS}/test_policies_api.py",
+            f"{CONTRACTS}/test_preflights.py",
             f"{CONTRACTS}/test_preparations.py",
             f"{CONTRACTS}/test_reasons_shown.py",
+            f"{CONTRACTS}/test_requested_stacks.py",
             f"{CONTRACTS}/test_resized_jobs.py",
             f"{CONTRACTS}/test_retry_rules.py",
             f"{CONTRACTS}/test_rights_of_schedules.py",
@@ -132,6 +135,25 @@ PARTS: Mapping[str, Part] = {
     "description": Part(
         (f"{CONTRACTS}/test_api_description.py",),
         ("remora/views.py", "service/api", "service/identities", "requirements/schemathesis.txt"),
+    ),
+    "constructs": Part(
+        ("tests/golden/test_constructs.py",),
+        (
+            "remora/torch",
+            "tests/golden/constructs.py",
+            "tests/golden/constructs_of_models.py",
+            "tests/golden/sampler_constructs.py",
+        ),
+    ),
+    "preflights": Part(
+        ("tests/integration/cluster/test_preflights_on_nodes.py",),
+        (
+            "trainers/preflight",
+            "trainers/network_interface.py",
+            "service/loops/preflights.py",
+            "service/queue/preflights.py",
+            "service/queue/preflight_neighbours.py",
+        ),
     ),
     "existing-cluster": Part(
         ("tests/e2e/test_existing_cluster.py",),
@@ -327,6 +349,34 @@ PARTS: Mapping[str, Part] = {
     "nodes": Part(
         ("tests/integration/cluster/test_local_cluster.py",),
         ("cluster/local", "cluster/node", "cluster/ray"),
+    ),
+    "head": Part(
+        (
+            "tests/integration/cluster/test_drivers_retired.py",
+            "tests/integration/cluster/test_head_started_again.py",
+        ),
+        (
+            "cluster/head",
+            "cluster/ray",
+            "remora/ray_resources.py",
+            "trainers/driver_actors.py",
+            "trainers/launch.py",
+            "trainers/ready_drivers.py",
+            "trainers/ray_train/coordinator.py",
+            "trainers/ray_train/start_limit.py",
+            "trainers/ray_train/starting.py",
+        ),
+    ),
+    "containers": Part(
+        ("tests/e2e/test_containers.py",),
+        (
+            "cluster/head",
+            "cluster/local",
+            "deploy/containers",
+            "service/controller",
+            "service/installation",
+            "tests/e2e/composed.py",
+        ),
     ),
     "isolation": Part(
         ("tests/e2e/test_hostile_job.py", "tests/unit/trainers/test_child.py"),

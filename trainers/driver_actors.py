@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from typing import Any
 
 import ray
 from ray.experimental import internal_kv
 
 from remora.ray_resources import DRIVER_SHARE, DRIVERS
+from trainers import ray_train
 from trainers.driver.driver import Driver
 
 #: Ray namespace of all drivers.
@@ -19,6 +21,8 @@ KV_NAMESPACE = b"remora"
 #: random node, and dies with it when that one is just being lost.
 _SHARE = {DRIVERS: DRIVER_SHARE}
 _OF_ATTEMPT = b"driver:"
+#: Under which heads of Ray an attempt's driver was asked for.
+_HEADS = b"heads-of-driver:"
 
 
 def make(name: str) -> Any:
@@ -43,6 +47,12 @@ def find(name: str | None) -> Any:
         return None
 
 
+def is_pending(name: str) -> bool:
+    """Whether Ray has that driver in its books, and it has not begun."""
+    handle = find(name)
+    return handle is not None and ray_train.is_pending(handle)
+
+
 def end(name: str) -> None:
     """End a driver that is not needed; does nothing when there is none."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
@@ -63,6 +73,18 @@ def give(attempt_id: str, name: str) -> str:
 def forget(attempt_id: str) -> None:
     """Let the attempt have no driver; fine when it has none."""
     internal_kv._internal_kv_del(_key(attempt_id), namespace=KV_NAMESPACE)
+    internal_kv._internal_kv_del(_HEADS + attempt_id.encode(), namespace=KV_NAMESPACE)
+
+
+def heads_of(attempt_id: str) -> frozenset[str]:
+    """Ray node ids of the heads under which the attempt's driver was asked for; empty where that is not known."""
+    return frozenset((_read(_HEADS + attempt_id.encode()) or "").split())
+
+
+def asked_under(attempt_id: str, heads: Collection[str]) -> None:
+    """Write down, before Ray is asked for the attempt's driver, which heads there are."""
+    value = " ".join(sorted(heads)).encode()
+    internal_kv._internal_kv_put(_HEADS + attempt_id.encode(), value, namespace=KV_NAMESPACE)
 
 
 def attempts() -> list[str]:

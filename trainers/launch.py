@@ -19,10 +19,17 @@ from remora.states import EndReason
 from trainers import driver_actors
 from trainers.builds_ahead import BuildsAhead
 from trainers.claims import Claims
-from trainers.driver.driver import DriverTaken
-from trainers.driver.nominations import RENEWED_S
+from trainers.driver.driver import Driver, DriverTaken
+from trainers.driver.nominations import NO_JOB, RENEWED_S
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
-from trainers.ray_train import forget_reservations, free_resources, names_reserved
+from trainers.ray_train import (
+    StartLimit,
+    forget_reservations,
+    free_resources,
+    keep_coordinator,
+    living_heads,
+    names_reserved,
+)
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
 from trainers.storage import Storage
@@ -39,7 +46,7 @@ READY_DRIVERS = 3
 _QUIET_AFTER_S = 10.0
 #: The same, and seconds between two looks, where they are forked and cost next to nothing.
 _FORKS_LOOK_S = 0.5
-#: Seconds between two lists of all attempts that have drivers.
+#: Seconds between two lists of all attempts that have drivers, and two looks for Ray Train's coordinator.
 _LISTED_S = 30.0
 #: Seconds between two looks for nodes that became free.
 _LOOK_S = 2.0
@@ -101,9 +108,14 @@ class RayLauncher:
         self._started_at = time.monotonic()
         #: What drivers that were sent their plan have not answered yet.
         self._starting: dict[str, Any] = {}
+        #: When drivers that were sent their plan are asked for again.
+        self._limits: dict[str, StartLimit] = {}
+        self._heads: frozenset[str] = frozenset()
+        self._heads_at = float("-inf")
         #: What drivers that were asked to stop have not answered yet.
         self._stopping: dict[str, tuple[EndReason, Any]] = {}
         self._resizing: dict[str, tuple[float, Any]] = {}
+        self._asking: dict[str, tuple[float, Any]] = {}
         #: What drivers were sent of kept nodes.
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
@@ -111,6 +123,9 @@ class RayLauncher:
         self._ready_processes = ReadyProcesses(are_started=prestarts)
         self._ready_drivers = ReadyDrivers(ready_drivers)
         self._builds_ahead = BuildsAhead(granted)
+        #: Of a cluster that exists already its own programs make it, or a driver.
+        self._keeps_coordinator = prestarts
+        self._coordinator_at = float("-inf")
         self._looked_at = 0.0
         self._listed_at = 0.0
 
@@ -129,23 +144,36 @@ class RayLauncher:
     def _send(self, plan: AttemptPlan, secrets: Sequence[bytes]) -> None:
         self._started_at = time.monotonic()
         name = driver_actors.name_of(plan.attempt_id)
-        if name is None:
-            found = self._ready_drivers.take() or f"driver-{plan.attempt_id}"
+        limit = StartLimit(self._living_heads(self._started_at))
+        if name is not None and driver_actors.find(name) is not None:
+            # Another controller asked for it; one of an earlier release has not written down under which head.
+            limit = StartLimit(driver_actors.heads_of(plan.attempt_id) or limit.heads)
+        elif name is not None:
+            driver_actors.asked_under(plan.attempt_id, limit.heads)
+        else:
+            taken = self._ready_drivers.take()
+            limit = taken.limit if taken is not None else limit
+            driver_actors.asked_under(plan.attempt_id, limit.heads)
+            found = taken.name if taken is not None else f"driver-{plan.attempt_id}"
             # Another controller may have been faster: the first name counts.
             name = driver_actors.give(plan.attempt_id, found)
             if name != found:
                 driver_actors.end(found)
             else:
-                # This one knows of no kept nodes yet.
-                self._kept[plan.attempt_id] = _Kept({}, self._started_at)
+                # This one knows of those of its plan alone.
+                self._kept[plan.attempt_id] = _Kept(
+                    dict.fromkeys(plan.closed_nodes, NO_JOB), self._started_at
+                )
         handle = driver_actors.make(name)
         self._handles[plan.attempt_id] = handle
         self._starting[plan.attempt_id] = handle.start.remote(plan, *secrets)
+        self._limits[plan.attempt_id] = limit
 
     def _start_result(self, attempt_id: str) -> bool | DriverGone:
         """The answer of a driver that was sent its plan."""
         started = self._starting[attempt_id]
         if not ray.wait([started], timeout=0)[0]:
+            self._end_late(attempt_id)
             return False
         del self._starting[attempt_id]
         try:
@@ -166,6 +194,28 @@ class RayLauncher:
             return False
         return True
 
+    def _end_late(self, attempt_id: str) -> None:
+        """End a driver that may never begin, as Ray's head was started again; it is sent its plan again then."""
+        now = time.monotonic()
+        limit = self._limits[attempt_id].seen(self._living_heads(now), now)
+        self._limits[attempt_id] = limit.renewed(now) if limit.is_over(now) else limit
+        if not limit.is_over(now):
+            return
+        name = driver_actors.name_of(attempt_id)
+        if name is not None and driver_actors.is_pending(name):
+            log.warning(
+                "the driver of attempt %s is asked for again: Ray's head was started again", attempt_id
+            )
+            driver_actors.end(name)
+            for known in (self._handles, self._starting, self._limits, self._kept, self._asked):
+                known.pop(attempt_id, None)
+
+    def _living_heads(self, now: float) -> frozenset[str]:
+        """Looked up twice a second at most."""
+        if now - self._heads_at >= _FORKS_LOOK_S:
+            self._heads, self._heads_at = living_heads(), now
+        return self._heads
+
     def prepare(self, token: int) -> None:
         """Have drivers and worker processes wait for the next attempts, at once where they are forked.
 
@@ -181,7 +231,11 @@ class RayLauncher:
         is_quiet = self._forks or now - self._started_at >= _QUIET_AFTER_S
         slots = self._ready_processes.look(is_quiet=is_quiet)
         _free_what_is_left()
-        self._ready_drivers.look(token, slots, may_start=is_quiet)
+        self._ready_drivers.look(token, slots, may_start=is_quiet, heads=self._living_heads(now), now=now)
+        if self._keeps_coordinator and now - self._coordinator_at >= _LISTED_S:
+            # Before another Ray program has Ray bind it to a node that may leave.
+            keep_coordinator(Driver.__name__)
+            self._coordinator_at = now
 
     def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
         """Have nodes build the environments of jobs that wait; to be called at every turn, and does not wait."""
@@ -229,7 +283,26 @@ class RayLauncher:
 
         Of two calls the one with the later `order` counts, whenever they arrive.
         """
-        known, sent = self._resizing.get(attempt_id, (0.0, None))
+        return self._give(
+            self._resizing, attempt_id, order, lambda driver: driver.resize.remote(order, sizes)
+        )
+
+    def request_stacks(self, attempt_id: str, order: float) -> bool:
+        """Have the driver report what each rank is doing; to be called until it is True: the driver knows of it."""
+        handle = self._handle(attempt_id)
+        if handle is not None and not hasattr(handle, "request_stacks"):
+            return True  # a driver of an older release, which reports none
+        return self._give(self._asking, attempt_id, order, lambda driver: driver.request_stacks.remote(order))
+
+    def _give(
+        self,
+        sent_before: dict[str, tuple[float, Any]],
+        attempt_id: str,
+        order: float,
+        send: Callable[[Any], Any],
+    ) -> bool:
+        """Send the order, and again where that failed; True once the driver has taken it."""
+        known, sent = sent_before.get(attempt_id, (0.0, None))
         if known == order and sent is not None:
             if not ray.wait([sent], timeout=0)[0]:
                 return False
@@ -241,7 +314,7 @@ class RayLauncher:
                 return True
         handle = self._handle(attempt_id)
         if handle is not None:
-            self._resizing[attempt_id] = (order, handle.resize.remote(order, sizes))
+            sent_before[attempt_id] = (order, send(handle))
         return False
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:
@@ -319,8 +392,12 @@ class RayLauncher:
             return None
 
     def _send_poll(self, attempt_id: str, after: int) -> DriverGone | None:
-        if attempt_id in self._starting and isinstance(gone := self._start_result(attempt_id), DriverGone):
-            return gone
+        if attempt_id in self._starting:
+            gone = self._start_result(attempt_id)
+            if isinstance(gone, DriverGone):
+                return gone
+            if attempt_id not in self._limits:
+                return None  # it is sent its plan again
         handle = self._handle(attempt_id)
         if handle is None:
             return self._gone(attempt_id)
@@ -359,8 +436,10 @@ class RayLauncher:
         self._handles.pop(attempt_id, None)
         self._asked.pop(attempt_id, None)
         self._starting.pop(attempt_id, None)
+        self._limits.pop(attempt_id, None)
         self._stopping.pop(attempt_id, None)
         self._resizing.pop(attempt_id, None)
+        self._asking.pop(attempt_id, None)
         self._kept.pop(attempt_id, None)
         free_resources(attempt_id)
 

@@ -49,6 +49,8 @@ class AttemptPlan:
     workers_per_node: int | None = None
     #: Labels, with their values, of nodes that the cloud does not take back; rank 0 is on one when a worker is.
     lasting: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Nodes that may have joined and get no worker yet, by our ids, until the service says which ones later.
+    closed_nodes: tuple[str, ...] = ()
     #: What the command must find on its node.
     device: Device = "auto"
     #: How exactly its processor multiplies.

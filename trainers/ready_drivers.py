@@ -8,7 +8,7 @@ there, and the controller that deletes the entry has the driver.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +16,7 @@ import ray
 from ray.experimental import internal_kv
 
 from trainers import driver_actors
+from trainers.ray_train import StartLimit
 
 #: How their names begin; the lease token follows, and what tells one from another.
 _PREFIX = "driver-ready-"
@@ -30,6 +31,16 @@ class PoolChange:
 
     end: tuple[str, ...]
     starts: bool
+
+
+@dataclass(frozen=True)
+class ReadyDriver:
+    """A driver of the pool, and what its controller knows of its start."""
+
+    name: str
+    #: What says that it is up; None once it is.
+    answer: Any
+    limit: StartLimit
 
 
 def plan_pool(
@@ -63,20 +74,21 @@ class ReadyDrivers:
         """`most` is how many are kept, 0 for none."""
         self._most = most
         self._token = -1
-        #: Those of this process, oldest first, with the answer that says that one is up; None once it is.
-        self._own: dict[str, Any] = {}
+        #: Those of this process by name, oldest first.
+        self._own: dict[str, ReadyDriver] = {}
 
-    def look(self, token: int, slots: int, *, may_start: bool) -> None:
+    def look(self, token: int, slots: int, *, may_start: bool, heads: frozenset[str], now: float) -> None:
         """End what is left of earlier tokens, and start one where one is missing; does not wait for them.
 
         To be called by the controller that acts, under the token of its lease.  `slots`: workers that the nodes could
-        have.
+        have.  `heads`: of Ray that are alive at `now`, in seconds of a monotonic clock.
         """
         if token != self._token:
             # A controller that acted meanwhile has ended them, or is about to.
             self._token, self._own = token, {}
         living, entries = _living(), _entries()
         self._own = {name: up for name, up in self._own.items() if name in living and name in entries}
+        late = [name for name in self._own if self._is_late(name, heads, now)]
         found = living | entries
         if found - self._own.keys():
             found -= driver_actors.names_of_attempts()
@@ -88,38 +100,49 @@ class ReadyDrivers:
             slots=slots,
             may_start=may_start and not self._is_one_coming(),
         )
-        for name in change.end:
+        for name in (*change.end, *(one for one in late if one not in change.end)):
             self._own.pop(name, None)
             # One without an entry was taken by a controller that has not written down for which attempt: it is dead,
             # or it was stopped, and then its attempt gets another driver under that name.
             _claim(name)
             driver_actors.end(name)
         if change.starts:
-            self._start()
+            self._start(heads)
 
-    def take(self) -> str | None:
-        """Take a waiting driver out of the pool; returns its name, or None when there is none."""
+    def take(self) -> ReadyDriver | None:
+        """Take a driver out of the pool, one that is up if there is one; None when the pool is empty."""
         while self._own:
             name = next((one for one in self._own if self._is_up(one)), next(iter(self._own)))
-            del self._own[name]
+            taken = self._own.pop(name)
             if _claim(name) and driver_actors.find(name) is not None:
-                return name
+                return taken
         return None
 
-    def _start(self) -> None:
+    def _is_late(self, name: str, heads: frozenset[str], now: float) -> bool:
+        """It may never begin: Ray's head was started again after it had been asked for."""
+        if self._is_up(name):
+            return False
+        own = self._own[name]
+        limit = own.limit.seen(heads, now)
+        is_late = limit.is_over(now) and driver_actors.is_pending(name)
+        self._own[name] = replace(own, limit=limit.renewed(now) if limit.is_over(now) else limit)
+        return is_late
+
+    def _start(self, heads: frozenset[str]) -> None:
         name = f"{_PREFIX}{self._token}-{uuid4().hex}"
         # The entry first: a driver without one belongs to no controller.
         internal_kv._internal_kv_put(_ENTRY + name.encode(), b"1", namespace=driver_actors.KV_NAMESPACE)
-        self._own[name] = driver_actors.make(name).poll.remote(0, 1)
+        self._own[name] = ReadyDriver(name, driver_actors.make(name).poll.remote(0, 1), StartLimit(heads))
 
     def _is_one_coming(self) -> bool:
         return not all(self._is_up(name) for name in self._own)
 
     def _is_up(self, name: str) -> bool:
-        answer = self._own[name]
+        answer = self._own[name].answer
         if answer is not None and ray.wait([answer], timeout=0)[0]:
             # Also when it died: then the next look finds it gone.
-            answer = self._own[name] = None
+            answer = None
+            self._own[name] = replace(self._own[name], answer=None)
         return answer is None
 
 

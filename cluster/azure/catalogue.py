@@ -107,7 +107,8 @@ _A100 = {"family": "StandardNCADSA100v4Family"}
 _A100_ALONE = {**_A100, "placements": (("ResourceDisk", 64), ("CacheDisk", 256))}
 _FABRIC = {"has_fabric": True}
 
-#: Fractions of a GPU are left out: NCCL cannot use them.  Retired sizes are left out too.
+#: Fractions of a GPU are left out: NCCL cannot use them.  Retired sizes are left out too, and so are those with GPUs of
+#: AMD (`cluster.policies.amd_sizes`).
 SIZES = (
     _gpu("NC4as_T4_v3", "T4", 1, 4, 28, 0.526, 0.063, **_T4),
     _gpu("NC8as_T4_v3", "T4", 1, 8, 56, 0.752, 0.090, **_T4),
@@ -125,9 +126,8 @@ SIZES = (
     _gpu("ND96amsr_A100_v4", "A100-80G", 8, 96, 1900, 32.77, **_FABRIC),
     _gpu("ND96isr_H100_v5", "H100", 8, 96, 1900, 98.32, family="standardNDSH100v5Family", **_FABRIC),
     _gpu("ND96is_noIB_H100_v5", "H100", 8, 96, 1900, 88.488),
-    # The next two: price of eastus2.
+    # Price of eastus2.
     _gpu("ND96isr_H200_v5", "H200", 8, 96, 1850, 84.80, **_FABRIC),
-    _gpu("ND96isr_MI300X_v5", "MI300X", 8, 96, 1850, 48.00, **_FABRIC),
     # Without a GPU, for the head, for rehearsals and for training on CPUs.
     _gpu("D4s_v5", "", 0, 4, 16, 0.192, family="standardDSv5Family"),
     _gpu("D16s_v5", "", 0, 16, 64, 0.768, family="standardDSv5Family"),
@@ -228,12 +228,15 @@ def offerings(
         for capacity in CapacityType:
             if capacity is CapacityType.SPOT and not facts.spot:
                 continue
-            price = (prices or {}).get((size.name, capacity)) or _price(size, capacity, region)
+            read = (prices or {}).get((size.name, capacity))
+            price = read or _price(size, capacity, region)
             evicted = (evictions or {}).get(size.name.lower(), _UNKNOWN_EVICTIONS_PER_HOUR)
             for zone in (None, *sorted(facts.zones)):
                 offering = _offering(size, facts, zone, capacity, price, evicted, disk_gb)
                 is_scarce = capacity is CapacityType.SPOT and (size.name.lower(), zone) in scarce
-                found.append(replace(offering, is_scarce=True) if is_scarce else offering)
+                # The price of an operator's own size is no assumption.
+                is_assumed = not read and not size.is_priced_here
+                found.append(replace(offering, is_scarce=is_scarce, is_price_assumed=is_assumed))
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cluster.azure.catalogue import BY_NAME, Size
+from cluster.policies.amd_sizes import why_refused
 from remora.errors import SpecError
 from remora.spec.problems import parse_yaml, short
 
@@ -110,6 +111,8 @@ def _name(name: object) -> str:
 
 def _size(name: str, entry: object) -> Size:
     one = _SizeEntry.model_validate(entry)
+    if (why := why_refused(name, one.gpu)) is not None:
+        raise ValueError(why)
     return Size(
         name=name,
         gpu=one.gpu,

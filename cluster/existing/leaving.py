@@ -15,9 +15,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from cluster.ray.programs import OURS
 from remora.ray_labels import CLAIMS_NAMESPACE
+from remora.ray_resources import COORDINATOR
 
-#: Namespace of the one actor of Ray Train that programs of the whole cluster share.
-_SHARED = "AutoscalingCoordinator"
 _TIMEOUT_S = 5.0
 #: Seconds that actors may take to end.
 _END_S = 15.0
@@ -59,7 +58,7 @@ def _end_actors(ours: set[str], *, others_run: bool) -> int:
     ending = {
         one["ActorID"]: one["Name"]
         for one in _living(ours)
-        if one["IsDetached"] and not (others_run and one["Name"] == _SHARED)
+        if one["IsDetached"] and not (others_run and one["Name"] == COORDINATOR)
     }
     namespaces: defaultdict[str, set[str]] = defaultdict(set)
     for named in ray.util.list_named_actors(all_namespaces=True):

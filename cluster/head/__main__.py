@@ -19,6 +19,7 @@ from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
 from cluster.ray.addresses import address_towards
 from cluster.ray.joining import ray_start
+from remora.ports import free_port
 
 
 def main(words: Sequence[str]) -> int:
@@ -55,9 +56,19 @@ def main(words: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"{given.head} is not the address and port of a head that is reached: {error}", file=sys.stderr)
         return 2
-    command = ray_start(
-        sys.executable, flags(part, name=name, address=address, head=given.head, temporary=temporary)
-    )
+    try:
+        own = flags(
+            part,
+            name=name,
+            address=address,
+            head=given.head,
+            temporary=temporary,
+            client_port=free_port("127.0.0.1"),
+        )
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 2
+    command = ray_start(sys.executable, own)
     if part is Part.HEAD:
         # By it Ray takes the nodes that wait for this head for one that runs at its address already.
         (temporary / "ray_current_cluster").unlink(missing_ok=True)

@@ -28,10 +28,11 @@ class Part(StrEnum):
     MEMBER = "member"
 
 
-def flags(part: Part, *, name: str, address: str, head: str, temporary: Path) -> list[str]:
+def flags(part: Part, *, name: str, address: str, head: str, temporary: Path, client_port: int) -> list[str]:
     """Flags of `ray start` for one part at `address`; `head` is the `host:port` of the head.
 
-    `name` is a label of the node, by which it is found to be retired.
+    `name` is a label of the node, by which it is found to be retired.  `client_port` is a free one of this machine for
+    Ray Client, which nothing of ours uses: Ray's own default cannot be had by two users' heads on one machine.
     """
     own = [
         f"--node-ip-address={address}",
@@ -42,7 +43,8 @@ def flags(part: Part, *, name: str, address: str, head: str, temporary: Path) ->
     ]
     if part is Part.HEAD:
         port = head.rpartition(":")[2]
-        return ["--head", f"--port={port}", "--no-monitor", "--include-dashboard=false", *own]
+        client = f"--ray-client-server-port={client_port}"
+        return ["--head", f"--port={port}", client, "--no-monitor", "--include-dashboard=false", *own]
     if part is Part.MEMBER:
         return [f"--address={head}", *own]
     return [f"--address={head}", f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}", *own]

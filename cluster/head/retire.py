@@ -1,7 +1,8 @@
 """python -m cluster.head.retire --home DIR --head IP:PORT --for NAME: let a drivers' node be the only one for drivers.
 
 Nodes of other releases, on whichever machine they are, take no more drivers.  Those that they have go on; Ray ends a
-node with its last one.  Nothing is retired before the node NAME is there.  Prints the names of those that are retired.
+node with its last one.  Ray Train's coordinator moves off them.  Nothing is retired before the node NAME is there.
+Prints the names of those that are retired.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main(words: Sequence[str]) -> int:
     import ray
 
     from cluster.ray.connection import connect
+    from cluster.ray.coordinator import move_coordinator
     from cluster.ray.drain import drain
 
     try:
@@ -56,6 +58,7 @@ def main(words: Sequence[str]) -> int:
         for name, node in sorted(found.items()):
             drain(node, "another release is in force", time.time() + _PATIENCE_S)
             print(name)
+        move_coordinator(found.values())
     except Exception as error:  # Ray raises what its RPC library raises
         print(f"the Ray cluster does not answer: {error}", file=sys.stderr)
         return 1

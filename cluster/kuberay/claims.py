@@ -27,7 +27,7 @@ class ClaimsUnreadable(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class KubernetesClaim:
     """A node that was asked for and was not given back."""
 
     node_id: str
@@ -100,10 +100,10 @@ class SeenGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class GroupDecision:
     """What one group is to be."""
 
-    claims: tuple[Claim, ...]
+    claims: tuple[KubernetesClaim, ...]
     replicas: int
     to_delete: tuple[str, ...]
     #: It wants pods that no node waits for and that are not to be seen; to be forgotten after `EXCESS_S`.
@@ -115,12 +115,12 @@ class Decision:
 def decide(
     group: SeenGroup,
     pods: Iterable[SeenPod],
-    claims: Iterable[Claim],
+    claims: Iterable[KubernetesClaim],
     *,
     leaving: Collection[str] = (),
-    joining: Sequence[Claim] = (),
+    joining: Sequence[KubernetesClaim] = (),
     forget_excess: bool = False,
-) -> Decision:
+) -> GroupDecision:
     """What becomes of a group when the nodes `leaving`, by their ids, are given back and `joining` are asked for.
 
     A pod is given to one node once, and a node gets one pod.  A pod that ends is named until it is gone: KubeRay counts
@@ -155,7 +155,7 @@ def decide(
         # Of those that are there and are not named, KubeRay would end any for one too few.
         replicas = min(replicas, max(wanted, len(here.keys() - named) + len(waiting[len(free) :])))
     to_delete = tuple(sorted(named))
-    return Decision(
+    return GroupDecision(
         claims=after,
         replicas=replicas,
         to_delete=to_delete,
@@ -164,10 +164,10 @@ def decide(
     )
 
 
-_CLAIMS = TypeAdapter(dict[str, Claim])
+_CLAIMS = TypeAdapter(dict[str, KubernetesClaim])
 
 
-def read_claims(text: str | None) -> dict[str, Claim]:
+def read_claims(text: str | None) -> dict[str, KubernetesClaim]:
     """Claims by node id, out of the annotation; None: it is not there.  Raises ClaimsUnreadable."""
     if not text:
         return {}
@@ -183,7 +183,7 @@ def read_claims(text: str | None) -> dict[str, Claim]:
         raise ClaimsUnreadable(str(error)[:200]) from error
 
 
-def written_claims(claims: Mapping[str, Claim]) -> str:
+def written_claims(claims: Mapping[str, KubernetesClaim]) -> str:
     """The annotation; the same claims give the same text."""
     document = {
         name: {key: value for key, value in vars(one).items() if key != "node_id" and value is not None}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cluster.kuberay.claims import NODES_ANNOTATION, Decision, PodState, SeenGroup, SeenPod
+from cluster.kuberay.claims import NODES_ANNOTATION, GroupDecision, PodState, SeenGroup, SeenPod
 
 #: Labels that KubeRay gives to its pods.
 CLUSTER_LABEL, KIND_LABEL, GROUP_LABEL = "ray.io/cluster", "ray.io/node-type", "ray.io/group"
@@ -152,7 +152,7 @@ def _reason(said: Mapping[str, Any]) -> str:
     return f"{reason}: {message}" if reason and message else reason or message
 
 
-def changes(seen: SeenCluster, claims: str, decisions: Mapping[str, Decision]) -> list[dict[str, Any]]:
+def changes(seen: SeenCluster, claims: str, decisions: Mapping[str, GroupDecision]) -> list[dict[str, Any]]:
     """The JSON patch (RFC 6902) that writes claims and groups, and nothing where the document changed meanwhile."""
     path = f"/metadata/annotations/{_escaped(NODES_ANNOTATION)}"
     patch: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": seen.version}]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.kuberay.claims import Claim, PodState, SeenPod
+from cluster.kuberay.claims import KubernetesClaim, PodState, SeenPod
 from cluster.kuberay.documents import SeenCluster
 from cluster.kuberay.settings import KubeRaySettings
 from cluster.provider import InsufficientCapacity, ProvidedNode, ProviderError, QuotaExceeded
@@ -18,7 +18,7 @@ FAILS_S = 30.0
 
 
 def node_of(
-    claim: Claim, cluster: SeenCluster, pod: SeenPod | None, settings: KubeRaySettings, now: float
+    claim: KubernetesClaim, cluster: SeenCluster, pod: SeenPod | None, settings: KubeRaySettings, now: float
 ) -> ProvidedNode:
     """The node of this claim at `now`, seconds since 1970; `pod` is the pod that it has, where that is there."""
     message, refusal = _wrong(claim, cluster, pod, settings, now)
@@ -34,7 +34,7 @@ def node_of(
 
 
 def _wrong(
-    claim: Claim, cluster: SeenCluster, pod: SeenPod | None, settings: KubeRaySettings, now: float
+    claim: KubernetesClaim, cluster: SeenCluster, pod: SeenPod | None, settings: KubeRaySettings, now: float
 ) -> tuple[str, ProviderError | None]:
     """Why the node does not run, empty when it does or may, and what refused it."""
     if claim.group not in cluster.groups:
@@ -59,7 +59,7 @@ def _wrong(
 
 
 def _without_pod(
-    claim: Claim, cluster: SeenCluster, settings: KubeRaySettings, now: float
+    claim: KubernetesClaim, cluster: SeenCluster, settings: KubeRaySettings, now: float
 ) -> tuple[str, ProviderError | None]:
     waits_s = now - claim.at
     if _fails(claim.group, cluster, settings) and now - max(cluster.failed_since, claim.at) >= FAILS_S:
@@ -91,5 +91,7 @@ def suspended(group: str, settings: KubeRaySettings, now: float) -> Insufficient
     return InsufficientCapacity(said, offering=settings.offering_id(group), until=now + SUSPENDED_S)
 
 
-def _sold_out(claim: Claim, said: str, settings: KubeRaySettings, now: float) -> InsufficientCapacity:
+def _sold_out(
+    claim: KubernetesClaim, said: str, settings: KubeRaySettings, now: float
+) -> InsufficientCapacity:
     return InsufficientCapacity(said, offering=settings.offering_id(claim.group), until=now + REFUSED_S)

@@ -20,9 +20,9 @@ from cluster.kuberay.claims import (
     EXCESS_S,
     MOST_BYTES,
     NODES_ANNOTATION,
-    Claim,
     ClaimsUnreadable,
-    Decision,
+    GroupDecision,
+    KubernetesClaim,
     SeenPod,
     decide,
     read_claims,
@@ -73,7 +73,7 @@ class _Look:
 
     cluster: SeenCluster
     pods: Mapping[str, SeenPod]
-    claims: Mapping[str, Claim]
+    claims: Mapping[str, KubernetesClaim]
 
 
 class KubeRayProvider:
@@ -118,7 +118,7 @@ class KubeRayProvider:
             )
         # What Ray would refuse later.
         join_flags(request, "head:1")
-        claim = Claim(
+        claim = KubernetesClaim(
             node_id=request.node_id,
             group=group,
             pool=request.pool,
@@ -149,7 +149,7 @@ class KubeRayProvider:
         with self._asking:
             self._change(leaving=(node_id,))
 
-    def _change(self, *, joining: Claim | None = None, leaving: Sequence[str] = ()) -> _Look:
+    def _change(self, *, joining: KubernetesClaim | None = None, leaving: Sequence[str] = ()) -> _Look:
         """Read everything, decide, and write what is news; again when the RayCluster changed meanwhile."""
         for _ in range(TRIES):
             # In this order: a pod that is made or goes meanwhile changes the RayCluster's status, and so its version.
@@ -186,7 +186,7 @@ class KubeRayProvider:
             return _Look(cluster, pods, claims)
         raise Throttled("other processes change the RayCluster all the time", retry_after_s=BUSY_S)
 
-    def _claims(self, cluster: SeenCluster) -> dict[str, Claim]:
+    def _claims(self, cluster: SeenCluster) -> dict[str, KubernetesClaim]:
         try:
             return read_claims(cluster.claims)
         except ClaimsUnreadable as error:
@@ -199,13 +199,13 @@ class KubeRayProvider:
         self,
         cluster: SeenCluster,
         pods: Mapping[str, SeenPod],
-        claims: Mapping[str, Claim],
-        joining: Claim | None,
+        claims: Mapping[str, KubernetesClaim],
+        joining: KubernetesClaim | None,
         leaving: Collection[str],
-    ) -> dict[str, Decision]:
+    ) -> dict[str, GroupDecision]:
         """What becomes of every group of the settings that the RayCluster has and lets us change."""
         now = self._clock()
-        by_group: defaultdict[str, list[Claim]] = defaultdict(list)
+        by_group: defaultdict[str, list[KubernetesClaim]] = defaultdict(list)
         for claim in claims.values():
             by_group[claim.group].append(claim)
         decisions = {}
@@ -238,8 +238,8 @@ class KubeRayProvider:
     def _write(
         self,
         cluster: SeenCluster,
-        claims: Mapping[str, Claim],
-        decisions: Mapping[str, Decision],
+        claims: Mapping[str, KubernetesClaim],
+        decisions: Mapping[str, GroupDecision],
         *,
         is_node_added: bool,
     ) -> bool:
@@ -281,21 +281,25 @@ class KubeRayProvider:
 
 
 def _together(
-    claims: Mapping[str, Claim], decisions: Mapping[str, Decision], leaving: Collection[str]
-) -> dict[str, Claim]:
+    claims: Mapping[str, KubernetesClaim], decisions: Mapping[str, GroupDecision], leaving: Collection[str]
+) -> dict[str, KubernetesClaim]:
     """All claims after these decisions; those of groups that are gone stay until they are given back."""
     kept = {name: one for name, one in claims.items() if one.group not in decisions and name not in leaving}
     return kept | {one.node_id: one for decision in decisions.values() for one in decision.claims}
 
 
-def _request(claim: Claim) -> NodeRequest:
+def _request(claim: KubernetesClaim) -> NodeRequest:
     return NodeRequest(
         node_id=claim.node_id, pool=claim.pool, resources=dict(claim.resources), labels=dict(claim.labels)
     )
 
 
 def _check_bounds(
-    cluster: SeenCluster, decisions: Mapping[str, Decision], joining: Claim, offering: str, now: float
+    cluster: SeenCluster,
+    decisions: Mapping[str, GroupDecision],
+    joining: KubernetesClaim,
+    offering: str,
+    now: float,
 ) -> None:
     """Raise QuotaExceeded where the new node would be beyond what its group may have."""
     group = cluster.groups[joining.group]

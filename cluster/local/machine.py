@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 
 from cluster import processes
-from cluster.local import records
+from cluster.local import node_starter, records
 from cluster.local.certificates import machine_variables
 from cluster.local.environment import MACHINE_VARIABLE, bare_environment, machine_environment
 from cluster.local.faults import LocalFault
 from cluster.local.folders import ClusterFolders
 from cluster.local.mounts import unmount_below
 from cluster.local.records import MachineRecord
-from cluster.provider import ProviderError
+from cluster.provider import ProviderError, Unanswered
 from cluster.ray.joining import NODE_VARIABLE, ray_start
 from remora.cgroups import LEAF, Cgroup
 
@@ -32,6 +32,8 @@ STOP_GRACE_S = 3.0
 #: Shared memory of one machine's object store; Ray refuses less than 75 MB.
 OBJECT_STORE_BYTES = 100_000_000
 
+#: Seconds after which what the starter of nodes did not answer is asked again.
+_AGAIN_S = 5.0
 #: Holds together what a machine's first process will start, and becomes that process.
 _INIT = Path(__file__).with_name("machine_init.py")
 
@@ -95,30 +97,37 @@ def start_first(
 ) -> MachineRecord:
     """Start the machine's first process in a session and a cgroup of its own and return at once.
 
-    Its record is written then.  Raises ProviderError when it cannot be started.
+    Its record is written then.  Raises ProviderError when it cannot be started, which is Unanswered when it may have
+    started all the same.
     """
     inside = _enter_cgroup(machine)
     records.write(record, machine)
     try:
         if shutil.which(command[0], path=environment.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_INIT), inside, *command],
-                env=environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        pid = _spawn([sys.executable, "-S", "-E", str(_INIT), inside, *command], environment, log)
+    except node_starter.NoAnswer as error:
+        # It may run all the same: the record stays, by which it is found or ended.
+        message = f"it is not known whether {machine.id} starts: {error}"
+        raise Unanswered(message, retry_after_s=_AGAIN_S) from error
     except OSError as error:
         record.unlink(missing_ok=True)
         raise ProviderError(f"{machine.id} cannot be started: {error}") from error
-    _children.append(process)
-    started = machine.started_as(process.pid)
+    started = machine.started_as(pid)
     records.write(record, started)
     return started
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Start it here, or where this process is in a container by what starts nodes for it; returns its process id.
+
+    There nothing is started here, also while that does not answer: it would end with this container.
+    """
+    if os.environ.get(node_starter.VARIABLE):
+        return node_starter.ask(log.parent / node_starter.SOCKET, command, environment, log)
+    process = node_starter.spawn(command, environment, log)
+    _children.append(process)
+    return process.pid
 
 
 def _enter_cgroup(machine: MachineRecord) -> str:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cluster.policies.amd_sizes import why_refused
 from cluster.policies.conflicts import DEFAULT
 from cluster.policies.cron_fields import ALWAYS, calendar, days, minutes_by_day
 from cluster.policies.offerings import CapacityType, Offering
@@ -87,6 +88,9 @@ def _unknown_offerings(path: Path, pool: PoolPolicy, catalogue: Collection[Offer
         return
     unknown = [number for number, size in enumerate(pool.sizes) if size not in sizes]
     for number in unknown:
+        if (why := why_refused(pool.sizes[number])) is not None:
+            yield Conflict(((*path, "sizes", str(number)),), why)
+            continue
         near = difflib.get_close_matches(pool.sizes[number], sorted(sizes), n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(sizes)[:8])}"
         yield Conflict(((*path, "sizes", str(number)),), f"no size {pool.sizes[number]!r} is known; {hint}")

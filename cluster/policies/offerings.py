@@ -40,6 +40,8 @@ class Offering:
     has_fabric: bool = False
     #: The cloud says that it hardly has any now; asked for after the other zones of its size.
     is_scarce: bool = False
+    #: The price is the built-in table's, as the cloud's own list was not read yet or lacks it.
+    is_price_assumed: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @lazy

@@ -25,8 +25,9 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 Amounts = dict[Name, Annotated[float, Field(ge=0, le=1e15)]]
 
-#: What no line says of an offering: labels are of a cluster, and scarcity is of a moment, not of a market.
-_OMITTED = frozenset({"labels", "is_scarce"})
+#: What no line says of an offering: labels are of a cluster, scarcity is of a moment, not of a market, and who said a
+#: price does not matter to a replay.
+_OMITTED = frozenset({"labels", "is_scarce", "is_price_assumed"})
 
 
 class _Line(BaseModel):

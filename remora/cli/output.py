@@ -15,6 +15,7 @@ from remora.terminal_text import neutral, neutral_json
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
+    from rich.table import Table
 
     from remora.views import Job
 
@@ -99,6 +100,11 @@ def print_by_cluster(
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    console().print(drawn_table(columns, rows), soft_wrap=False)
+
+
+def drawn_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for a terminal, with the colours of states; whatever its cells hold is plain text."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -107,8 +113,9 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for at, column in enumerate(columns):
         table.add_column(column, overflow="fold" if at else "ignore", no_wrap=at == 0)
     for row in rows:
-        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in row))
-    console().print(table, soft_wrap=False)
+        cells = map(printable, row)
+        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in cells))
+    return table
 
 
 def print_pairs(pairs: Iterable[tuple[str, str | None]]) -> None:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remora.cli import output
+from remora.cli.costs import CostForm, SinceOption, export_costs, show_costs
 from remora.cli.options import FollowOption, JobArgument, JsonOption, ServerOption
 from remora.cli.session import connect, detaching
+from remora.errors import ConfigurationError
 from remora.spec.quantities import format_duration, format_size
 from remora.terminal_text import neutral
 
@@ -153,10 +155,37 @@ def ledger(
             show_default=False,
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            metavar="NAMES",
+            help="What paid time went into instead, by job, project, pool, capacity_type, cause or hour, or by several"
+            " of them with commas between.",
+            show_default=False,
+        ),
+    ] = None,
+    since: SinceOption = None,
+    form: Annotated[
+        CostForm | None,
+        typer.Option(
+            "--format",
+            help="CSV, with --by; or the columns of FOCUS 1.0 for each node, hour and cause.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
     server: ServerOption = None,
 ) -> None:
     """Show what a job has cost, by kind of node; or who pays for the whole cluster in the running month."""
+    if form is CostForm.FOCUS:
+        export_costs(job, since, server=server)
+        return
+    if by is not None:
+        show_costs(by, job, since, as_csv=form is CostForm.CSV, as_json=as_json, server=server)
+        return
+    if since is not None or form is not None:
+        raise ConfigurationError("--since and --format csv need --by, such as --by cause")
     if job is None:
         _cluster_ledger(as_json=as_json, server=server)
         return

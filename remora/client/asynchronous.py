@@ -49,9 +49,11 @@ from remora.views import (
     Checkpoint,
     ClusterEvent,
     ClusterLedger,
+    CostReport,
     Drill,
     DryRun,
     Event,
+    GoodputReport,
     Health,
     Job,
     JobArray,
@@ -241,6 +243,13 @@ class AsyncClient(Shell):
         """
         return await self._send(requests.resize_job(job_id, min_workers, max_workers))
 
+    async def request_stacks(self, job_id: str) -> Job:
+        """Ask what the workers of a running job are doing: events `worker.stack` follow, one for each rank.
+
+        Raises Conflict when it does not train.
+        """
+        return await self._send(requests.request_stacks(job_id))
+
     async def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
         """Set labels of a job, also after its end, and remove those whose value is None; others stay."""
         return await self._send(requests.label_job(job_id, labels))
@@ -308,9 +317,40 @@ class AsyncClient(Shell):
     async def cluster_ledger(self, since: float | None = None, until: float | None = None) -> ClusterLedger:
         """Who pays for what the cloud bills for all nodes; of the running month (UTC) by default.
 
-        Times are seconds since 1970.
+        Times are seconds since 1970, at most 31 days apart.
         """
         return await self._send(requests.show_cluster_ledger(since, until))
+
+    async def costs(
+        self,
+        by: Sequence[str] = ("cause",),
+        *,
+        job_id: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> CostReport:
+        """What nodes were paid for: one line for each combination of what `by` names.
+
+        That is one or several of `job`, `project`, `pool`, `capacity_type`, `cause` and `hour`; of one job with
+        `job_id`.  Times are seconds since 1970, at most 31 days apart; the running month (UTC) by default.
+        """
+        return await self._run(flows.costs(by, job_id, since, until))
+
+    async def export_costs(
+        self, *, job_id: str | None = None, since: float | None = None, until: float | None = None
+    ) -> str:
+        """The same as CSV with the columns of FOCUS 1.0: a row for each node, hour, payer and cause."""
+        return await self._send(requests.export_costs(job_id, since, until))
+
+    async def goodput(
+        self, job_id: str | None = None, *, since: float | None = None, until: float | None = None
+    ) -> GoodputReport:
+        """Which part of paid time trained, and what the rest cost: of a job, or of all of one's projects.
+
+        Times are seconds since 1970, at most 31 days apart; by default the job's time, of which it is the last 31 days
+        at most, or the running month (UTC).
+        """
+        return await self._send(requests.show_goodput(job_id, since, until))
 
     async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """Put the newest checkpoint's files (or those of `step`) into the folder `target`.
@@ -345,9 +385,9 @@ class AsyncClient(Shell):
         """Put the newest version of a model (or `version`) into the folder `target`, as `download_outputs` does."""
         return await self._run(flows.download_model(name, Path(target), version))
 
-    async def nodes(self) -> list[Node]:
-        """The cluster's nodes."""
-        return await self._run(flows.all_pages(requests.list_nodes))
+    async def nodes(self, *, state: str | None = None) -> list[Node]:
+        """The cluster's nodes, in one of these states (with commas between them) or in all."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_nodes(cursor, state)))
 
     async def ray_requests(self) -> list[RayRequest]:
         """What Ray programs that are no jobs ask for and do not have yet, the oldest first."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 from remora.views import (
     Checkpoint,
+    CostReport,
     DryRun,
     Event,
     Job,
@@ -171,6 +172,19 @@ def all_pages(page: Callable[[str | None], Request[Page[T]]], limit: int | None 
         if cursor is None:
             break
     return items[:limit]
+
+
+def costs(
+    by: Sequence[str], job_id: str | None, since: float | None, until: float | None
+) -> Flow[CostReport]:
+    """What nodes were paid for, with all lines."""
+    found: CostReport = yield requests.show_costs(by, job_id, since, until)
+    lines, cursor = list(found.lines), found.next_cursor
+    while cursor is not None:
+        # Up to the same moment, so that the lines sum to the total.
+        more: CostReport = yield requests.show_costs(by, job_id, found.since, found.until, cursor)
+        lines, cursor = lines + more.lines, more.next_cursor
+    return found.model_copy(update={"lines": lines, "next_cursor": None})
 
 
 def jobs(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -22,9 +22,11 @@ from remora.views import (
     Checkpoint,
     ClusterEvent,
     ClusterLedger,
+    CostReport,
     Drill,
     DryRun,
     Event,
+    GoodputReport,
     Health,
     Job,
     JobArray,
@@ -324,6 +326,11 @@ def resize_job(job_id: str, least: int | None, most: int | None) -> Request[Job]
     return Request(method="POST", path=job_path(job_id, "resize"), json=body, parse=_one(Job))
 
 
+def request_stacks(job_id: str) -> Request[Job]:
+    """Ask what the workers of a running job are doing."""
+    return Request(method="POST", path=job_path(job_id, "stacks"), parse=_one(Job))
+
+
 def label_job(job_id: str, labels: Mapping[str, str | None]) -> Request[Job]:
     """Set labels of a job, and remove those whose value is None."""
     return Request(method="PATCH", path=job_path(job_id, "labels"), json=dict(labels), parse=_one(Job))
@@ -453,15 +460,38 @@ def put_bundle(digest: str, file: Path) -> Request[None]:
     return Request(method="PUT", path=_bundle_path(digest), body_file=file, headers=headers, parse=_nothing)
 
 
-def list_nodes(cursor: str | None = None) -> Request[Page[Node]]:
-    """One page of the cluster's nodes."""
-    return Request(method="GET", path="/v1/nodes", params=_params(cursor=cursor), parse=_one(Page[Node]))
+def list_nodes(cursor: str | None = None, state: str | None = None) -> Request[Page[Node]]:
+    """One page of the cluster's nodes, in one of these states (with commas between them) or in all."""
+    params = _params(cursor=cursor, state=state)
+    return Request(method="GET", path="/v1/nodes", params=params, parse=_one(Page[Node]))
 
 
 def show_cluster_ledger(since: float | None, until: float | None) -> Request[ClusterLedger]:
     """Who pays for what the cloud bills between two times."""
     params = _params(since=since, until=until)
     return Request(method="GET", path="/v1/ledger", params=params, parse=_one(ClusterLedger))
+
+
+def show_costs(
+    by: Sequence[str], job_id: str | None, since: float | None, until: float | None, cursor: str | None = None
+) -> Request[CostReport]:
+    """One page of what nodes were paid for between two times."""
+    params = _params(by=",".join(by), job=job_id, since=since, until=until, cursor=cursor)
+    return Request(method="GET", path="/v1/costs", params=params, parse=_one(CostReport))
+
+
+def export_costs(job_id: str | None, since: float | None, until: float | None) -> Request[str]:
+    """What nodes were paid for between two times, as CSV in the form of FOCUS."""
+    params = _params(format="focus", job=job_id, since=since, until=until)
+    return Request(
+        method="GET", path="/v1/costs", params=params, parse=lambda answer: answer.content.decode()
+    )
+
+
+def show_goodput(job_id: str | None, since: float | None, until: float | None) -> Request[GoodputReport]:
+    """Which part of the time paid between two times trained."""
+    params = _params(job=job_id, since=since, until=until)
+    return Request(method="GET", path="/v1/goodput", params=params, parse=_one(GoodputReport))
 
 
 def prune(older_than_s: float | None = None, keep_jobs: int | None = None) -> Request[Pruned]:

@@ -11,11 +11,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remora import training
 from remora.deepspeed.files_shown import show
 from remora.deepspeed.refusal import Refused, end_refused
+
+if TYPE_CHECKING:
+    from remora.deepspeed.best_weights import BestWeights
 
 #: Methods of a Trainer that are wrapped or called.
 NEEDED = (
@@ -27,7 +30,7 @@ NEEDED = (
     "_save_checkpoint",
     "train",
 )
-_STATE, _BEST, _WEIGHTS = "trainer_state.json", "best_weights.pt", "pytorch_model.bin"
+_STATE, _WEIGHTS = "trainer_state.json", "pytorch_model.bin"
 #: The Trainer of this process that trains, or has.
 _training: TrainerPart | None = None
 
@@ -121,11 +124,23 @@ def _refused(trainer: Any, trial: Any) -> Iterator[str]:
         yield "save_on_each_node writes the same files on several workers: leave it out, Remora stores those of all"
     if args.save_only_model:
         yield "save_only_model leaves out the state of the optimizer, from which a job resumes: leave it out"
-    if args.load_best_model_at_end and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3:
+    if args.load_best_model_at_end and (name := _hidden_parts(trainer)) is not None:
         yield (
-            "load_best_model_at_end needs the best weights on one worker, and stage 3 of ZeRO has them on none: use"
-            " stage 1 or 2, or leave it out"
+            f"load_best_model_at_end copies each worker's parts of the weights, and with {name} DeepSpeed keeps them"
+            " elsewhere: leave one of the two out"
         )
+
+
+def _hidden_parts(trainer: Any) -> str | None:
+    """The setting of stage 3 with which a worker's parts of the weights are not in its memory; None: they are there."""
+    plugin = trainer.accelerator.state.deepspeed_plugin
+    zero = plugin.deepspeed_config.get("zero_optimization", {})
+    if plugin.zero_stage != 3:
+        return None
+    if (zero.get("offload_param") or {}).get("device") == "nvme":
+        return "offload_param to nvme"
+    several = ("zero_hpz_partition_size", "mics_shard_size")
+    return next((name for name in several if int(zero.get(name) or 0) > 1), None)
 
 
 class TrainerPart:
@@ -136,29 +151,27 @@ class TrainerPart:
         #: The checkpoint to resume from.
         self.saved = training.resume_from()
         self._rotate = module.rotate_checkpoints
-        #: The weights with the best metric, on the CPU, where they are to be loaded at the end.
-        self._best: dict[str, Any] = {}
         #: A checkpoint was asked for, and no step was saved since.
         self._is_due = False
         #: Newest step whose files the job has, and that is reported; numbers that were logged at that.
         self._kept = self._reported = -1
         self._numbers: dict[str, float] = {}
         self._new: dict[str, float] = {}
-        self._read_saved()
+        #: The weights with the best metric, where they are to be loaded at the end.
+        self._best = self._read_saved()
         trainer.add_callback(_callback_of(self, module))
 
-    def _read_saved(self) -> None:
-        if self.saved is None:
-            return
-        if not (self.saved / _STATE).is_file():
+    def _read_saved(self) -> BestWeights | None:
+        if self.saved is not None and not (self.saved / _STATE).is_file():
             raise Refused(
                 f"the checkpoint of step {os.environ.get('REMORA_RESUME_STEP', '?')} was not written by a Trainer;"
                 " resume it with the script that wrote it, or submit the job again"
             )
-        if self.trainer.args.load_best_model_at_end and (self.saved / _BEST).is_file():
-            import torch
+        if not self.trainer.args.load_best_model_at_end:
+            return None
+        from remora.deepspeed.best_weights import best_weights_of
 
-            self._best = torch.load(self.saved / _BEST, map_location="cpu", weights_only=True)
+        return best_weights_of(self.trainer.accelerator.state.deepspeed_plugin.zero_stage, self.saved)
 
     # --- steps
 
@@ -211,32 +224,26 @@ class TrainerPart:
     def determine_best_metric(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
         """As the Trainer's; keeps the weights where they are the best ones."""
         is_best = bool(original(*arguments, **named))
-        if is_best and self.trainer.args.load_best_model_at_end:
-            frozen = {name for name, one in self.trainer.model.named_parameters() if not one.requires_grad}
-            self._best = {
-                name: one.detach().to("cpu", copy=True)
-                for name, one in self.trainer.model.state_dict().items()
-                if hasattr(one, "detach") and name not in frozen
-            }
+        if is_best and self._best is not None:
+            self._best.keep(self.trainer.model)
         return is_best
 
     def init_training_state(self, original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """As the Trainer's; its folder with the best weights may have been on a node that is lost."""
         made = original(*arguments, **named)
         trainer = self.trainer
-        if self._best and trainer.state.best_global_step:
-            import torch
-
+        if self._best is not None and self._best.are_kept and trainer.state.best_global_step:
             folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.best_global_step}"
             if trainer.args.should_save and not folder.is_dir():
                 folder.mkdir(parents=True)
-                torch.save(self._best, folder / _WEIGHTS)
+                self._best.write_for_trainer(folder / _WEIGHTS)
             trainer.state.best_model_checkpoint = str(folder)
         return made
 
     def load_best_model(self, original: Callable[..., Any]) -> None:  # noqa: ARG002
         """In place of the Trainer's, which reads files of all ranks."""
-        self.trainer.model.load_state_dict(self._best, strict=False)
+        if self._best is not None and self._best.are_kept:
+            self._best.load(self.trainer.model)
 
     # --- checkpoints
 
@@ -267,8 +274,8 @@ class TrainerPart:
             for entry in list(written.iterdir()):
                 entry.rename(folder / entry.name)
             written.rmdir()
-            if trainer.args.should_save and self._best:
-                self._write_best(folder)
+            if self._best is not None and self._best.are_kept:
+                self._best.write(folder, trainer.model)
         self._kept = step
         if trainer.args.should_save:
             self._rotate(
@@ -286,11 +293,6 @@ class TrainerPart:
             "best_model_checkpoint": self.trainer.state.best_model_checkpoint,
         }
         file.write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
-
-    def _write_best(self, folder: Path) -> None:
-        import torch
-
-        torch.save(self._best, folder / _BEST)
 
 
 def _callback_of(part: TrainerPart, module: Any) -> Any:

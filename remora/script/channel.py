@@ -9,14 +9,16 @@ Script to supervisor:
 - `hello` `{version, pid}`: first message.
 - `report` `{step, metrics, total_steps, again}`; `again`: another rank may have reported it, or died before it did.
 - `held` `{token, boundary}`: answer to `hold`; `boundary` counts the calls of `should_checkpoint()` so far.
-- `checkpoint` `{step, room, folder, asked, generation}`: the folder of that name holds this rank's files of the
+- `checkpoint` `{step, room, folder, asked, token, generation}`: the folder of that name holds this rank's files of the
   checkpoint, of the worker group of that number (by default the present one); the script waits for `taken`.  It lies
   in the storage area `scratch` (the default; `REMORA_SCRATCH_DIR`) or `memory` (`REMORA_MEMORY_DIR`), named by `room`;
   an absolute path is accepted only when it lies in one of them.  `asked` is true when `should_checkpoint()` was true
-  before it.
+  before it, and `token` then that of the `decide`.
 - `saving` `{step}`: the script begins to write its files of that checkpoint, which may take long.
 - `stalled` `{step, stall_s}`: the checkpoint of that step held this rank's training loop up for `stall_s` seconds.
 - `refused` `{message}`: the script ends because it cannot train as its job describes it; trying again is of no use.
+- `collectives` `{groups}`: answer to `dump`; which collective it began last in each process group, and whether it waits
+  (`remora.script.collectives`).
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
 
 Supervisor to script:
@@ -25,6 +27,7 @@ Supervisor to script:
 - `decide` `{token, boundary}`: `should_checkpoint()` shall be true at that boundary, which no rank has passed yet.
 - `release` `{token}`: forget the hold; a rank that waits for a planned end goes on, because it does not come.
 - `taken` `{step, park}`: the files are safe with the supervisor; with `park` the script waits for its planned end.
+- `dump` `{}`: say which collectives were begun last; no step has ended for long.
 - `preemption` `{deadline_at, reason}`: a machine of this job goes at that time (seconds since 1970); null withdraws it.
 """
 

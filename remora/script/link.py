@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from remora.script import channel
+from remora.script import channel, collectives
 
 #: Seconds after which a script that waits for a decision goes on by itself.
 _DECISION_TIMEOUT_S = 60.0
@@ -108,6 +108,9 @@ class Link:
         #: The decision under way is the one before the end of this process.
         self._stops = False
         self._asked = False
+        #: The number of the decision under way, and of the one for which a checkpoint was asked.
+        self._deciding: object | None = None
+        self._asked_by: object | None = None
         self._taken: dict[int, bool] = {}
         #: When the last files were handed over, by `time.monotonic`.
         self.taken_at = 0.0
@@ -157,6 +160,7 @@ class Link:
                 if self._target is not None and self._boundary >= self._target:
                     self._target = None
                     self._asked = self._action == "checkpoint"
+                    self._asked_by = self._deciding
                     return self._action
                 if self._hold is None or self._closed or self._is_leaving():
                     return None
@@ -178,8 +182,11 @@ class Link:
         with self._changed:
             self._taken.pop(step, None)
             asked, self._asked = self._asked, False
+            asked_by = self._asked_by if asked else None
         of_group = _generation() if generation is None else generation
         message = {"type": "checkpoint", "step": step, "room": area, "folder": folder, "asked": asked}
+        if asked_by is not None:
+            message["token"] = asked_by
         self.send({**message, "generation": of_group})
         with self._changed:
             self._changed.wait_for(lambda: step in self._taken or self._closed)
@@ -250,6 +257,7 @@ class Link:
                 self._hold = message.get("token")
             elif kind == "decide":
                 self._target = int(message["boundary"])
+                self._deciding = message.get("token")
                 self._hold = None
                 self._action = "regroup" if message.get("action") == "regroup" else "checkpoint"
                 self._stops = bool(message.get("stop"))
@@ -272,8 +280,14 @@ class Link:
             self._changed.notify_all()
         if kind == "hold":
             self.send({"type": "held", "token": message.get("token"), "boundary": boundary})
+        if kind == "dump":
+            # Not in this thread, which has to hear that a group is to be left.
+            threading.Thread(target=self._report_collectives, name="remora-dump", daemon=True).start()
         if parted is not None and on_leave is not None:
             on_leave(parted)
+
+    def _report_collectives(self) -> None:
+        self.send({"type": "collectives", "groups": collectives.last_collectives()})
 
     def _close(self) -> None:
         if os.getpid() == self.pid:

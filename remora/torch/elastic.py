@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from remora import training
 from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, FeedPlan, LoadedBatch, MicroBatch, load_batches
+from remora.torch.feed import Feed, FeedPlan, LoadedBatch, Loading, MicroBatch, load_batches
 from remora.torch.group import Group
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
@@ -46,15 +47,13 @@ class ElasticLoop(ABC):
         settings: Settings,
         device: torch.device,
         data: Any,
-        collate_fn: Callable[[list[Any]], Any] | None,
-        num_workers: int,
+        loading: Loading,
     ) -> None:
         apply_precision()
         self._settings = settings
         self._device = device
         self._data = data
-        self._collate = collate_fn
-        self._num_workers = num_workers
+        self._loading = loading
         self._link = training.open_link()
         self._compute_time = ComputeTime(device, self._report_compute_time)
         self._progress = Progress(0, 0, 0)
@@ -139,14 +138,14 @@ class ElasticLoop(ABC):
         left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
         start = Position(progress.epoch, progress.place)
         plan = self._feed_plan(self._own_shards, start, left, settings.check_every)
-        self._feed = Feed(load_batches(self._data, plan, self._collate, self._num_workers))
+        self._feed = Feed(load_batches(self._data, plan, self._loading))
 
     def _feed_of(self, step: AnyStep, shard: int) -> Feed:
         """Batches of one shard, of whichever worker it is, in one step; read in this process."""
         plan = self._feed_plan(range(shard, shard + 1), Position(step.epoch, step.place), 1, probe_every=0)
-        batches = load_batches(self._data, plan, self._collate, 0)
+        batches = load_batches(self._data, plan, replace(self._loading, num_workers=0, prefetch_factor=None))
         # Processes of a loader have one thread, and what a dataset computes may have other bits with several.
-        return Feed(batches if self._num_workers == 0 else _with_one_thread(batches))
+        return Feed(batches if self._loading.num_workers == 0 else _with_one_thread(batches))
 
     def _feed_plan(self, own: range, start: Position, steps: int | None, probe_every: int) -> FeedPlan:
         settings = self._settings
@@ -189,7 +188,8 @@ class ElasticLoop(ABC):
         is_bitwise = self._settings.exactness == "bitwise"
         rank = first_different_rank(group, micro_batch.fingerprint, self._device, is_bitwise=is_bitwise)
         if rank is not None:
-            self._end_diverged(different_sample_text(rank, micro_batch.fingerprint))
+            is_sampled = self._loading.sampling is not None
+            self._end_diverged(different_sample_text(rank, micro_batch.fingerprint, is_sampled=is_sampled))
 
     def _end_diverged(self, text: str) -> NoReturn:
         """Report why the attempt ends, and raise Diverged."""

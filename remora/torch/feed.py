@@ -19,6 +19,7 @@ from remora.torch.agreement import copy_of, differs
 from remora.torch.order import Order, Position, split_shard
 from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
 from remora.torch.sample_fingerprints import SampleFingerprint, sample_fingerprint
+from remora.torch.sampling import SampledOrder, Sampling
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class MicroBatch:
     is_probed: bool = False
     #: Of one sample, for workers to compare, where the micro-batch is probed.
     fingerprint: SampleFingerprint | None = None
+    #: Of the order of its epoch, where that is a sampler's and the micro-batch is probed.
+    order_digest: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,24 +71,40 @@ LoadedBatch = tuple[MicroBatch, Any]
 Collate = Callable[[list[Any]], Any]
 
 
-def load_batches(
-    data: Any, plan: FeedPlan, collate: Collate | None, num_workers: int
-) -> Iterator[LoadedBatch]:
+@dataclass(frozen=True)
+class Loading:
+    """How samples become batches."""
+
+    #: None: that of torch.
+    collate: Collate | None = None
+    #: Processes that read ahead, and micro-batches for each of them; None: as many as torch would.
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    #: The script's own order; None: a seeded permutation, or that of the dataset.
+    sampling: Sampling | None = None
+
+
+def load_batches(data: Any, plan: FeedPlan, loading: Loading) -> Iterator[LoadedBatch]:
     """This worker's micro-batches with their batches (None for an empty one), in order, until training ends.
 
     Raises ValueError for a dataset that makes no step.
     """
-    collate = collate or default_collate
+    collate, num_workers = loading.collate or default_collate, loading.num_workers
     if is_stream(data):
         stream = _Stream(data, plan, collate)
-        return iter(stream if num_workers == 0 else _loader(stream, None, num_workers))
+        return iter(stream if num_workers == 0 else _loader(stream, None, loading))
     fetch = _Fetch(data, plan.seed, collate)
-    order = Order(len(data), plan.global_batch, plan.shards, plan.seed, plan.shuffle, plan.drop_last)
+    sizes = (plan.global_batch, plan.shards, plan.seed)
+    order: Order | SampledOrder
+    if loading.sampling is None:
+        order = Order(len(data), *sizes, plan.shuffle, plan.drop_last)
+    else:
+        order = SampledOrder(loading.sampling, *sizes, plan.drop_last)
     micro_batches = _MicroBatches(order, plan, data)
     return (
         map(fetch.__getitem__, micro_batches)
         if num_workers == 0
-        else iter(_loader(fetch, micro_batches, num_workers))
+        else iter(_loader(fetch, micro_batches, loading))
     )
 
 
@@ -96,13 +115,14 @@ def is_stream(data: Any) -> bool:
     )
 
 
-def _loader(dataset: Any, micro_batches: Iterable[MicroBatch] | None, num_workers: int) -> Any:
+def _loader(dataset: Any, micro_batches: Iterable[MicroBatch] | None, loading: Loading) -> Any:
     # A generator of its own: the loader must not draw from the random numbers of the script.
     return DataLoader(
         dataset,
         batch_size=None,
         sampler=micro_batches,
-        num_workers=num_workers,
+        num_workers=loading.num_workers,
+        prefetch_factor=loading.prefetch_factor,
         collate_fn=_as_it_is,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
@@ -132,7 +152,7 @@ def _micro_batches_of(
 class _MicroBatches:
     """Micro-batches of a dataset of known length, in order."""
 
-    def __init__(self, order: Order, plan: FeedPlan, data: Any) -> None:
+    def __init__(self, order: Order | SampledOrder, plan: FeedPlan, data: Any) -> None:
         self._order = order
         self._plan = plan
         self._data = data
@@ -140,26 +160,30 @@ class _MicroBatches:
     def __iter__(self) -> Iterator[MicroBatch]:
         order, plan = self._order, self._plan
         size = len(self._data)
-        first = plan.start.epoch * order.steps_per_epoch + plan.start.place
-        last = None if plan.epochs is None else plan.epochs * order.steps_per_epoch
+        epoch, place = plan.start.epoch, plan.start.place
         done = 0
-        for step in count(first):
-            if (last is not None and step >= last) or done == plan.steps:
-                return
+        while (plan.epochs is None or epoch < plan.epochs) and done != plan.steps:
+            if place >= (steps := order.steps_in(epoch)):
+                epoch, place = epoch + 1, place - steps
+                continue
             if len(self._data) != size:
                 raise ValueError(
                     f"the dataset had {size} samples and has {len(self._data)} now, and the place in it would be"
                     " another one: keep its length, and let set_epoch(epoch) decide what its samples are, or use"
                     " an iterable dataset"
                 )
-            position = order.position_after(step)
+            position = Position(epoch, place)
+            place += 1
             if (position.epoch, position.place) in plan.left_out:
                 continue
+            # Steps of a sampler are counted from where all workers begin together: epochs may differ in length.
+            number = order.number(position) if isinstance(order, Order) else done
             done += 1
             shares = [(shard, order.shard(position, shard)) for shard in plan.own]
             micro_batches = _micro_batches_of(position, shares, len(order.batch(position)), plan)
-            if plan.probe_every and step % plan.probe_every == 0:
-                micro_batches[0] = replace(micro_batches[0], is_probed=True)
+            if plan.probe_every and number % plan.probe_every == 0:
+                digest = order.digest(epoch)
+                micro_batches[0] = replace(micro_batches[0], is_probed=True, order_digest=digest)
             yield from micro_batches
 
 
@@ -206,7 +230,8 @@ class _Fetch:
         where = micro_batch.position.epoch, micro_batch.position.place
         sample = derive(self._seed, "mark", *where) % len(self._data)
         seed_everything(derive(self._seed, "marked", *where), devices=False)
-        return sample_fingerprint(sample, micro_batch.position.epoch, self._items([sample])[0])
+        found = sample_fingerprint(sample, micro_batch.position.epoch, self._items([sample])[0])
+        return replace(found, words=found.words ^ micro_batch.order_digest)
 
 
 def _collated_twice(collate: Collate, items: list[Any], again: list[Any]) -> Any:

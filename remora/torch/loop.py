@@ -55,6 +55,8 @@ class Loop(ReplicatedLoop, FunctionLoop):
     - `optimizer`: one, or a list of all that change parameters of the model.
     - `data`: a dataset with a length, or an iterable one (`feed.py` has its rule).
     - `global_batch`: samples of a step.  `shards`: parts of it that workers carry; no more workers than shards.
+    - `sampler`: the order of the samples of an epoch; `batch_sampler`: the global batches, of all workers together
+      (`sampling.py` has their rule).  `num_workers`, `prefetch_factor`: processes that read ahead, and how far each.
     - `micro_batch`: most samples of one forward pass; a whole shard if None.
     - `scheduler`, `scaler`: saved and resumed; losses are scaled by `scaler` before their backward pass.
     - `state`: anything else with `state_dict()` and `load_state_dict()`, by name.
@@ -64,6 +66,8 @@ class Loop(ReplicatedLoop, FunctionLoop):
     - `check_every`: steps between two comparisons of the workers' weights, which raise Diverged; 0 for none.
     - `verify_every`: steps between two in which each worker computes a shard of another one again, with `bitwise`: a
       machine that computes wrongly is found, and under Remora training goes on without it.  None: never.
+
+    `evaluate(data, compute)` takes means over another dataset, shared by all workers.
 
     `global_batch`, `shards`, `exactness`, `nonfinite` and `verify_every` that are left out come from `elastic` in the
     job's specification; without that `exactness` is `sample-exact`, and the first two have to be given.

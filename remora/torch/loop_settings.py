@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -37,6 +37,8 @@ class Settings:
     nonfinite: Nonfinite | None = None
     #: Steps between two in which workers compute shards of each other; None: never.
     verify_every: int | None = None
+    #: Kind of the script's own sampler or batch sampler; empty: it has none.
+    sampler: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         check_sizes(self.global_batch, self.shards, self.micro_batch)
@@ -62,7 +64,9 @@ class Settings:
 
     def data_order(self) -> dict[str, int | str | bool]:
         """What a checkpoint must agree in, so that the order of the data goes on where it was."""
+        own = {"sampler": self.sampler} if self.sampler else {}
         return {
+            **own,
             "global_batch": self.global_batch,
             "shards": self.shards,
             "micro_batch": self.micro_batch or 0,
@@ -152,7 +156,9 @@ def make_deterministic() -> None:
 def fingerprint(settings: Settings, parameters: Iterable[torch.Tensor]) -> int:
     """A number that is the same in two processes only when they train the same with the same settings."""
     shapes = [(tuple(one.shape), str(one.dtype)) for one in parameters]
-    return repr_hash((settings, shapes, torch.__version__))
+    # What a release adds is left out where it is not used: workers of the release before are in one group with others.
+    added = (settings.sampler,) if settings.sampler else ()
+    return repr_hash((settings, shapes, torch.__version__, *added))
 
 
 def repr_hash(value: object) -> int:

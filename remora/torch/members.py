@@ -16,7 +16,7 @@ from remora.torch.hardware import decode, difference, encode, hardware
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
 from remora.torch.state import receive, send
-from remora.torch.state_sync import SyncPlan, WorkersDiffer, WorkerState, plan_sync
+from remora.torch.state_sync import SyncPlan, WorkersDiffer, WorkerState, evaluators, plan_sync
 
 
 class Membership:
@@ -36,6 +36,10 @@ class Membership:
         self._group: Group | None = None
         #: Subgroups that have done what they were formed for.
         self._subgroups: list[Group] = []
+        #: Ranks that evaluate in the step under way; None: all do.
+        self.evaluators: tuple[int, ...] | None = None
+        #: How far each rank was in that when the group was formed.
+        self.evaluations: list[int] = []
         self.generation = number_from_environment("REMORA_GENERATION", 0)
         #: This process was started to join workers that already train.
         self.is_joiner = link is not None and os.environ.get("REMORA_JOIN") == "1"
@@ -58,6 +62,11 @@ class Membership:
             self._form_group(place_from_environment(self.generation), state, capture, restore)
         except PeerLost as lost:
             self.change(state, str(lost), capture, restore)
+
+    def subgroup(self, members: Sequence[int], name: str) -> Group:
+        """A group of some ranks until this group is left; all of them call it.  Raises PeerLost."""
+        with self._subgroup(self.group, members, name) as part:
+            return part
 
     def leave(self) -> None:
         """Leave the group; before this returns the device may wait for a peer that is lost, and must not be used."""
@@ -106,6 +115,9 @@ class Membership:
         if len({one.fingerprint for one in states}) == 1 < len({one.hardware for one in states}):
             self._refuse_hardware(group)
         plan = plan_sync(states)
+        inside = evaluators(states, plan.behind)
+        self.evaluators = inside if inside is not None and group.rank in inside else None
+        self.evaluations = [one.evaluation for one in states]
         if plan.behind and group.rank in (plan.root, *plan.behind):
             with self._subgroup(group, (plan.root, *plan.behind), "behind") as part:
                 self._reduction.share(part)
@@ -142,14 +154,19 @@ class Membership:
 
     def _compare(self, group: Group, state: WorkerState) -> list[WorkerState]:
         numbers = [state.step, int(state.is_fresh), state.fingerprint, state.hardware]
-        numbers.append(int(state.is_rolled_back))
+        # As many numbers as every release sends, so that a worker of another one is refused by its fingerprint.
+        numbers.append(int(state.is_rolled_back) + 2 * state.evaluation)
         own = torch.tensor(numbers, device=self._device)
         all_ = torch.empty(len(numbers) * group.world_size, dtype=own.dtype, device=self._device)
         group.wait(group.gather(all_, own))
         return [
-            WorkerState(step, bool(fresh), fingerprint, hardware, bool(is_back))
-            for step, fresh, fingerprint, hardware, is_back in all_.view(group.world_size, -1).tolist()
+            WorkerState(step, bool(fresh), fingerprint, hardware, bool(packed % 2), packed // 2)
+            for step, fresh, fingerprint, hardware, packed in all_.view(group.world_size, -1).tolist()
         ]
+
+    def check(self) -> None:
+        """Raise PeerLost where the present group is to be left."""
+        self._check(self.generation)
 
     def _refuse_hardware(self, group: Group) -> NoReturn:
         own = encode(hardware(self._device)).to(self._device)

@@ -83,6 +83,10 @@ class Optimizers:
     def __iter__(self) -> Iterator[Optimizer]:
         return iter(self._all)
 
+    def is_unused(self, step: int, gradients: Iterable[torch.Tensor | None]) -> bool:
+        """Whether the gradients of this step are still meant to be used: see `begin` for those that are not."""
+        return self._unused == step and _are_of_use(gradients)
+
     @property
     def parts(self) -> dict[str, Stateful]:
         """Each by its name in the state of training."""

@@ -53,6 +53,12 @@ def split_shard(samples: Sequence[int], micro_batch: int | None) -> list[Sequenc
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 
+def shard_of(batch: Sequence[int], shard: int, shards: int) -> Sequence[int]:
+    """The samples of a global batch that `shard` carries: contiguous ones."""
+    start = shard * (len(batch) // shards) + min(shard, len(batch) % shards)
+    return batch[start : start + shard_size(len(batch), shard, shards)]
+
+
 def check_sizes(global_batch: int, shards: int, micro_batch: int | None) -> None:
     """Raise ValueError for sizes that make no steps."""
     if global_batch < 1:
@@ -103,11 +109,21 @@ class Order:
         permutation: list[int] = _permutation(self.samples, self.seed, position.epoch)[start:stop].tolist()
         return permutation
 
-    def shard(self, position: Position, shard: int) -> list[int]:
+    def shard(self, position: Position, shard: int) -> Sequence[int]:
         """Sample numbers that `shard` carries of the global batch at `position`."""
-        batch = self.batch(position)
-        start = shard * (len(batch) // self.shards) + min(shard, len(batch) % self.shards)
-        return batch[start : start + shard_size(len(batch), shard, self.shards)]
+        return shard_of(self.batch(position), shard, self.shards)
+
+    def steps_in(self, epoch: int) -> int:  # noqa: ARG002 - of a sampler's order it depends on it
+        """Global batches of an epoch."""
+        return self.steps_per_epoch
+
+    def number(self, position: Position) -> int:
+        """Steps before that one since the beginning."""
+        return position.epoch * self.steps_per_epoch + position.place
+
+    def digest(self, epoch: int) -> int:  # noqa: ARG002
+        """0: all workers make the same order from the seed."""
+        return 0
 
 
 @lru_cache(maxsize=2)

@@ -18,12 +18,14 @@ from remora.torch.agreement import (
     StateDigests,
     changed_text,
     difference_text,
+    gathered,
     is_due,
     tensors_of,
 )
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import ElasticLoop
-from remora.torch.feed import MicroBatch
+from remora.torch.evaluation import Evaluate, Held, PartSums, evaluated, names_of, rows_of, total
+from remora.torch.feed import Loading, MicroBatch, is_stream
 from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
 from remora.torch.layout import Writer
@@ -53,6 +55,7 @@ from remora.torch.optimizers import EARLY, Optimizers
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
+from remora.torch.sampling import batch_size_of, check_prefetch, sampling_of
 from remora.torch.saving import Saving
 from remora.torch.state import LoopState, Progress, Stateful
 from remora.torch.state_sync import WorkerState
@@ -94,6 +97,9 @@ class ReplicatedLoop(ElasticLoop):
         micro_batch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         shuffle: bool = True,
         drop_last: bool = False,
         exactness: Exactness | None = None,
@@ -104,7 +110,10 @@ class ReplicatedLoop(ElasticLoop):
         nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
         exactness = cast("Exactness", agreed("exactness", exactness, str) or "sample-exact")
         verify_every = agreed("verify_every", verify_every, int)
-        global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
+        check_prefetch(num_workers, prefetch_factor)
+        sampling = sampling_of(data, sampler, batch_sampler, is_stream=is_stream(data))
+        global_batch = needed("global_batch", batch_size_of(batch_sampler, global_batch))
+        shards = needed("shards", shards)
         settings = Settings(
             global_batch,
             shards,
@@ -118,12 +127,14 @@ class ReplicatedLoop(ElasticLoop):
             check_every,
             nonfinite,
             verify_every,
+            "" if sampling is None else sampling.name,
         )
         check_model(model)
         if exactness == "bitwise":
             make_deterministic()
         parameters = [one for one in model.parameters() if one.requires_grad]
-        super().__init__(settings, parameters[0].device, data, collate_fn, num_workers)
+        loading = Loading(collate_fn, num_workers, prefetch_factor, sampling)
+        super().__init__(settings, parameters[0].device, data, loading)
         if verify_every is not None:
             self._check_verifiable()
         self._model = model
@@ -157,6 +168,9 @@ class ReplicatedLoop(ElasticLoop):
         self._is_rolled_back = False
         #: Steps in a row that were left out.
         self._skips = 0
+        #: Evaluations of the step under way, counted by two, and whether this worker has the result of the last one.
+        self._evaluations = 0
+        self._has_result = True
         #: The script has asked for a checkpoint of the step that it is in.
         self._wants_checkpoint = False
         #: The micro-batch whose loss the script computes, and its seed.
@@ -209,6 +223,82 @@ class ReplicatedLoop(ElasticLoop):
         if self._link is not None and self._link.must_leave(self._members.generation):
             self._progress = self._reached()
             self._change("the supervisor said that the group is to be left")
+
+    def evaluate(
+        self,
+        data: Any,
+        compute: Evaluate,
+        *,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> dict[str, float]:
+        """The mean loss over a dataset, as `loss`, and the means beside it by name: the same on every worker.
+
+        All workers call it alike inside a step, after its `optimizer.step()`, and share the samples: each counts once.
+        `compute(model, batch)` returns what the function for `backward` returns, and is called without gradients, with
+        the model in evaluation.  `data` is a dataset with a length, or a stream that is the same on all workers; a
+        batch has at most `batch_size` samples, those of a shard if None.  Where a batch has the same bits on every
+        worker, the result has the same for any number of them.
+        Raises RuntimeError where it is called elsewhere, ValueError for a dataset that has no sample, TypeError for a
+        function that does not return the same metrics each time, and PeerLost as `backward` does.
+        """
+        step, settings = self._step, self._settings
+        if step is None or not step.is_done:
+            raise RuntimeError("call evaluate inside a step of the loop, after step.backward")
+        if self._optimizers.is_unused(step.number, (one.grad for one in self._parameters.values())):
+            raise RuntimeError(
+                "call evaluate after optimizer.step(): a worker that joins meanwhile gets the weights of now"
+            )
+        shard_size = settings.micro_batch or -(-settings.global_batch // settings.shards)
+        held = Held(
+            data=data,
+            compute=compute,
+            batch_size=shard_size if batch_size is None else batch_size,
+            collate=collate_fn or self._loading.collate,
+            num_workers=num_workers,
+            parts=settings.shards,
+            seed=derive(settings.seed, "evaluation", step.number),
+            device=self._device,
+        )
+        self._evaluations += 2
+        self._has_result = False
+        found = PartSums()
+        while True:
+            try:
+                return self._evaluated(held, found)
+            except PeerLost as lost:
+                self._progress = self._reached()
+                self._change(str(lost))
+            # Others may still need this worker's part of it.
+            if found.result is not None and self._evaluation - 1 not in self._members.evaluations:
+                return found.result
+
+    def _evaluated(self, held: Held, found: PartSums) -> dict[str, float]:
+        """The result of an evaluation over all workers that take part; raises PeerLost."""
+        ranks = self._members.evaluators or tuple(range(self._members.group.world_size))
+        group = self._members.group
+        if self._members.evaluators is not None:
+            group = self._members.subgroup(ranks, f"evaluation-{self._evaluations}")
+        own = shards_of(ranks.index(self._rank), len(ranks), held.parts)
+        with contextlib.closing(evaluated(held, self._model, found.missing(own), found)) as batches:
+            for _ in batches:
+                group.check()
+                self._members.check()
+        names = names_of(held, self._model, found)
+        rows = gathered(group, rows_of(found, own, held.parts).to(self._device).view(-1))
+        found.result = total(rows.view(len(ranks), held.parts, -1).sum(0).tolist(), names)
+        self._has_result = True
+        # No worker goes on before all have it: one that is lost now is not needed any more.
+        gathered(group, torch.zeros(1, device=self._device))
+        return found.result
+
+    @property
+    def _evaluation(self) -> int:
+        """How far this worker is in evaluations; see `WorkerState`."""
+        if self._step is None or not self._step.is_done:
+            return 0
+        return 1 + self._evaluations - (not self._has_result)
 
     def save(self, folder: Path) -> None:
         """Write the state of training into a folder that is there; one worker is enough.
@@ -496,6 +586,7 @@ class ReplicatedLoop(ElasticLoop):
     def _end_step(self, step: AnyStep) -> None:
         self._progress = self._reached()
         self._step = None
+        self._members.evaluators, self._evaluations, self._has_result = None, 0, True
         wants_checkpoint, self._wants_checkpoint = self._wants_checkpoint, False
         if self._link is None:
             return
@@ -552,7 +643,12 @@ class ReplicatedLoop(ElasticLoop):
         # A worker that joins has none of the old ones.
         self._snapshot = None
         worker_state = WorkerState(
-            self._progress.step, False, self._fingerprint, self._hardware, self._is_rolled_back
+            self._progress.step,
+            False,
+            self._fingerprint,
+            self._hardware,
+            self._is_rolled_back,
+            self._evaluation,
         )
         was_delivered = self._members.change(worker_state, why, self._capture, self._restore)
         self._report_again()

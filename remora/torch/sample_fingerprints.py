@@ -74,8 +74,14 @@ def first_different_rank(
     return int(differ.nonzero()[0]) if bool(differ.any()) else None
 
 
-def different_sample_text(rank: int, fingerprint: SampleFingerprint) -> str:
-    """The error for a rank whose dataset is not that of rank 0."""
+def different_sample_text(rank: int, fingerprint: SampleFingerprint, *, is_sampled: bool = False) -> str:
+    """The error for a rank whose dataset, or whose sampler where there is one, is not that of rank 0."""
+    if is_sampled:
+        return (
+            f"rank {rank} draws other samples than rank 0 in epoch {fingerprint.epoch}, or reads another one for number"
+            f" {fingerprint.sample}: hand the whole dataset and one sampler of it to all workers alike, not a part for"
+            " each rank, because Loop divides its samples"
+        )
     return (
         f"rank {rank} reads another sample than rank 0 for number {fingerprint.sample} of the dataset in epoch"
         f" {fingerprint.epoch}: hand the whole dataset to all workers alike, not a part for each rank, because Loop"

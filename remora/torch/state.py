@@ -76,6 +76,11 @@ class LoopState:
                     f"the checkpoint was written with {name}={saved.get(name)!r}, and the script now says "
                     f"{value!r}: put it back, or start a new job from the saved weights"
                 )
+        for name in saved.keys() - self._settings.keys():
+            raise CheckpointUnusable(
+                f"the checkpoint was written with {name}={saved[name]!r}, and the script has none now: put it back, or"
+                " start a new job from the saved weights"
+            )
         if parts.keys() != self._parts.keys():
             raise CheckpointUnusable(
                 f"the checkpoint holds {', '.join(sorted(parts))}, and the script now has "

@@ -20,6 +20,9 @@ class WorkerState:
     hardware: int = 0
     #: It went back to a snapshot, and has done no step since.
     is_rolled_back: bool = False
+    #: How far it is in evaluations of the step that it has done: 0 outside of the step, then 1, and 2 more for each
+    #: that it has begun, less 1 while it has no result of that.
+    evaluation: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ class SyncPlan:
 
 class WorkersDiffer(ValueError):
     """The workers of one group do not run the same training."""
+
+
+def evaluators(states: Sequence[WorkerState], behind: Sequence[int]) -> tuple[int, ...] | None:
+    """Ranks that evaluate in the step that is done, where others have joined after it; None: all do."""
+    inside = tuple(rank for rank, one in enumerate(states) if one.evaluation or rank in behind)
+    return None if not any(one.evaluation for one in states) or len(inside) == len(states) else inside
 
 
 def plan_sync(states: Sequence[WorkerState]) -> SyncPlan:

@@ -167,8 +167,8 @@ def not_repeated_text(once: float, again: float) -> str:
 
 def outcome(returned: Any) -> Outcome:
     """What the function given to `backward` returned; raises TypeError and ValueError for what cannot be averaged."""
-    loss, metrics = returned if _is_with_metrics(returned) else (returned, {})
-    loss, count = _counted(loss)
+    loss, metrics = with_metrics(returned)
+    loss, count = as_sum(loss)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise TypeError(
             "the function given to backward returns the mean loss of its batch, a tensor of one element, or a tuple"
@@ -178,16 +178,19 @@ def outcome(returned: Any) -> Outcome:
         raise TypeError("the loss has no graph: compute it from the model's output, and not under no_grad()")
     if len(metrics) > MOST_METRICS:
         raise ValueError(f"backward averages at most {MOST_METRICS} metrics, and got {len(metrics)}")
-    pairs = {name: _counted(value) for name, value in metrics.items()}
+    pairs = {name: as_sum(value) for name, value in metrics.items()}
     counts = (count, *(one for _, one in pairs.values()))
     return Outcome(loss.reshape(()), {name: value for name, (value, _) in pairs.items()}, counts)
 
 
-def _is_with_metrics(returned: Any) -> bool:
-    return isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)
+def with_metrics(returned: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The loss that a function returned, and what is beside it."""
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        return returned
+    return returned, {}
 
 
-def _counted(value: Any) -> tuple[Any, Any]:
+def as_sum(value: Any) -> tuple[Any, Any]:
     """A sum with its count, or a mean with None."""
     if isinstance(value, tuple) and len(value) == 2:
         count = value[1]

@@ -20,6 +20,7 @@ from service.api import (
     changes,
     checkpoints,
     cluster,
+    costs,
     drills,
     grants,
     jobs,
@@ -39,6 +40,7 @@ from service.api import (
     sign_in,
     streams,
     tokens,
+    web_page,
     writes,
 )
 from service.api.authentication import ApiTokens, Authenticator, Way
@@ -157,6 +159,7 @@ def create_app(settings: Settings) -> FastAPI:
         policies.router,
         plans.router,
         ledgers.router,
+        costs.router,
         projects.router,
         audit.router,
         grants.router,
@@ -164,6 +167,7 @@ def create_app(settings: Settings) -> FastAPI:
         sessions.router,
         sign_in.router,
         tokens.router,
+        web_page.router,
     )
     problem_documents.install(app, [*app.routes, *(route for part in parts for route in part.routes)])
     writes.install(app)

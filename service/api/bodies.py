@@ -12,8 +12,11 @@ from typing import Any, TypeVar
 import anyio
 from starlette.requests import ClientDisconnect, Request
 
+from remora.errors import SpecError
 from remora.spec.bounds import has_more_values
-from service.api.problem_documents import ApiProblem
+from remora.spec.problems import read_yaml
+from remora.spec.spec import MAX_SPEC_BYTES
+from service.api.problem_documents import ApiProblem, invalid_spec
 from service.api.validation_thread import Checks
 
 T = TypeVar("T")
@@ -29,13 +32,26 @@ def _check_length(request: Request, limit: int) -> None:
         raise _too_large(limit)
 
 
+#: Media types of YAML: that of RFC 9512, and the one that programs sent before it.
+YAML_TYPES = frozenset({"application/yaml", "application/x-yaml"})
+
+
+def media_type_of(request: Request) -> str:
+    """What the body is said to be, such as `application/json`."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
 async def read_json(request: Request, limit: int) -> bytes:
     """The body, said to be JSON and not parsed yet, of at most `limit` bytes.  Raises ApiProblem 400, 413 or 415."""
-    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    if media_type != "application/json":
+    if media_type_of(request) != "application/json":
         raise ApiProblem(
             415, "unsupported_media_type", "the body must be JSON", hint="send Content-Type: application/json"
         )
+    return await read_bytes(request, limit)
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The body, of at most `limit` bytes.  Raises ApiProblem 400 or 413."""
     _check_length(request, limit)
     body = bytearray()
     async for chunk in _stream(request):
@@ -57,15 +73,41 @@ async def read_object(
     return await checks.run(lambda: check(parse_object(body, values)), len(body))
 
 
+async def read_specification(
+    request: Request, limit: int, values: int, checks: Checks, check: Callable[[dict[str, Any]], T]
+) -> T:
+    """The same for a body that may also be YAML, which is read as the command line reads a file.
+
+    Raises ApiProblem 400, 413, 415 or 422, and what `check` raises.
+    """
+    if media_type_of(request) not in YAML_TYPES:
+        return await read_object(request, limit, values, checks, check)
+    body = await read_bytes(request, min(limit, MAX_SPEC_BYTES))
+
+    def work() -> T:
+        try:
+            found = read_yaml(_decoded(body), MAX_SPEC_BYTES)
+        except SpecError as error:
+            raise invalid_spec(error) from None
+        if not isinstance(found, dict):
+            raise ApiProblem(422, "invalid_spec", "the body must be a mapping of fields")
+        return check(found)
+
+    return await checks.run(work, len(body))
+
+
+def _decoded(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise ApiProblem(400, "invalid_encoding", f"the body is not UTF-8 at byte {error.start}") from None
+
+
 def parse_object(body: bytes, values: int) -> dict[str, Any]:
     """A JSON object, never parsed when it has too many values.  Raises ApiProblem 400 or 422."""
     if has_more_values(body, values):
         raise ApiProblem(422, "invalid_spec", f"the body has more than {values} values")
-    try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise ApiProblem(400, "invalid_encoding", f"the body is not UTF-8 at byte {error.start}") from None
-    value = _parse(text)
+    value = _parse(_decoded(body))
     if not isinstance(value, dict):
         raise ApiProblem(422, "invalid_spec", "the body must be a JSON object")
     return value

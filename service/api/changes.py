@@ -97,6 +97,17 @@ async def resize(request: Request, job_id: str, _: Annotated[Parameters, Query()
     return await _change(request, job_id, work, 202)
 
 
+@router.post("/{job_id}/stacks", status_code=202, operation_id="request_stacks", response_model=Job)
+async def request_stacks(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
+    """Ask what the workers of a running job are doing: events `worker.stack` follow, one for each rank."""
+    now = context_of(request).clock()
+
+    def work(connection: sa.Connection, job: JobRow) -> JobRow:
+        return store.save(connection, job, changes.request_stacks(job, now))
+
+    return await _change(request, job_id, work, 202)
+
+
 @router.delete("/{job_id}", status_code=202, operation_id="delete_job", response_model=Job)
 async def delete(request: Request, job_id: str, _: Annotated[Parameters, Query()]) -> Response:
     """Delete an ended job with its logs, metrics, checkpoints and outputs, for good; it is hidden at once."""

@@ -55,9 +55,10 @@ async def readyz(request: Request, _: Annotated[Parameters, Query()]) -> Respons
 async def metrics(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """Numbers for Prometheus."""
     context = context_of(request)
-    counted = await context.database.read(totals)
-    ages = await controller_ages(context)
-    text = context.telemetry.text(counted, {name: age for name, age in ages.items() if age is not None})
+    now = context.clock()
+    counted = await context.database.read(lambda connection: totals(connection, now))
+    ages = {name: age for name, age in (await controller_ages(context)).items() if age is not None}
+    text = context.telemetry.text(counted, ages, context.streams.count, now)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

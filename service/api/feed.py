@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -22,6 +23,7 @@ from service.store.telemetry import Position, positions
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+ReadT = TypeVar("ReadT")
 
 
 class Feed:
@@ -31,6 +33,7 @@ class Feed:
         self._database = database
         self._followed: Counter[str] = Counter()
         self._positions: dict[str, Position] = {}
+        self._reads: dict[Hashable, asyncio.Future[Any]] = {}
         self._news = asyncio.Condition()
         self._wanted = asyncio.Event()
         #: Set when the process is to end: streams end at once.
@@ -50,9 +53,28 @@ class Feed:
                 self._positions.pop(job_id, None)
 
     async def look(self, job_id: str) -> Position | None:
-        """Where the job stands now, or None when there is no such job."""
+        """Where the job stands, as of `POLL_S` ago at most while it is followed; None when there is no such job."""
+        known = self._positions.get(job_id)
+        if known is not None:
+            return known
         found = await self._database.read(lambda connection: positions(connection, [job_id]))
         return found.get(job_id)
+
+    async def shared(self, key: Hashable, read: Callable[[], Awaitable[ReadT]]) -> ReadT:
+        """What `read` returns, asked once for all that ask for the same `key` at the same time or shortly after.
+
+        Hundreds of clients that follow one job read the same entries.  The key has to name all that the value depends
+        on, and the value must not change.
+        """
+        task = self._reads.get(key)
+        if task is None:
+            task = self._reads[key] = asyncio.ensure_future(read())
+            task.add_done_callback(
+                lambda _: asyncio.get_running_loop().call_later(POLL_S, self._reads.pop, key, None)
+            )
+        # A client that leaves must not end what others wait for.
+        found: ReadT = await asyncio.shield(task)
+        return found
 
     async def changed(self, job_id: str, known: Position, timeout_s: float) -> bool:
         """Wait until the job stands beyond `known`; False when it did not within the time."""

@@ -21,7 +21,7 @@ from service.api.authentication import Authenticator, proof_missing, proof_refus
 from service.api.problem_documents import ApiProblem, of_database
 from service.api.prometheus import Telemetry
 from service.api.rates import retry_after
-from service.identities.permissions import OPEN_PATHS
+from service.identities.permissions import is_open
 from service.identities.principals import LOCAL, Principal
 from service.listening import Listening
 from service.process_log import request_id
@@ -146,12 +146,12 @@ async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProb
         if (refused := sessions.csrf_problem(scope["method"], given, cookie)) is not None:
             return refused
         given["authorization"] = f"Bearer {cookie}"
-    is_open = scope["path"] in OPEN_PATHS
+    is_asked_by_all = is_open(scope["path"])
     try:
         principal = await identities.authenticate(given)
     except ApiProblem as problem:
         if cookie is not None and problem.status == 401:
-            return None if is_open else sessions.forgotten(problem, scope["scheme"])
+            return None if is_asked_by_all else sessions.forgotten(problem, scope["scheme"])
         return problem
     except DBAPIError as error:
         log.error("%s", why_failed(error))  # noqa: TRY400 - the sentence says it all
@@ -161,10 +161,10 @@ async def _unproved(scope: Scope, headers: Sequence[tuple[str, str]]) -> ApiProb
         # What streams are asked for again: a session's cookie has become a header here.
         scope["remora.proof"] = given
         return None
-    if "authorization" in given and not (is_open and cookie is not None):
+    if "authorization" in given and not (is_asked_by_all and cookie is not None):
         unknown = proof_refused("invalid_token", "the token is none that this service knows")
         return unknown if cookie is None else sessions.forgotten(unknown, scope["scheme"])
-    return None if is_open else proof_missing()
+    return None if is_asked_by_all else proof_missing()
 
 
 def _too_long(query: bytes) -> ApiProblem | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import sqlalchemy as sa
@@ -17,12 +18,13 @@ from service.api.authorisation import access_of
 from service.api.context import context_of, job_of
 from service.api.pages import as_json
 from service.api.parameters import MAX_NUMBER, Parameters
-from service.api.problem_documents import invalid_parameter
+from service.api.ranges import range_asked
 from service.identities.principals import Access
-from service.queue.bill import Charge, Payer, Purpose, charges
-from service.queue.ledger import UseRow
-from service.store import ledger
-from service.store.spending import month_of
+from service.queue.accounts import amount_of, total_of
+from service.queue.bill import Charge, Purpose, charges_of, purpose_of
+from service.queue.causes import Payer, Span, to_ms
+from service.queue.rows import NodeRow
+from service.store import costs
 
 router = APIRouter()
 
@@ -35,23 +37,27 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
     """Seconds of nodes and money that the job has cost so far, by kind of node."""
     job = await job_of(request, job_id)
     context = context_of(request)
-    uses = await context.database.read(lambda connection: ledger.uses_of(connection, job_id))
-    bought = await context.database.read(lambda connection: ledger.start_ups(connection, job_id))
     now = context.clock()
-    lines = _lines(uses, now)
-    began = [
-        one
-        for one in charges(bought, (), {}, 0.0, now)
-        if one.payer is Payer.JOB and one.purpose is Purpose.START_UP
-    ]
+
+    def work(connection: sa.Connection) -> tuple[costs.CostRows, tuple[int, int]]:
+        # What others did on its nodes before and after it is not read: a page asks for this every few seconds.
+        first, last = costs.paid_range(connection, job_id, now)
+        rows = costs.rows_of_job(connection, job_id, first, last, with_phases=False)
+        return rows, (to_ms(first), to_ms(last))
+
+    rows, paid = await context.database.read(work)
+    mine = [one for one in rows.spans([paid]) if one.payer is Payer.JOB and one.name == job_id]
+    lines = _lines([one for one in mine if purpose_of(one) is Purpose.WORK], rows.nodes)
+    start_ups = [one for one in mine if purpose_of(one) is Purpose.START_UP]
+    began = total_of(amount_of(one, rows.nodes[one.node_id]) for one in start_ups)
     return Ledger(
         job_id=job_id,
         at=now,
         lines=lines,
         node_s=sum(line.node_s for line in lines),
         cost=sum(line.cost for line in lines),
-        start_up_s=sum(one.node_s for one in began),
-        start_up_cost=sum(one.cost for one in began),
+        start_up_s=began.node_s,
+        start_up_cost=began.usd,
         budget=job.budget,
     )
 
@@ -59,7 +65,7 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
 class LedgerParameters(Parameters):
     """From when to when, seconds since 1970."""
 
-    #: The beginning of the running month in UTC unless told.
+    #: The beginning of the running month in UTC unless told, and at most 31 days before `until`.
     since: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
     #: Now unless told; no later than that.
     until: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
@@ -72,18 +78,13 @@ async def show_cluster_ledger(request: Request, parameters: Annotated[LedgerPara
     Who is no operator sees what its own projects and their jobs pay.
     """
     context, access = context_of(request), access_of(request)
-    now = context.clock()
-    until = now if parameters.until is None else min(parameters.until, now)
-    since = month_of(until) if parameters.since is None else parameters.since
-    if since > until:
-        raise invalid_parameter("since", "it is after until; give an earlier time")
+    since, until = range_asked(context, parameters.since, parameters.until)
 
-    def work(connection: sa.Connection) -> str:
-        nodes = ledger.paid_nodes(connection, since, until)
-        uses = ledger.uses_between(connection, since, until)
-        named = [node.bought_for for node in nodes if node.bought_for is not None]
-        projects = ledger.projects_of(connection, named)
-        found = _visible(connection, access, charges(nodes, uses, projects, since, until))
+    def work(rows: costs.CostRows) -> str:
+        found = [
+            one for one in charges_of(rows.spans([(to_ms(since), to_ms(until))]), rows.nodes) if one.is_billed
+        ]
+        found = _visible(rows.projects, access, found)
         view = ClusterLedger(
             since=since,
             until=until,
@@ -93,15 +94,19 @@ async def show_cluster_ledger(request: Request, parameters: Annotated[LedgerPara
         )
         return view.model_dump_json()
 
-    return as_json(await context.database.read(work))
+    rows = await context.database.read(
+        lambda connection: costs.rows_between(connection, since, until, with_phases=False)
+    )
+    # The database is not held while it is computed.
+    return as_json(await asyncio.to_thread(work, rows))
 
 
-def _visible(connection: sa.Connection, access: Access, found: list[Charge]) -> list[Charge]:
+def _visible(projects: Mapping[str, str], access: Access, found: list[Charge]) -> list[Charge]:
     """Those that projects which the principal sees pay, and their jobs."""
     if access.projects is None:
         return found
-    owners = ledger.projects_of(connection, (one.name for one in found if one.payer is Payer.JOB))
-    owners |= {one.name: one.name for one in found if one.payer is Payer.PROJECT}
+    owners = {one.name: one.name for one in found if one.payer is Payer.PROJECT}
+    owners |= {one.name: projects.get(one.name, "") for one in found if one.payer is Payer.JOB}
     return [one for one in found if owners.get(one.name) in access.projects]
 
 
@@ -133,22 +138,24 @@ def _account(found: Iterable[Charge]) -> list[AccountLine]:
     return sorted(lines, key=lambda line: (-line.cost, line.payer, line.name, line.purpose))
 
 
-def _lines(uses: Iterable[UseRow], now: float) -> list[LedgerLine]:
+def _lines(spans: Iterable[Span], nodes: Mapping[str, NodeRow]) -> list[LedgerLine]:
     """One line for each kind of node, in the order in which they were first used."""
-    kinds: dict[tuple[str, str], list[UseRow]] = defaultdict(list)
-    for use in uses:
-        kinds[use.pool, use.offering].append(use)
+    kinds: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda one: (one.begins_ms, one.node_id)):
+        node = nodes[span.node_id]
+        kinds[node.pool, node.offering].append(span)
     lines = []
     for (pool, offering), of_kind in kinds.items():
         zone, capacity = zone_and_capacity(offering)
+        amount = total_of(amount_of(one, nodes[one.node_id]) for one in of_kind)
         line = LedgerLine(
             pool=pool,
             size=offering.rsplit("/", 2)[0],
             zone=zone,
             capacity=None if capacity is None else capacity.value,
-            nodes=len({use.node_id for use in of_kind}),
-            node_s=sum(use.node_s(now) for use in of_kind),
-            cost=sum(use.cost(now) for use in of_kind),
+            nodes=len({one.node_id for one in of_kind}),
+            node_s=amount.node_s,
+            cost=amount.usd,
         )
         lines.append(line)
     return lines

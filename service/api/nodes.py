@@ -17,7 +17,7 @@ from service.api.foreign_jobs import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     EventsParameters,
-    PageParameters,
+    NodesParameters,
     Parameters,
     read_cursor,
     read_number_cursor,
@@ -33,8 +33,8 @@ router = APIRouter(prefix="/v1/nodes")
 
 
 @router.get("", operation_id="list_nodes", response_model=Page[Node])
-async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]) -> Response:
-    """Machines of the cluster, newest first, ended ones included."""
+async def list_nodes(request: Request, query: Annotated[NodesParameters, Query()]) -> Response:
+    """Machines of the cluster, newest first, in these states or in all, ended ones included."""
     before = read_cursor(query.cursor) if query.cursor is not None else None
     if before is not None and not is_id("node", before):
         raise ApiProblem(422, "invalid_cursor", "the cursor is not one that this list gave")
@@ -43,7 +43,7 @@ async def list_nodes(request: Request, query: Annotated[PageParameters, Query()]
 
     def work(connection: sa.Connection) -> bytes:
         shown = ForeignJobs(connection, access).node
-        rows = store.page_of_nodes(connection, before=before, limit=query.limit)
+        rows = store.page_of_nodes(connection, before=before, limit=query.limit, states=query.state)
         waits = _waits(connection, [row.id for row in rows if row.ended_at is None])
         return write_page(
             rows, lambda row: shown(node_view(row, waits.get(row.id, ()))), lambda row: row.id, query.limit

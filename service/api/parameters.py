@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from remora.states import JobState
+from remora.states import JobState, NodeState
 from service.api.problem_documents import ApiProblem
 
 MAX_NUMBER = 2**53
@@ -20,7 +20,7 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 Cursor = Annotated[str, Field(max_length=200)]
 
 
-def _split(value: object) -> object:
+def split_words(value: object) -> object:
     """`state=queued,running` means the same as `state=queued&state=running`."""
     words = value if isinstance(value, list) else [value]
     parts = [part for word in words for part in str(word).split(",")]
@@ -44,7 +44,7 @@ class SubmitParameters(Parameters):
 class JobsParameters(Parameters):
     """Which jobs, and which page of them."""
 
-    state: Annotated[list[JobState], BeforeValidator(_split)] = Field(default_factory=list)
+    state: Annotated[list[JobState], BeforeValidator(split_words)] = Field(default_factory=list)
     #: `name=value`, or `name` for any value; a job has to have all of them.
     label: Annotated[list[Annotated[str, Field(min_length=1, max_length=300)]], Field(max_length=20)] = Field(
         default_factory=list
@@ -60,6 +60,12 @@ class PageParameters(Parameters):
 
     limit: Limit = 100
     cursor: Cursor | None = None
+
+
+class NodesParameters(PageParameters):
+    """Which nodes, and which page of them."""
+
+    state: Annotated[list[NodeState], BeforeValidator(split_words)] = Field(default_factory=list)
 
 
 class OutputsParameters(Parameters):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
-from remora.states import JobState, NodeState
+from remora.states import JobState
 from service.store.totals import Totals
 
 
@@ -31,6 +31,10 @@ class Telemetry:
             registry=self._registry,
         )
 
+        self._streams = Gauge(
+            "remora_streams", "Streams of events and logs that are open.", registry=self._registry
+        )
+
     def count(self, scope: Scope, status: int, duration_s: float) -> None:
         """One request was answered; status 0 means that the client left before."""
         # The route, not the path: ids would make a series for every job.
@@ -40,16 +44,21 @@ class Telemetry:
         if not scope.get("remora.is_stream"):
             self._duration.labels(route).observe(duration_s)
 
-    def text(self, totals: Totals, controller_ages: Mapping[str, float]) -> bytes:
-        """The whole exposition; with seconds since the lease of each cluster's controller was renewed."""
+    def text(self, totals: Totals, controller_ages: Mapping[str, float], streams: int, now: float) -> bytes:
+        """The whole exposition; with seconds since the lease of each cluster's controller was renewed.
+
+        `streams` are open at this process; `now` is in seconds since 1970.
+        """
+        self._streams.set(streams)
         registry = CollectorRegistry()
-        registry.register(_Stored(totals, controller_ages))
+        registry.register(_Stored(totals, controller_ages, now))
         return generate_latest(self._registry) + generate_latest(registry)
 
 
 class _Stored(Collector):
-    def __init__(self, totals: Totals, controller_ages: Mapping[str, float]) -> None:
+    def __init__(self, totals: Totals, controller_ages: Mapping[str, float], now: float) -> None:
         self._totals = totals
+        self._now = now
         self._ages = controller_ages
 
     def collect(self) -> Iterable[Metric]:
@@ -59,8 +68,7 @@ class _Stored(Collector):
         yield _gauge(
             "remora_queue_depth", "Queued jobs by what they wait for.", "reason", totals.queued_by_reason
         )
-        nodes = {state.value: 0 for state in NodeState} | totals.nodes_by_state
-        yield _gauge("remora_nodes", "Nodes that have not ended, by state.", "state", nodes)
+        yield from _nodes(totals)
         ended = CounterMetricFamily("remora_attempts_ended", "Ended attempts by reason.", labels=["reason"])
         for reason, count in sorted(totals.attempts_by_end_reason.items()):
             ended.add_metric([reason], count)
@@ -74,6 +82,39 @@ class _Stored(Collector):
         if self._ages:
             name, text = "remora_controller_lease_age_seconds", "Since the lease was renewed."
             yield _gauge(name, text, "cluster", self._ages)
+        taken = CounterMetricFamily(
+            "remora_controller_leases_taken", "How often a controller took the lease.", labels=["lease"]
+        )
+        for lease, count in sorted(totals.leases_taken.items()):
+            taken.add_metric([lease], count)
+        yield taken
+        waited_s = 0.0 if totals.waiting_since is None else max(0.0, self._now - totals.waiting_since)
+        yield GaugeMetricFamily(
+            "remora_queue_oldest_seconds",
+            "For how long the job has waited that has waited longest for nodes.",
+            value=waited_s,
+        )
+
+
+def _nodes(totals: Totals) -> Iterable[Metric]:
+    labels = ["pool", "capacity", "state"]
+    count = GaugeMetricFamily("remora_nodes", "Nodes that have not ended.", labels=labels)
+    price = GaugeMetricFamily("remora_nodes_usd_per_hour", "What they cost.", labels=labels)
+    for one in totals.nodes:
+        count.add_metric([one.pool, one.capacity, one.state], one.count)
+        price.add_metric([one.pool, one.capacity, one.state], one.price_per_hour)
+    yield count
+    yield price
+    starts = HistogramMetricFamily(
+        "remora_node_start_seconds",
+        "From the request for a node until it is ready.",
+        buckets=[(limit, count) for limit, count in totals.node_starts.items()],
+        sum_value=totals.node_starts_s,
+    )
+    yield starts
+    yield GaugeMetricFamily(
+        "remora_refused_offerings", "Offerings that the cloud refuses now.", value=totals.refused_offerings
+    )
 
 
 def _gauge(name: str, documentation: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:

@@ -21,7 +21,7 @@ from service.identities.principals import LOCAL, Principal
 log = logging.getLogger(__name__)
 
 #: Streams of events and of logs that are open at the same time.
-MOST_STREAMS = 128
+MOST_STREAMS = 1000
 #: Seconds between two looks whether a stream's client may still read it.
 ALLOWED_S = 2.0
 PING = b": ping\n\n"
@@ -64,6 +64,11 @@ class OpenStreams:
             # Counters keep names at 0, these do not.
             self._by_principal -= one
             self._by_project -= other
+
+    @property
+    def count(self) -> int:
+        """How many are open."""
+        return self._by_principal.total()
 
     def of_project(self, project: str) -> int:
         """How many of the project are open."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
 import sqlalchemy as sa
@@ -84,13 +85,19 @@ async def _frames(
     after: int,
     read: ReadPage[EntryT],
     seq_of: Callable[[Position], int],
+    shown_to: Hashable,
 ) -> AsyncGenerator[bytes]:
-    """Every entry above `after` as it comes, then `end` once the job is terminal and everything was sent."""
+    """Every entry above `after` as it comes, then `end` once the job is terminal and everything was sent.
+
+    `shown_to`: what is read depends on it, as on who reads, or on a filter.
+    """
     with context.feed.follow(job_id):
         while (position := await context.feed.look(job_id)) is not None:
             # Entries up to `position` are stored for good, so what is read now has no holes.
             while after < seq_of(position):
-                page = await read(after, CHUNK)
+                # What is stored up to the position never changes, so that all who are that far can share it.
+                key = (job_id, kind, shown_to, after, position)
+                page = await context.feed.shared(key, partial(read, after, CHUNK))
                 for entry in page:
                     yield frame(kind, entry.model_dump_json(), entry.seq)
                 newest = page[-1].seq if page else after
@@ -126,7 +133,10 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
 
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
-        frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq)
+        principal = principal_of(request).id
+        frames = _frames(
+            context, job_id, "event", after, read, lambda position: position.event_seq, principal
+        )
         return await _stream(request, job, frames)
 
     def work(connection: sa.Connection) -> bytes:
@@ -158,7 +168,7 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
         after = max(after, start)
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
-        frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq)
+        frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq, wanted)
         return await _stream(request, job, frames)
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True

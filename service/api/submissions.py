@@ -22,7 +22,7 @@ from remora.spec.arrays import Element, elements_of
 from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.views import FieldProblem, Job
 from service.api.authorisation import access_of
-from service.api.bodies import read_object
+from service.api.bodies import read_specification
 from service.api.context import Context, context_of
 from service.api.problem_documents import ApiProblem, invalid_spec
 from service.api.writes import Noted, write
@@ -61,14 +61,15 @@ async def read_spec(
             spec = make(body)
         except SpecError as error:
             raise invalid_spec(error) from None
-        canonical = salt + json.dumps(body, sort_keys=True)
+        # YAML has values that JSON has not, such as dates; the specification refuses or keeps them as text.
+        canonical = salt + json.dumps(body, sort_keys=True, default=str)
         return SpecBody(spec, hashlib.sha256(canonical.encode()).hexdigest())
 
     # What is wrong with the headers is said before a body is read.
     idempotency_key(request)
     context = context_of(request)
     limit = min(context.settings.max_body_bytes, MAX_JOB_BODY_BYTES)
-    body = await read_object(request, limit, MAX_SPEC_VALUES, context.checks, read)
+    body = await read_specification(request, limit, MAX_SPEC_VALUES, context.checks, read)
     access_of(request).check(body.spec.project)
     return body
 

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from remora.states import JobState
-from remora.views import ArrayElement, Attempt, Drill, DrilledJob, Job, JobArray, Node, Schedule, ScheduleRun
+from remora.views import (
+    ArrayElement,
+    Attempt,
+    Drill,
+    DrilledJob,
+    Job,
+    JobArray,
+    Node,
+    NodePreflight,
+    Schedule,
+    ScheduleRun,
+)
 from service.queue.arrays import ArrayRow, counted
 from service.queue.rows import AttemptRow, DrillRow, JobRow, NodeRow, WaitRow
 from service.queue.schedules import RunRow, ScheduleRow
@@ -133,6 +144,7 @@ def node_view(row: NodeRow, waits: Sequence[WaitRow] = ()) -> Node:
         fabric=row.fabric,
         reason="; ".join(wait.reason for wait in waits) if is_there else None,
         reason_since=min(wait.since for wait in waits) if is_there else None,
+        preflight=NodePreflight(**row.preflight) if row.preflight is not None else None,
         created_at=row.created_at,
         ready_at=row.ready_at,
         ended_at=row.ended_at,

@@ -18,6 +18,7 @@ from service.loops.cluster_events import record_cluster_hidden
 from service.loops.deletion import Deletion
 from service.loops.drill import drill
 from service.loops.observation import ClusterAccess, ObservationFailed, observe_cluster
+from service.loops.preflights import PreflightWatch
 from service.loops.ray_programs import ProgramWatch
 from service.loops.recount import Recount
 from service.loops.retention import Retention
@@ -67,6 +68,7 @@ class CloudLoop:
         #: Under which lease that was.
         self._observed_under: Lease | None = None
         self._watch = ProgramWatch()
+        self._preflights = PreflightWatch()
 
     def use(self, connection: ClusterConnection) -> None:
         """Use another connection from the next tick on, and observe the cluster at once in that tick."""
@@ -113,6 +115,7 @@ class CloudLoop:
             connection.drains,
             connection.follows_policies,
             connection.ray_programs if self._watch.is_wanted else None,
+            connection.preflights,
             connection.withhold,
         )
         try:
@@ -125,6 +128,7 @@ class CloudLoop:
         scaled = scale(tick, access, observation, self._watch)
         self.why_short, self._programs = scaled.why_short, scaled.programs
         self._observed_under = tick.lease
+        self._preflights.look(tick, connection.preflights, observation.members)
         if connection is self._connection:
             self._state = ObservationState(connection)
 

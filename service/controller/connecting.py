@@ -42,6 +42,8 @@ class ClusterConnection:
     follows_policies: bool = False
     #: What Ray programs that are no jobs ask for; None where that is not known.
     ray_programs: ports.RayPrograms | None = None
+    #: Has nodes measured before they get work; None where that is not possible.
+    preflights: ports.Preflights | None = None
     #: Seconds between two observations of the cloud at least, now: clouds count requests.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Answers what these attempts, by id, ask of storages, and no others; does not wait.
@@ -79,6 +81,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     from service.controller.deadlines import TimedDrains, TimedMembership, TimedRehearsal
     from service.storage_broker import StorageBroker, granted_code
     from trainers.launch import RayLauncher
+    from trainers.preflight.tasks import RayPreflights
     from trainers.storage_server import StorageServer
 
     is_existing = settings.cloud == "existing"
@@ -121,6 +124,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         drains=TimedDrains(cloud.drains or RayDrains(membership), CLOCK),
         follows_policies=cloud.follows_policies,
         ray_programs=RayPrograms(membership),
+        preflights=RayPreflights(),
         observation_interval_s=cloud.observation_interval_s,
         serve_storage=storage_server.serve,
         withhold=cloud.withhold or withhold_none,

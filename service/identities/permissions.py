@@ -49,6 +49,8 @@ CHANGE = Permission(Role.SUBMITTER, Where.OBJECT)
 SUBMIT = Permission(Role.SUBMITTER, Where.NAMED)
 DELETE = Permission(Role.ADMIN, Where.OBJECT, is_enough_to_own=True)
 GRANT = Permission(Role.ADMIN, Where.NAMED)
+#: What one's own projects pay; what the cluster pays is for operators.
+SPENT = Permission(Role.SUBMITTER, Where.LISTED)
 ADMINS = Permission(Role.ADMIN, Where.LISTED)
 
 PERMISSIONS: Mapping[str, Permission] = {
@@ -60,6 +62,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "pause_job": CHANGE,
     "resume_job": CHANGE,
     "resize_job": CHANGE,
+    "request_stacks": CHANGE,
     "label_job": CHANGE,
     "delete_job": DELETE,
     "list_attempts": VIEW,
@@ -88,6 +91,8 @@ PERMISSIONS: Mapping[str, Permission] = {
     "get_bundle": Permission(Role.VIEWER, Where.LISTED),
     "put_bundle": Permission(Role.SUBMITTER, Where.LISTED),
     "show_cluster_ledger": LIST,
+    "show_costs": SPENT,
+    "show_goodput": SPENT,
     "list_nodes": ANY,
     "show_node": ANY,
     "list_node_events": ANY,
@@ -127,7 +132,16 @@ PERMISSIONS: Mapping[str, Permission] = {
     "put_grant": GRANT,
     "remove_grant": GRANT,
     "list_audit": ADMINS,
+    "show_page": OPEN,
+    "show_page_file": OPEN,
 }
 
 #: Paths that are answered without a proof: those of the open operations, and the description of the API.
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/v1/sign-in"})
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/v1/sign-in"})
+#: Below it lie the files of the page.
+PAGE_FILES = "/web/"
+
+
+def is_open(path: str) -> bool:
+    """True for the paths that are answered without a proof."""
+    return path in OPEN_PATHS or path.startswith(PAGE_FILES)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from service.installation import releases
+from service.installation.containers import ContainerProcess
 
 DESCRIPTION = "The service on a machine of its own, in one folder: install, upgrade, back up and restore it."
 PREFIX = Path("/opt/remora")
@@ -66,4 +67,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("status", "processes and the releases that they run")
     add("run", "be one process of the installation").add_argument("name")
+    add("prepare", "in containers: make what they share, and bring the database to this release's schema")
+    add("process", "in containers: be one process, by the settings in the environment").add_argument(
+        "process", choices=[str(one) for one in ContainerProcess]
+    )
+    add("health", "in containers: exit with 0 while the API answers, or a controller leads").add_argument(
+        "process", choices=[str(ContainerProcess.API), str(ContainerProcess.CONTROLLER)]
+    )
     return made

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from service.installation.containers import SUPERVISOR
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.units import Unit, supervisord_configuration, systemd_unit
 
@@ -42,7 +43,28 @@ def supervisor_of(installation: Installation, layout: Layout) -> Supervisor:
     """That of an installation."""
     if installation.supervisor == "systemd":
         return Systemd(installation, layout)
+    if installation.supervisor == SUPERVISOR:
+        return Containers()
     return Supervisord(layout)
+
+
+class Containers:
+    """An engine of containers, outside of this one: its user starts and ends them, and nothing is done here."""
+
+    def write(self, units: Sequence[Unit]) -> None:
+        """As `Supervisor.write`; there is nothing to write."""
+
+    def apply(self) -> None:
+        """As `Supervisor.apply`."""
+
+    def restart(self, unit: str) -> None:
+        """As `Supervisor.restart`."""
+
+    def stop(self, unit: str) -> None:
+        """As `Supervisor.stop`; who restores has stopped them."""
+
+    def start(self, unit: str) -> None:
+        """As `Supervisor.start`; who restores starts them again."""
 
 
 class Systemd:

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import psutil
 
 from cluster.local.environment import process_environment
-from service.embedded.parts import get
+from service.installation.health import answers
 from service.installation.layout import Installation, InstallationProblem, Layout, read_installation
 from service.installation.releases import in_use, migrations_of, put_in_force, remove_others
 from service.installation.supervisors import Supervisor, supervisor_of
@@ -213,11 +212,3 @@ def _runs(pid: int) -> bool:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1][:300] if lines else "it said nothing"
-
-
-def answers(port: int, settings: Mapping[str, str]) -> bool:
-    """Whether a process of the API answers at this machine, by the settings that it has."""
-    certificate = settings.get("REMORA_TLS_CERTIFICATE")
-    scheme = "https" if certificate else "http"
-    url = f"{scheme}://127.0.0.1:{port}/healthz"
-    return get(url, certificate=Path(certificate) if certificate else None) is not None

@@ -26,10 +26,12 @@ from service.loops.workload import Workload, load_workload
 from service.policies_in_force import policies_of_cluster
 from service.queue import lifecycle
 from service.queue.demand import node_view, workers_by_node
+from service.queue.preflights import not_ready_yet
 from service.queue.rows import JobRow
 from service.store import jobs as store
 from service.store import ledger, spending
 from service.store.ids import new_id
+from trainers.driver.nominations import NO_JOB
 from trainers.environments.request import EnvironmentRequest
 from trainers.plan import BuildAhead
 
@@ -162,6 +164,9 @@ def _load(
     is_any = bool(workload.waiting)
     paid = spending.spent(connection, now)[1] if is_any and counts_money(policies) else {}
     kept = load_kept_nodes(connection, nodes, workload, workload.counting(policies, paid) if is_any else None)
+    if tick.settings.measures_nodes:
+        # Also those that are kept for a job: until they are measured they are for none.
+        kept = {**kept, **dict.fromkeys(not_ready_yet(rows), NO_JOB)}
     if not is_any or (seen is None and policies.ray_programs is not None):
         # Nodes may be free for this process alone, after a change of the leader or of the policies.
         return _Snapshot(replace(workload, waiting=[]), kept=kept)

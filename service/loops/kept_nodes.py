@@ -17,6 +17,7 @@ from service.loops.tick import Tick
 from service.loops.workload import Workload
 from service.queue.demand import demand_of
 from service.store import jobs as store
+from trainers.driver.nominations import NO_JOB
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def load_kept_nodes(
 def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Mapping[str, str]) -> None:
     """Send drivers which nodes are kept for which jobs; drivers of groups that may grow get all of it.  Raises Fenced.
 
-    A group of one possible size starts on its own nodes and does not grow, so its driver gets only those.
+    A group of one possible size starts on its own nodes and does not grow, so its driver gets only those, and nodes
+    that are kept for no job, on which no group may start.
     """
     tick.check()
     own: dict[str, dict[str, str]] = {}
@@ -54,7 +56,9 @@ def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Ma
     for job, attempt in live.pairs():
         if attempt.launched_at is None:
             continue
-        concerns = kept if job.sizes.min < job.sizes.max else own.get(job.id, {})
+        concerns = kept
+        if job.sizes.min == job.sizes.max:
+            concerns = {**own.get(job.id, {}), **own.get(NO_JOB, {})}
         try:
             launcher.keep(attempt.id, concerns, tick.lease.token)
         except Exception as error:

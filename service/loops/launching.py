@@ -24,10 +24,12 @@ from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue.demand import placement_in
 from service.queue.intake import Kept, output_room
+from service.queue.preflights import not_ready_yet
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, url_of
 from service.store import holdings, outputs
+from service.store import nodes as node_store
 from trainers.checkpoints.cadence import FIRST_S
 from trainers.inputs.source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
@@ -141,6 +143,12 @@ def _rooms(settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection
     return rooms
 
 
+def _closed_nodes(tick: Tick) -> tuple[str, ...]:
+    """Nodes on which no worker may be placed yet, by id."""
+    current = partial(node_store.current_nodes, cluster=tick.cluster, ended_since=tick.now)
+    return not_ready_yet(tick.load(current))
+
+
 class Launching:
     """Starts drivers until each reports that it has its plan, and knows since when this controller has tried."""
 
@@ -162,8 +170,9 @@ class Launching:
         starting = list(pairs)
         jobs = [job for job, _ in starting]
         rooms = tick.load(partial(_rooms, tick.settings, jobs)) if jobs else {}
+        closed = _closed_nodes(tick) if jobs and tick.settings.measures_nodes else ()
         for job, attempt in starting:
-            answer = self._start(tick, launcher, job, attempt, rooms.get(job.id))
+            answer = self._start(tick, launcher, job, attempt, rooms.get(job.id), closed)
             if isinstance(answer, DriverGone):
                 ends[attempt.id] = (answer.reason, answer.message)
             elif answer:
@@ -174,12 +183,19 @@ class Launching:
         live.end(ends)
 
     def _start(
-        self, tick: Tick, launcher: Launcher, job: JobRow, attempt: AttemptRow, output_room: int | None
+        self,
+        tick: Tick,
+        launcher: Launcher,
+        job: JobRow,
+        attempt: AttemptRow,
+        output_room: int | None,
+        closed_nodes: tuple[str, ...],
     ) -> bool | DriverGone:
         """Whether its driver has its plan; it is gone also where it can have none."""
         since = self._since.setdefault(attempt.id, self._clock())
         try:
             plan = attempt_plan(job, attempt, tick.settings, output_room)
+            plan = replace(plan, closed_nodes=closed_nodes)
         except SpecError as error:
             return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
         except UnknownStore as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster.provider import Provider, Unauthorized
 from cluster.scheduling.ray_programs import RayDemand
 from service.loops.planner_view import Machines, Members
-from service.loops.ports import Drains, Membership, RayPrograms, Supply
+from service.loops.ports import Drains, Membership, Preflights, RayPrograms, Supply
 
 
 class ObservationFailed(Exception):
@@ -32,6 +32,8 @@ class ClusterAccess:
     follows_policies: bool = True
     #: What Ray programs ask for; None: they are not served.
     ray_programs: RayPrograms | None = None
+    #: Has nodes measured before they get work; None: they are ready as soon as they have joined.
+    preflights: Preflights | None = None
     #: Called with the id of a node that computes wrongly, before it is deleted, so that its machine is not used again.
     withhold: Callable[[str], None] = withhold_none
 

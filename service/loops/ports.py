@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from cluster.node.agent.heartbeats import AgentStatus
@@ -14,6 +14,7 @@ from cluster.scheduling.ray_programs import RayDemand
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
+from trainers.preflight.answers import LinkAnswer, OwnAnswer
 
 
 class Launcher(Protocol):
@@ -64,6 +65,13 @@ class Launcher(Protocol):
         """Let the worker group have these sizes; called at every tick until it is True, and does not wait.
 
         Of two calls the one with the later `order` counts, whenever they arrive.
+        """
+        ...
+
+    def request_stacks(self, attempt_id: str, order: float) -> bool:
+        """Have the driver report what each rank is doing; called at every tick until it is True, and does not wait.
+
+        The same `order` twice is one request.
         """
         ...
 
@@ -165,6 +173,33 @@ class Drains(Protocol):
 
     def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
         """Drain a node of ours until `deadline_at`, seconds since 1970.  May be repeated; raises with a sentence."""
+        ...
+
+
+class Preflights(Protocol):
+    """Has nodes measured.  No method waits for a node.
+
+    All may raise when Ray cannot be reached, and are called again then.
+    What was asked for ends with this process: the next controller asks again.
+    """
+
+    def measure(self, node_ids: Collection[str], limit_s: float) -> None:
+        """Have nodes measure themselves for at most `limit_s` seconds, unless they do already."""
+        ...
+
+    def link(self, backends: Mapping[tuple[str, str], str], limit_s: float) -> Collection[tuple[str, str]]:
+        """Have pairs of nodes measure what joins them, over `gloo` or `nccl`, unless they do already; which do now.
+
+        The others are pairs of which Ray does not know both nodes: for these no answer comes.
+        """
+        ...
+
+    def answers(self) -> Sequence[OwnAnswer | LinkAnswer]:
+        """What has ended since the last call."""
+        ...
+
+    def keep_only(self, node_ids: Collection[str]) -> None:
+        """End what was asked of other nodes."""
         ...
 
 

@@ -58,7 +58,7 @@ from service.policies_in_force import policies_of_cluster
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
 from service.queue.rows import NodeRow
-from service.store import cloud, spending
+from service.store import cloud, ledger, spending
 from service.store import jobs as job_store
 from service.store import nodes as store
 from service.store.ids import new_id
@@ -119,8 +119,12 @@ def _decide(
     jobs_on = workers_by_node(rows, [attempt for _, attempt in workload.running])
     for node_id, held in programs.held.items():
         jobs_on[node_id] = {**jobs_on.get(node_id, {}), held.id: 1}
-    rows = [_record_observation(tick, row, machines, members, jobs_on.get(row.id, {})) for row in rows]
+    measures = tick.settings.measures_nodes and access.preflights is not None
+    rows = [
+        _record_observation(tick, row, machines, members, jobs_on.get(row.id, {}), measures) for row in rows
+    ]
     rows = drain_sick(tick, rows)
+    rows = _record_prices(tick, rows, access.supply)
     _record_late_refusals(tick, machines.values())
     # 3. Decide.
     nodes = [observed_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
@@ -278,11 +282,11 @@ def _send_requests(tick: Tick, access: ClusterAccess, members: Members, requests
 
 
 def _record_observation(
-    tick: Tick, row: NodeRow, machines: Machines, members: Members, jobs: Mapping[str, int]
+    tick: Tick, row: NodeRow, machines: Machines, members: Members, jobs: Mapping[str, int], measures: bool
 ) -> NodeRow:
-    """The row after the observation; `jobs` are the workers on it."""
+    """The row after the observation; `jobs` are the workers on it; `measures`: nodes are measured before work."""
     member = members.get(row.id)
-    observed = lifecycle.NodeObservation(is_provided=row.id in machines)
+    observed = lifecycle.NodeObservation(is_provided=row.id in machines, needs_preflight=measures)
     if member is not None:
         observed = replace(
             observed,
@@ -306,6 +310,26 @@ def _save(tick: Tick, before: NodeRow, decision: lifecycle.NodeDecision) -> Node
         return store.save_node(connection, before, decision)
 
     return tick.apply(work)
+
+
+def _record_prices(tick: Tick, rows: Sequence[NodeRow], supply: Supply) -> list[NodeRow]:
+    """The rows; those bought at an assumed price and not ended have the cloud's own once that was read."""
+    if not any(row.is_price_assumed and row.ended_at is None for row in rows):
+        return list(rows)
+    read = {one.id: one.price_per_hour for one in supply.offerings() if not one.is_price_assumed}
+    decided = {
+        row.id: lifecycle.price_node(row, read[row.offering], tick.now)
+        for row in rows
+        if row.is_price_assumed and row.ended_at is None and row.offering in read
+    }
+
+    def work(connection: sa.Connection) -> list[NodeRow]:
+        ledger.reprice(connection, {node_id: one.node.price_per_hour for node_id, one in decided.items()})
+        return [
+            store.save_node(connection, row, decided[row.id]) if row.id in decided else row for row in rows
+        ]
+
+    return tick.apply(work) if decided else list(rows)
 
 
 def _record_late_refusals(tick: Tick, machines: Iterable[ProvidedNode]) -> None:
@@ -461,6 +485,7 @@ def _insert(tick: Tick, action: Launch, offering: Offering, project: str | None)
         message=action.reason,
         offering=action.offering,
         price_per_hour=offering.price_per_hour,
+        is_price_assumed=offering.is_price_assumed,
         fabric=action.fabric,
         bought_for=action.job_id,
         project=project,

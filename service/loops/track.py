@@ -49,6 +49,7 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Let drivers know how many workers their jobs may have now.
     _resize_all(tick, live, launcher)
+    _request_stacks(live, launcher)
     # 4. Stop what must stop; what was just stored may have ended it already.
     _stop_all(tick, live, launcher)
 
@@ -70,6 +71,30 @@ def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
 def _sizes_taken(order: float, now: float) -> store.Decide:
     def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
         return None if attempt.ended_at is not None else changes.sizes_taken(job, attempt, order, now)
+
+    return decide
+
+
+def _request_stacks(live: LiveAttempts, launcher: Launcher) -> None:
+    taken: dict[str, store.Decide] = {}
+    for job, attempt in live.pairs():
+        order = job.stacks_requested_at
+        # An attempt that began after the request is not asked: what it does now is something else.
+        if order is None or attempt.stacks_requested_at == order or attempt.created_at > order:
+            continue
+        if attempt.launched_at is None:
+            continue
+        try:
+            if launcher.request_stacks(attempt.id, order):
+                taken[attempt.id] = _stacks_taken(order)
+        except Exception as error:
+            log.warning("attempt %s cannot be asked for stacks, it is tried again: %s", attempt.id, error)
+    live.change(taken)
+
+
+def _stacks_taken(order: float) -> store.Decide:
+    def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+        return None if attempt.ended_at is not None else changes.stacks_taken(job, attempt, order)
 
     return decide
 

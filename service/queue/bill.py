@@ -4,24 +4,22 @@ A node is paid for from when its machine was first there until it has ended.  Wh
 cost.  Until it is ready, the job that it was bought for pays, and afterwards that job's project pays for idle
 parts; what a pool has by itself, and a machine that never became a node, is the cluster's cost.  The project of Ray
 programs pays for what was bought for them, but for parts that jobs hold.
+
+It is the account of `service.queue.causes` with fewer words for the causes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from service.queue.accounts import sums
+from service.queue.causes import Cause, Payer, Span, spans_of, to_ms
 from service.queue.ledger import UseRow
 from service.queue.rows import NodeRow
 
-
-class Payer(StrEnum):
-    """Who pays."""
-
-    JOB = "job"
-    PROJECT = "project"
-    CLUSTER = "cluster"
+__all__ = ["Charge", "Payer", "Purpose", "charges", "paid_s"]
 
 
 class Purpose(StrEnum):
@@ -51,13 +49,18 @@ class Charge:
     #: USD.
     cost: float
 
+    @property
+    def is_billed(self) -> bool:
+        """The node costs money."""
+        return self.cost > 0.0
+
 
 def paid_s(node: NodeRow, begins_at: float, ends_at: float) -> float:
-    """Seconds between the two times, in seconds since 1970, for which the cloud bills the node."""
+    """Seconds between the two times, in seconds since 1970, for which the cloud bills the node; whole milliseconds."""
     if node.launched_at is None:
         return 0.0
     ended_at = ends_at if node.ended_at is None else min(node.ended_at, ends_at)
-    return max(0.0, ended_at - max(node.launched_at, begins_at))
+    return max(0, to_ms(ended_at) - to_ms(max(node.launched_at, begins_at))) / 1000.0
 
 
 def charges(
@@ -71,51 +74,27 @@ def charges(
 
     `uses` are those of these nodes, `projects` is the project of each job that is named.  Linear in nodes and uses.
     """
-    by_node: dict[str, list[UseRow]] = {}
-    for use in uses:
-        by_node.setdefault(use.node_id, []).append(use)
-    found: list[Charge] = []
-    for node in nodes:
-        if paid_s(node, begins_at, ends_at) > 0:
-            found += _of_node(node, by_node.get(node.id, ()), projects, begins_at, ends_at)
-    return found
+    known = {node.id: node for node in nodes}
+    spans = spans_of(known.values(), uses, (), {}, projects, [(to_ms(begins_at), to_ms(ends_at))])
+    return charges_of(spans, known)
 
 
-def _of_node(
-    node: NodeRow, uses: Sequence[UseRow], projects: Mapping[str, str], begins_at: float, ends_at: float
-) -> list[Charge]:
-    def charge(payer: Payer, name: str, purpose: Purpose, node_s: float) -> Charge:
-        cost = node_s * node.price_per_hour / 3600.0
-        return Charge(payer=payer, name=name, purpose=purpose, node_id=node.id, node_s=node_s, cost=cost)
-
-    whole_s = paid_s(node, begins_at, ends_at)
-    if node.ready_at is None and node.ended_at is not None and node.ended_at <= ends_at:
-        return [charge(Payer.CLUSTER, "", Purpose.FAILED, whole_s)]
-    ready_at = ends_at if node.ready_at is None else min(node.ready_at, ends_at)
-    start_up_s = min(whole_s, max(0.0, ready_at - max(node.launched_at or 0.0, begins_at)))
-    left_s = whole_s - start_up_s
-    found: list[Charge] = []
-    held: dict[str, float] = {}
-    for use in uses:
-        until = ends_at if use.ended_at is None else min(use.ended_at, ends_at)
-        held_s = min(left_s, use.part * max(0.0, until - max(use.began_at, begins_at)))
-        held[use.job_id] = held.get(use.job_id, 0.0) + held_s
-        left_s -= held_s
-    found += [
-        charge(Payer.JOB, job_id, Purpose.WORK, node_s) for job_id, node_s in held.items() if node_s > 0
+def charges_of(spans: Iterable[Span], nodes: Mapping[str, NodeRow]) -> list[Charge]:
+    """The same from spans of these nodes, by id."""
+    by_charge = sums(spans, nodes, lambda span, _: (span.node_id, span.payer, span.name, purpose_of(span)))
+    return [
+        Charge(payer=payer, name=name, purpose=purpose, node_id=node_id, node_s=one.node_s, cost=one.usd)
+        for (node_id, payer, name, purpose), one in by_charge.items()
     ]
-    owner = node.bought_for
-    if node.project is not None:
-        # What Ray programs hold of it is not recorded: all that no job holds is theirs.
-        for purpose, spent_s in ((Purpose.START_UP, start_up_s), (Purpose.WORK, left_s)):
-            if spent_s > 0:
-                found.append(charge(Payer.PROJECT, node.project, purpose, spent_s))
-        return found
-    if start_up_s > 0:
-        payer, name = (Payer.CLUSTER, "") if owner is None else (Payer.JOB, owner)
-        found.append(charge(payer, name, Purpose.START_UP, start_up_s))
-    if left_s > 0:
-        project = projects.get(owner or "")
-        payer, name = (Payer.CLUSTER, "") if project is None else (Payer.PROJECT, project)
-        found.append(charge(payer, name, Purpose.IDLE, left_s))
-    return found
+
+
+def purpose_of(span: Span) -> Purpose:
+    """The purpose of what was paid."""
+    match span.cause:
+        case Cause.PROVISIONING:
+            return Purpose.START_UP
+        case Cause.FAILED if span.payer is Payer.CLUSTER:
+            return Purpose.FAILED
+        case Cause.PROGRAMS:
+            return Purpose.WORK
+    return Purpose.WORK if span.payer is Payer.JOB else Purpose.IDLE

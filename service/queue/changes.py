@@ -60,6 +60,24 @@ def sizes_taken(job: JobRow, attempt: AttemptRow, resized_at: float, now: float)
     return Decision(job, replace(attempt, resized_at=resized_at, short_since=short_since))
 
 
+def request_stacks(job: JobRow, now: float) -> Decision:
+    """Its driver reports what each rank is doing.  Raises ChangeRefused where no workers train."""
+    check_not_ended(job, "asked what it is doing")
+    if job.state is not JobState.RUNNING:
+        raise ChangeRefused(f"the job has no workers that train now: it is {job.state.value}")
+    event = NewEvent(
+        at=now, kind="job.stacks_requested", message="its owner asked what its workers are doing"
+    )
+    # Each request is later than the one before, also where the clock was set back.
+    asked_at = max(now, (job.stacks_requested_at or 0.0) + 0.001)
+    return Decision(replace(job, stacks_requested_at=asked_at), None, (event,))
+
+
+def stacks_taken(job: JobRow, attempt: AttemptRow, requested_at: float) -> Decision:
+    """The driver of the attempt knows of the request that was made then."""
+    return Decision(job, replace(attempt, stacks_requested_at=requested_at))
+
+
 def relabel(job: JobRow, changes: Mapping[str, str | None], now: float) -> Decision:
     """The job with these labels set, and those without a value removed.  Raises ChangeRefused."""
     labels = dict(job.labels)

@@ -168,6 +168,10 @@ class ProgressRecord(RecordBody):
     repeated_steps: Count | None = None
     lost_s: Seconds | None = None
     resumed_from_step: Count | None = None
+    #: What its worker group does since now: new steps, or steps that were done before.
+    phase: Literal["training", "recomputing"] | None = None
+    #: Seconds, in all, for which its training loop waited for checkpoints.
+    stalled_s: Seconds | None = None
     #: How far the build of the job's environment is.
     preparing: Text | None = None
     #: Digest of the environment that the workers have.

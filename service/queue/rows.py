@@ -82,6 +82,8 @@ class JobRow:
     cancel_requested_at: float | None = None
     #: When its owner last changed how many workers it may have; None: never.
     resized_at: float | None = None
+    #: When its owner last asked what its workers are doing; None: never.
+    stacks_requested_at: float | None = None
     #: When its owner asked to pause it, until it is resumed.
     pause_requested_at: float | None = None
     #: Since when its owner or a budget keeps it from running; None: neither does.
@@ -211,6 +213,17 @@ class AttemptRow:
     stop_requested_at: float | None = None
     #: Which change of the number of workers its driver knows: `JobRow.resized_at`; None: that of its plan.
     resized_at: float | None = None
+    #: Which request for stacks its driver knows: `JobRow.stacks_requested_at`; None: none.
+    stacks_requested_at: float | None = None
+    #: What it does now, and since when; None: it began before that was recorded.
+    phase: WorkPhase | None = None
+    phase_at: float | None = None
+    #: How many phases of it are recorded.
+    phase_number: int = 0
+    #: When its first step was reported.
+    trained_at: float | None = None
+    #: Seconds that its training loop waited for checkpoints, as far as a phase says so.
+    stalled_s: float = 0.0
     #: When its driver was started; None: a crash may have come between, start it again.
     launched_at: float | None = None
     #: When it was made sure that nothing of it runs; no later attempt starts before.
@@ -221,6 +234,37 @@ class AttemptRow:
     ended_at: float | None = None
     #: That of its job.
     cluster: str = DEFAULT_CLUSTER
+
+
+class WorkPhase(StrEnum):
+    """What an attempt does with the nodes that it holds."""
+
+    #: It gathers its nodes, or the next worker group.
+    STARTING = "starting"
+    #: The job's environment is built, or its image fetched.
+    PREPARING = "preparing"
+    #: Its command runs and has reported no step yet.
+    RUNNING = "running"
+    #: New steps.
+    TRAINING = "training"
+    #: Steps that were done before.
+    RECOMPUTING = "recomputing"
+    #: The training loop waits for a checkpoint.
+    CHECKPOINT = "checkpoint"
+    #: Its workers are being ended.
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRow:
+    """From when an attempt did what: until its next phase, in the order of time and number."""
+
+    job_id: str
+    attempt: int
+    #: 1, 2, ... for each attempt.
+    number: int
+    began_at: float
+    phase: WorkPhase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +285,8 @@ class NodeRow:
     #: `Offering.id` of what it was bought as, and what an hour of it cost then, in USD.
     offering: str = ""
     price_per_hour: float = 0.0
+    #: That is what the catalogue assumes, as the cloud's own prices were not read yet.
+    is_price_assumed: bool = False
     #: Fabric domain in which it was launched.
     fabric: str | None = None
     #: The job that it was bought for, or what Ray programs asked for.
@@ -257,6 +303,9 @@ class NodeRow:
     agent_silent_since: float | None = None
     #: When its agent was first found to say that its machine is sick.
     sick_since: float | None = None
+    #: When its preflight began, and what that has found (`service.queue.preflights.Result`); None: it was not measured.
+    preflight_since: float | None = None
+    preflight: dict[str, Any] | None = None
     #: When the provider was first asked for it and gave no clear answer, and how many times it has given none.
     unanswered_since: float | None = None
     unanswered: int = 0

@@ -15,10 +15,10 @@ from remora.states import AttemptState, JobState
 from service.queue import driver_records, early_stop, lifecycle
 from service.queue.early_stop import Score
 from service.queue.intake import LINES_LEFT
-from service.queue.rows import AttemptRow, JobRow, NewEvent
+from service.queue.rows import AttemptRow, JobRow, NewEvent, PhaseRow
 from service.store import arrays, checkpoints, jobs, outputs
 from service.store.leases import Lease
-from service.store.log_storage import Printed, store_lines
+from service.store.log_storage import NewLines, store_lines
 from service.store.rows import upsert
 from service.store.sick_reports import SickReport, add_reports
 from service.store.tables import metrics
@@ -42,6 +42,7 @@ class _Batch:
     job_before: JobRow
     attempt_before: AttemptRow
     events: list[NewEvent] = field(default_factory=list)
+    phases: list[PhaseRow] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     points: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: By step: the row of a checkpoint, or None when it was removed.
@@ -62,6 +63,7 @@ class _Batch:
         self.job = decision.job
         self.attempt = decision.attempt or self.attempt
         self.events.extend(decision.events)
+        self.phases.extend(decision.phases)
 
     def append_event(self, at: float, kind: str, message: str, data: dict[str, Any]) -> None:
         """Append an event of the attempt."""
@@ -172,6 +174,8 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
         case driver_records.EventRecord():
             batch.append_event(at, said.kind, said.message, said.data)
+            if said.kind == "worker_group.regrouped":
+                _note_pause(batch, said, _since(batch, at))
             if said.kind in SICK_EVENTS:
                 _note_sick(batch, said, _since(batch, at))
         case driver_records.ProgressRecord():
@@ -194,6 +198,12 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.append_event(
                 at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
             )
+
+
+def _note_pause(batch: _Batch, said: driver_records.EventRecord, at: float) -> None:
+    pause_s = said.data.get("pause_s")
+    if isinstance(pause_s, int | float):
+        batch.decide(lifecycle.observe_pause(batch.job, batch.attempt, float(pause_s), at))
 
 
 def _note_sick(batch: _Batch, said: driver_records.EventRecord, at: float) -> None:
@@ -289,7 +299,7 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Polic
     changes = [
         jobs.Change(
             batch.job_before,
-            lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events)),
+            lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events), tuple(batch.phases)),
             batch.attempt_before,
         )
         for batch in batches
@@ -313,7 +323,7 @@ def _compare(connection: sa.Connection, batches: Sequence[_Batch]) -> None:
 
 
 def _store_lines(connection: sa.Connection, batches: Sequence[_Batch], policies: Policies) -> None:
-    printed = [Printed(batch.job.id, batch.job.project, _numbered_lines(batch)) for batch in batches]
+    printed = [NewLines(batch.job.id, batch.job.project, _numbered_lines(batch)) for batch in batches]
     dropped = store_lines(connection, printed, policies)
     for batch in batches:
         count = dropped.get(batch.job.id, 0)

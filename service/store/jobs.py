@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +34,7 @@ from service.store.tables import (
     attempts,
     events,
     jobs,
+    phases,
 )
 from service.store.totals import Counted
 
@@ -240,6 +241,7 @@ def save(
 def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
     """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
     new, old, moved, told, after = [], [], [], [], []
+    begun: list[dict[str, Any]] = []
     ends, waited, in_arrays = [], [], []
     counted = Counted()
     for change in changes:
@@ -249,6 +251,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
             new.append(columns(attempt))
         elif attempt is not None and attempt != change.attempt_before:
             old.append(attempt)
+        begun += [asdict(phase) for phase in decision.phases]
         if decision.job == before and not decision.events:
             after.append(before)
             continue
@@ -268,6 +271,8 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     if moved:
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
     _insert_events(connection, told)
+    if begun:
+        connection.execute(insert_into(phases), begun)
     dependencies.note_ends(connection, ends, waited)
     arrays.note(connection, in_arrays)
     counted.write(connection)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
 from service.queue.ledger import Entries, UseRow
-from service.queue.rows import NodeRow
-from service.store.rows import to_rows, upsert
-from service.store.tables import OPEN_USES, jobs, nodes, uses
-
-#: Ids in one statement: databases bound its parameters.
-_AT_ONCE = 500
+from service.store.rows import to_rows
+from service.store.tables import OPEN_USES, nodes, uses
 
 _OPEN = sa.select(uses).where(uses.c.cluster == sa.bindparam("of"), OPEN_USES)
 
@@ -24,47 +23,46 @@ def open_uses(connection: sa.Connection, cluster: str) -> list[UseRow]:
 
 
 def write(connection: sa.Connection, new: Entries) -> None:
-    """Store what changed."""
-    upsert(connection, uses, [asdict(use) for use in (*new.ended, *new.begun)], replace=True)
+    """Store what changed, at the price that the node has by now: it may have been read since `new` was found."""
+    rows = [
+        {**asdict(use), "of_node": use.node_id, "known_price": use.price_per_hour}
+        for use in (*new.ended, *new.begun)
+    ]
+    for row in rows:
+        del row["price_per_hour"]
+    if rows:
+        connection.execute(_write(connection.dialect.name), rows)
+
+
+@lru_cache
+def _write(dialect: str) -> sa.Insert:
+    price = sa.select(nodes.c.price_per_hour).where(nodes.c.id == sa.bindparam("of_node")).scalar_subquery()
+    insert = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(uses)
+    taken: dict[str, sa.ColumnElement[Any]] = {
+        column.name: sa.bindparam(column.name) for column in uses.columns
+    }
+    del taken["price_per_hour"]
+    statement = insert.values(
+        **taken, price_per_hour=sa.func.coalesce(price, sa.bindparam("known_price", type_=sa.Double))
+    )
+    keys = [column.name for column in uses.primary_key]
+    kept = {*keys, "price_per_hour"}
+    changed = {one.name: statement.excluded[one.name] for one in uses.columns if one.name not in kept}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def reprice(connection: sa.Connection, prices: Mapping[str, float]) -> None:
+    """All that was used of nodes costs what their prices turned out to be, in USD for an hour of the whole node."""
+    statement = sa.update(uses).where(uses.c.node_id == sa.bindparam("of_node"))
+    if prices:
+        rows = [{"of_node": node_id, "read_price": price} for node_id, price in prices.items()]
+        connection.execute(statement.values(price_per_hour=sa.bindparam("read_price")), rows)
 
 
 def uses_of(connection: sa.Connection, job_id: str) -> list[UseRow]:
     """All that a job used and uses, in the order of time."""
     statement = sa.select(uses).where(uses.c.job_id == job_id).order_by(uses.c.began_at, uses.c.node_id)
     return [UseRow(**row._mapping) for row in connection.execute(statement)]
-
-
-def uses_between(connection: sa.Connection, begins_at: float, ends_at: float) -> list[UseRow]:
-    """All uses that were open at some moment between the two times."""
-    is_over = sa.and_(uses.c.ended_at.is_not(None), uses.c.ended_at <= begins_at)
-    statement = sa.select(uses).where(uses.c.began_at < ends_at, sa.not_(is_over)).order_by(uses.c.began_at)
-    return [UseRow(**row._mapping) for row in connection.execute(statement)]
-
-
-def paid_nodes(connection: sa.Connection, begins_at: float, ends_at: float) -> list[NodeRow]:
-    """All nodes that cost money and had a machine at some moment between the two times."""
-    is_over = sa.and_(nodes.c.ended_at.is_not(None), nodes.c.ended_at <= begins_at)
-    statement = sa.select(nodes).where(
-        nodes.c.price_per_hour > 0, nodes.c.launched_at < ends_at, sa.not_(is_over)
-    )
-    return to_rows(NodeRow, connection.execute(statement))
-
-
-def start_ups(connection: sa.Connection, job_id: str) -> list[NodeRow]:
-    """Nodes that were bought for the job and cost money."""
-    statement = sa.select(nodes).where(nodes.c.bought_for == job_id, nodes.c.price_per_hour > 0)
-    return to_rows(NodeRow, connection.execute(statement))
-
-
-def projects_of(connection: sa.Connection, job_ids: Iterable[str]) -> dict[str, str]:
-    """The project of each of these jobs."""
-    found: dict[str, str] = {}
-    wanted = sorted(set(job_ids))
-    for at in range(0, len(wanted), _AT_ONCE):
-        chosen = jobs.c.id.in_(wanted[at : at + _AT_ONCE])
-        rows = connection.execute(sa.select(jobs.c.id, jobs.c.project).where(chosen))
-        found.update({row.id: row.project for row in rows})
-    return found
 
 
 def spent(connection: sa.Connection, job_ids: Iterable[str], now: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ from service.store.tables import log_lines
 
 
 @dataclass(frozen=True)
-class Printed:
+class NewLines:
     """What a job has printed since the last time."""
 
     job_id: str
@@ -30,7 +30,7 @@ class Printed:
     rows: Sequence[dict[str, Any]]
 
 
-def store_lines(connection: sa.Connection, printed: Sequence[Printed], policies: Policies) -> dict[str, int]:
+def store_lines(connection: sa.Connection, printed: Sequence[NewLines], policies: Policies) -> dict[str, int]:
     """Store lines; how many older or new ones of each job that has lost some went, by the ids of the jobs."""
     more: Counter[tuple[str, Kept]] = Counter()
     for one in printed:
@@ -44,7 +44,7 @@ def store_lines(connection: sa.Connection, printed: Sequence[Printed], policies:
 
 
 def _make_room(
-    connection: sa.Connection, printed: Sequence[Printed], policies: Policies
+    connection: sa.Connection, printed: Sequence[NewLines], policies: Policies
 ) -> dict[str, tuple[int, int]]:
     """How many lines of each job go that has to lose some, and the number of its first one that stays."""
     limited = [one for one in printed if one.rows and policies.limits_of(one.project).log_lines is not None]
@@ -71,7 +71,7 @@ def _make_room(
     return gone
 
 
-def _first(connection: sa.Connection, one: Printed) -> int:
+def _first(connection: sa.Connection, one: NewLines) -> int:
     """The number of the oldest line of a job that is stored, or of its first new one; none between them is missing."""
     mine = sa.select(sa.func.min(log_lines.c.seq)).where(log_lines.c.job_id == one.job_id)
     found = connection.execute(mine).scalar()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 
 import sqlalchemy as sa
@@ -14,6 +15,9 @@ from service.queue.rows import NodeRow
 from service.store.failures import Fenced
 from service.store.rows import columns, to_row, to_rows
 from service.store.tables import LIVE_NODES, node_events, nodes
+from service.store.totals import count_node_start
+
+_ENDED = frozenset({NodeState.GONE, NodeState.FAILED})
 
 
 def insert_node(connection: sa.Connection, decision: NodeDecision) -> NodeRow:
@@ -35,6 +39,7 @@ def save_node(connection: sa.Connection, before: NodeRow, decision: NodeDecision
     if changed.rowcount != 1:
         raise Fenced(f"node {before.id} was changed by another transaction")
     _insert_events(connection, decision)
+    count_node_start(connection, before, node)
     return node
 
 
@@ -83,9 +88,16 @@ def get_node(connection: sa.Connection, node_id: str) -> NodeRow | None:
     return None if row is None else to_row(NodeRow, row)
 
 
-def page_of_nodes(connection: sa.Connection, *, before: str | None, limit: int) -> list[NodeRow]:
-    """Nodes newest first; `before` is the id of the last node of the page before."""
+def page_of_nodes(
+    connection: sa.Connection, *, before: str | None, limit: int, states: Collection[NodeState] = ()
+) -> list[NodeRow]:
+    """Nodes newest first, in these states or in all; `before` is the id of the last node of the page before."""
     statement = sa.select(nodes).order_by(nodes.c.id.desc()).limit(limit)
+    if states:
+        statement = statement.where(nodes.c.state.in_(states))
+        if not _ENDED & {*states}:
+            # So that the index of those that live answers, however many have ended.
+            statement = statement.where(LIVE_NODES)
     if before is not None:
         statement = statement.where(nodes.c.id < before)
     return to_rows(NodeRow, connection.execute(statement))

@@ -14,7 +14,7 @@ from cluster.policies.policies import BudgetStep
 from remora.clusters import DEFAULT_CLUSTER
 from remora.roles import Role
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
-from service.queue.rows import WaitKind
+from service.queue.rows import WaitKind, WorkPhase
 from service.queue.secrets import SecretSource
 
 metadata = sa.MetaData()
@@ -117,6 +117,7 @@ jobs = sa.Table(
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("cancel_requested_at", sa.Double),
     sa.Column("resized_at", sa.Double),
+    sa.Column("stacks_requested_at", sa.Double),
     sa.Column("pause_requested_at", sa.Double),
     sa.Column("paused_at", sa.Double),
     sa.Column("budget_step", Word(BudgetStep)),
@@ -276,6 +277,12 @@ attempts = sa.Table(
     sa.Column("stop_reason", Word(EndReason)),
     sa.Column("stop_requested_at", sa.Double),
     sa.Column("resized_at", sa.Double),
+    sa.Column("stacks_requested_at", sa.Double),
+    sa.Column("phase", Word(WorkPhase)),
+    sa.Column("phase_at", sa.Double),
+    sa.Column("phase_number", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("trained_at", sa.Double),
+    sa.Column("stalled_s", sa.Double, nullable=False, server_default="0"),
     sa.Column("launched_at", sa.Double),
     sa.Column("released_at", sa.Double),
     sa.Column("listed_at", sa.Double),
@@ -398,6 +405,7 @@ nodes = sa.Table(
     sa.Column("is_cut_off", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("offering", sa.Text, nullable=False, server_default=""),
     sa.Column("price_per_hour", sa.Double, nullable=False, server_default="0"),
+    sa.Column("is_price_assumed", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("fabric", sa.Text),
     sa.Column("bought_for", sa.String(40)),
     sa.Column("project", sa.String(63)),
@@ -406,6 +414,8 @@ nodes = sa.Table(
     sa.Column("deadline_at", sa.Double),
     sa.Column("agent_silent_since", sa.Double),
     sa.Column("sick_since", sa.Double),
+    sa.Column("preflight_since", sa.Double),
+    sa.Column("preflight", sa.JSON(none_as_null=True)),
     sa.Column("unanswered_since", sa.Double),
     sa.Column("unanswered", sa.Integer, nullable=False, server_default="0"),
     sa.Column("launched_at", sa.Double),
@@ -513,6 +523,19 @@ uses = sa.Table(
     sa.Column("ended_at", sa.Double),
     _cluster(),
     _partial("ix_uses_open", "cluster", "job_id", where=OPEN_USES),
+    sa.Index("ix_uses_node_id", "node_id"),
+)
+
+# What attempts did with the nodes that they held, from when on: kept as long as the uses of these nodes.
+phases = sa.Table(
+    "phases",
+    metadata,
+    # The release before deletes jobs and does not know this table.
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("began_at", sa.Double, nullable=False),
+    sa.Column("phase", Word(WorkPhase), nullable=False),
 )
 
 # What the cloud had none of; kept for some time after its end.

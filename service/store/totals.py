@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,8 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from remora.states import JobState
-from service.queue.rows import AttemptRow, JobRow
-from service.store.tables import ACTIVE_JOBS, LIVE_NODES, jobs, nodes
+from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.store.tables import ACTIVE_JOBS, LIVE_NODES, jobs, leases, nodes, refusals
 from service.store.tables import totals as kept
 
 # Left alone, SQLite takes an index by their state, and reads every row for its reason.
@@ -19,7 +20,26 @@ _WAITING = {
     name: sa.text(f"SELECT reason, count(*) FROM jobs {by} WHERE state = 'queued' GROUP BY reason")  # noqa: S608
     for name, by in (("sqlite", "INDEXED BY ix_jobs_line"), ("postgresql", ""))
 }
-_JOBS, _ATTEMPTS, _SUMS = "jobs", "attempts", "sums"
+_OLDEST = sa.text(
+    "SELECT min(coalesce(lost_since, waits_from)) FROM jobs"
+    " WHERE state = 'queued' AND reason = 'waiting_for_nodes'"
+)
+_JOBS, _ATTEMPTS, _SUMS, _STARTS = "jobs", "attempts", "sums", "node_starts"
+#: Upper limits, in seconds, of the parts into which the times are counted that nodes took to be ready.
+START_LIMITS_S = (15, 30, 60, 120, 180, 300, 600, 1200)
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that have not ended, of one pool and one type of capacity, in one state."""
+
+    pool: str
+    #: `spot` or `on-demand`; empty when it is not known.
+    capacity: str
+    state: str
+    count: int
+    #: USD per hour of all of them.
+    price_per_hour: float
 
 
 @dataclass(frozen=True)
@@ -27,12 +47,22 @@ class Totals:
     """How much there is of what, by word."""
 
     jobs_by_state: dict[str, int]
-    nodes_by_state: dict[str, int]
+    nodes: tuple[NodeGroup, ...]
     attempts_by_end_reason: dict[str, int]
     #: Queued jobs by what they wait for.
     queued_by_reason: dict[str, int]
     repeated_steps: int
     lost_s: float
+    #: Since when the job waits that has waited for nodes for longest; None: none does.
+    waiting_since: float | None
+    #: Nodes that were ready at most this long after they were requested, for each of START_LIMITS_S, and of all.
+    node_starts: dict[str, int]
+    #: Seconds that all of them took together.
+    node_starts_s: float
+    #: What the cloud refuses now: the number of offerings.
+    refused_offerings: int
+    #: How often the lease of each cluster's controller was taken, by the name of the lease.
+    leases_taken: dict[str, int]
 
 
 class Counted:
@@ -68,6 +98,17 @@ class Counted:
             connection.execute(_add(connection.dialect.name), rows)
 
 
+def count_node_start(connection: sa.Connection, before: NodeRow, after: NodeRow) -> None:
+    """In the transaction in which a node becomes ready, how long that took."""
+    if after.ready_at is None or before.ready_at is not None:
+        return
+    took_s = max(0.0, after.ready_at - after.created_at)
+    limit = next((str(one) for one in START_LIMITS_S if took_s <= one), "+Inf")
+    amounts = {limit: 1.0, "sum": took_s}
+    rows = [{"kind": _STARTS, "word": word, "amount": amount} for word, amount in sorted(amounts.items())]
+    connection.execute(_add(connection.dialect.name), rows)
+
+
 @lru_cache
 def _add(dialect: str) -> sa.Insert:
     statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(kept)
@@ -75,7 +116,7 @@ def _add(dialect: str) -> sa.Insert:
     return statement.on_conflict_do_update(index_elements=["kind", "word"], set_={"amount": total})
 
 
-def totals(connection: sa.Connection) -> Totals:
+def totals(connection: sa.Connection, now: float) -> Totals:
     """What is kept, and a count of what waits, runs or is there now: bounded, whatever there once was."""
     dialect = connection.dialect.name
     known: defaultdict[str, dict[str, float]] = defaultdict(dict)
@@ -84,12 +125,39 @@ def totals(connection: sa.Connection) -> Totals:
     ended = {word: int(count) for word, count in known[_JOBS].items()}
     return Totals(
         jobs_by_state=ended | _count(connection, jobs.c.state, ACTIVE_JOBS),
-        nodes_by_state=_count(connection, nodes.c.state, LIVE_NODES),
+        nodes=_node_groups(connection),
         attempts_by_end_reason={word: int(count) for word, count in known[_ATTEMPTS].items()},
         queued_by_reason={str(row[0]): int(row[1]) for row in connection.execute(_WAITING[dialect])},
         repeated_steps=int(known[_SUMS].get("repeated_steps", 0)),
         lost_s=known[_SUMS].get("lost_s", 0.0),
+        waiting_since=connection.scalar(_OLDEST),
+        node_starts=_cumulated(known[_STARTS]),
+        node_starts_s=known[_STARTS].get("sum", 0.0),
+        refused_offerings=connection.scalar(
+            sa.select(sa.func.count()).where(refusals.c.until > now, refusals.c.tries > 0)
+        )
+        or 0,
+        leases_taken={row.name: row.token for row in connection.execute(sa.select(leases))},
     )
+
+
+def _node_groups(connection: sa.Connection) -> tuple[NodeGroup, ...]:
+    kinds = (nodes.c.pool, nodes.c.offering, nodes.c.state)
+    statement = sa.select(*kinds, sa.func.count(), sa.func.sum(nodes.c.price_per_hour)).where(LIVE_NODES)
+    found: defaultdict[tuple[str, str, str], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    for pool, offering, state, count, price in connection.execute(statement.group_by(*kinds)):
+        group = (pool, offering.rpartition("/")[2], str(state.value))
+        found[group] = (found[group][0] + count, found[group][1] + (price or 0.0))
+    return tuple(NodeGroup(*group, *sums) for group, sums in sorted(found.items()))
+
+
+def _cumulated(counts: Mapping[str, float]) -> dict[str, int]:
+    """As Prometheus counts: each part has those of the ones before it."""
+    found, sum_ = {}, 0
+    for limit in (*map(str, START_LIMITS_S), "+Inf"):
+        sum_ += int(counts.get(limit, 0))
+        found[limit] = sum_
+    return found
 
 
 def _count(

@@ -14,7 +14,7 @@ import pytest
 from remora import Client
 from remora.views import Job
 from tests.e2e.embedded import Embedded
-from tests.e2e.processes import PATIENCE_S
+from tests.e2e.processes import PATIENCE_S, until
 from tests.e2e.raw_http import RawClient
 from tests.e2e.scripts import Steps
 
@@ -124,6 +124,12 @@ def test_every_command_prints_a_table(service: Embedded, trained: Job) -> None:
         "rank 1 begins after step 0",
         *(f"rank 1 did step {n}" for n in range(1, 11)),
     ]
+    header, *costs = table("ledger", trained.id, "--by", "cause")
+    assert header == ["CAUSE", "NODE TIME", "GPU TIME", "USD"]
+    assert {"starting", "training", "total"} <= {row[0] for row in costs}
+    events = [one["kind"] for one in service.remora("events", trained.id, "--json").lines]
+    assert events.count("training.began") == 1
+    assert table("goodput", trained.id)[0][0] == "goodput"
     written = csv.DictReader(io.StringIO(service.remora("metrics", trained.id, "-o", "-").out))
     assert [float(row["square"]) for row in written] == [step**2 for step in range(1, 11)]
 
@@ -148,3 +154,20 @@ def test_a_specification_may_come_by_a_pipe(service: Embedded, client: Client) -
     job_id = service.remora("submit", "-q", "-", stdin=spec).out.strip()
     assert client.wait(job_id, PATIENCE_S).name == "piped"
     assert [line.text for line in client.logs(job_id)] == ["from a pipe"]
+
+
+def test_the_stacks_of_a_job_that_trains_are_printed(service: Embedded, tmp_path: Path) -> None:
+    script = Steps(tmp_path, steps=5)
+    script.allow(2)
+    with service.client() as client:
+        job = client.submit(script.spec)
+        until(lambda: script.done(0)[-1:] == [2] and script.done(1)[-1:] == [2], "both ranks wait at a step")
+        answer = service.remora("stacks", job.id)
+        assert answer.code == 0, answer.err
+        assert "train.py" in answer.out, "the file in which the script waits"
+        document = service.remora("stacks", job.id, "--rank", "1", "--json").document
+        assert [one["rank"] for one in document["ranks"]] == [1]
+        script.allow_all()
+        client.wait(job.id, PATIENCE_S)
+    refused = service.remora("stacks", job.id)
+    assert (refused.code, "has ended already" in refused.complaint) == (1, True)

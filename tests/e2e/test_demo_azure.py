@@ -24,4 +24,7 @@ def test_spot_is_taken_back_and_on_demand_stands_in(tmp_path: Path) -> None:
     for line in result["ledger"].values():
         assert line["vm_seconds"] > 0
         assert line["usd"] > 0
+    money = result["accounts"]
+    assert abs(sum(money["usd_by_cause"].values()) - money["usd"]) < 1e-9
+    assert money["usd_by_cause"]["training"] > 0
     assert "Preempt in 30 s" in said

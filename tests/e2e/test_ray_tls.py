@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from ray._private.ray_constants import AGENT_PROCESS_TYPE_RUNTIME_ENV_AGENT
 
 from cluster.local.certificates import write_files
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
@@ -73,22 +76,34 @@ def head_of(service: Embedded) -> MachineRecord:
     return head
 
 
-def listening(home: Path) -> set[tuple[str, int]]:
-    """Addresses at which processes of the home's machines listen for others."""
-    found = set()
+@dataclass(frozen=True)
+class Listening:
+    """Addresses and ports at which processes of Ray listen for other machines."""
+
+    #: Of its agents for runtime environments, one on each machine: they speak HTTP.
+    agents: frozenset[tuple[str, int]]
+    others: frozenset[tuple[str, int]]
+
+
+def listening(home: Path) -> Listening:
+    """What the processes of the home's machines listen at, beyond 127.0.0.1."""
+    agents: set[tuple[str, int]] = set()
+    others: set[tuple[str, int]] = set()
     marks = {mark for mark in values_of(MACHINE_VARIABLE) if mark.endswith(f"@{home}")}
     assert len(marks) == 3, "a head and two nodes"
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MACHINE_VARIABLE) in marks:
-                found |= {
-                    (one.laddr.ip, one.laddr.port)
-                    for one in process.net_connections("tcp")
-                    if one.status == psutil.CONN_LISTEN
-                }
-        except psutil.Error:
-            continue
-    return found
+    # Agents and workers write their titles over their environment, and are found as descendants.
+    processes = {one.pid: one for mark in marks for one in find_by_environment(MACHINE_VARIABLE, mark)}
+    for process in processes.values():
+        with contextlib.suppress(psutil.Error):
+            ports = {
+                (one.laddr.ip, one.laddr.port)
+                for one in process.net_connections("tcp")
+                if one.status == psutil.CONN_LISTEN and not one.laddr.ip.endswith("127.0.0.1")
+            }
+            # An agent has its title before it listens.
+            is_agent = " ".join(process.cmdline()).strip() == AGENT_PROCESS_TYPE_RUNTIME_ENV_AGENT
+            (agents if is_agent else others).update(ports)
+    return Listening(frozenset(agents), frozenset(others))
 
 
 def is_refused(address: str, port: int, trusted: Path) -> bool:
@@ -109,9 +124,27 @@ def is_refused(address: str, port: int, trusted: Path) -> bool:
 
 def test_every_port_of_ray_asks_for_a_certificate(encrypted: Embedded) -> None:
     trusted = ClusterFolders(encrypted.home).tls / "ca.crt"
-    ports = [port for ip, port in listening(encrypted.home) if not ip.endswith("127.0.0.1")]
-    assert len(ports) >= 1 + 3 * 2, "the head's store, and two for each raylet"
-    assert [port for port in ports if not is_refused(head_of(encrypted).address, port, trusted)] == []
+    others = listening(encrypted.home).others
+    assert len(others) >= 1 + 3 * 2, "the head's store, and two for each raylet"
+    assert [(ip, port) for ip, port in others if not is_refused(ip, port, trusted)] == []
+
+
+def status_of(address: str, port: int, **headers: str) -> int:
+    """What an agent for runtime environments answers when it is asked for those that it has."""
+    connection = http.client.HTTPConnection(address, port, timeout=30.0)
+    with contextlib.closing(connection):
+        connection.request("POST", "/get_runtime_envs_info", body=b"", headers=headers)
+        return connection.getresponse().status
+
+
+def test_the_agents_of_ray_that_speak_http_answer_nothing_without_the_token(encrypted: Embedded) -> None:
+    until(lambda: len(listening(encrypted.home).agents) == 3, "each machine has its agent")
+    agents = listening(encrypted.home).agents
+    token = ClusterFolders(encrypted.home).token.read_text().strip()
+    # What is asked is right.
+    assert {status_of(*one, Authorization=f"Bearer {token}") for one in agents} == {200}
+    assert {status_of(*one) for one in agents} == {401}
+    assert {status_of(*one, Authorization=f"Bearer {'0' * len(token)}") for one in agents} == {403}
 
 
 def marked(process: psutil.Process, *texts: bytes) -> list[bytes]:

@@ -10,18 +10,47 @@ import pytest
 import torch
 
 from tests.architecture.repository import ROOT
-from tests.golden import constructs, more_constructs, sharded_constructs
+from tests.golden import (
+    constructs,
+    constructs_of_models,
+    more_constructs,
+    sampler_constructs,
+    sharded_constructs,
+)
 from tests.golden.constructs import Construct, train_together
 
 pytestmark = [pytest.mark.timeout(600)]
 
 
-PLAIN = [*constructs.CONSTRUCTS, *more_constructs.CONSTRUCTS]
+PLAIN = [*constructs.CONSTRUCTS, *more_constructs.CONSTRUCTS, *constructs_of_models.CONSTRUCTS]
+SAMPLED = [
+    pytest.param(
+        one,
+        id=one.body.__name__,
+        marks=[] if one.body in sampler_constructs.ALWAYS else [pytest.mark.soak],
+    )
+    for one in sampler_constructs.CONSTRUCTS
+]
 SHARDED = sharded_constructs.CONSTRUCTS
 
 
-@pytest.mark.parametrize("construct", PLAIN, ids=[one.body.__name__ for one in PLAIN])
+#: Each of their workers compiles for a minute.
+LONG = (constructs_of_models.compiled, constructs_of_models.compiled_as_a_whole)
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        pytest.param(one, id=one.body.__name__, marks=[pytest.mark.soak] if one.body in LONG else [])
+        for one in PLAIN
+    ],
+)
 def test_a_row_says_what_happens(construct: Construct, tmp_path: Path) -> None:
+    check(construct, tmp_path, torch.equal)
+
+
+@pytest.mark.parametrize("construct", SAMPLED)
+def test_a_row_says_what_happens_with_a_sampler(construct: Construct, tmp_path: Path) -> None:
     check(construct, tmp_path, torch.equal)
 
 
@@ -50,7 +79,10 @@ def check(
     assert is_equal == (construct.outcome == "exact")
 
 
-@pytest.mark.parametrize("module", [constructs, more_constructs, sharded_constructs])
+@pytest.mark.parametrize(
+    "module",
+    [constructs, more_constructs, constructs_of_models, sampler_constructs, sharded_constructs],
+)
 def test_the_page_has_the_table(module: ModuleType) -> None:
     assert module.table() in (ROOT / "docs/elastic-training.md").read_text(), (
         f"put what `python -m {module.__name__}` prints into docs/elastic-training.md"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch.nn import functional
+from torch.utils.data import WeightedRandomSampler
 
 from remora.script import channel
 from remora.torch import Loop
@@ -44,6 +47,12 @@ class Job:
     stops_after: int | None = None
     #: Steps from one check of each other's shards to the next.
     verify_every: int | None = None
+    #: Samples are drawn by weight, some several times in an epoch.
+    is_weighted: bool = False
+    #: Steps from one evaluation to the next.
+    evaluates: int | None = None
+    #: The worker in this slot is killed in its first evaluation.
+    dies_evaluating: int | None = None
 
     @property
     def steps(self) -> int:
@@ -113,6 +122,9 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
         exactness=job.exactness,  # type: ignore[arg-type]
         num_workers=job.num_workers,
         verify_every=job.verify_every,
+        sampler=WeightedRandomSampler([1.0, 3.0, *[2.0] * (job.samples - 2)], job.samples)
+        if job.is_weighted
+        else None,
     )
     if mishap is not None and mishap.slot == slot:
         _flip(loop, model, mishap) if isinstance(mishap, BitFlip) else _miss(loop, mishap.step)
@@ -125,6 +137,8 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
             scheduler.step()
             optimizer.zero_grad()
             step.report(loss=loss)
+            if job.evaluates is not None and step.number % job.evaluates == 0:
+                evaluate(loop, job, step.number, slot, out)
             if step.number == job.thaws_after:
                 model[0].requires_grad_(True)
             if step.number == job.keeps:
@@ -133,6 +147,27 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
                 loop.stop()
             gate.stand(step.number)
     torch.save(model.state_dict(), out / f"weights-{slot}.pt")
+
+
+def evaluate(loop: Loop, job: Job, step: int, slot: int, out: Path) -> None:
+    """Evaluate twice, the second time a stream, and write down what comes out."""
+
+    def compute(model: torch.nn.Module, batch: Any) -> Any:
+        (out / f"evaluates-{slot}").touch()
+        if job.dies_evaluating == slot:
+            # The others have the result of the step then.
+            while len(list(out.glob("evaluates-*"))) < loop.world.world_size:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        features, labels, _ = batch
+        scores = model(features)
+        right = (scores.argmax(1) == labels).sum()
+        return functional.cross_entropy(scores, labels), {"accuracy": (right, len(labels))}
+
+    for data in (Samples(29), Stream(17)):
+        found = loop.evaluate(data, compute, batch_size=3)
+        with (out / f"evaluations-{slot}.jsonl").open("a") as record:
+            record.write(json.dumps([step, type(data).__name__, found]) + "\n")
 
 
 def watched(record: TextIO, step: int) -> Any:

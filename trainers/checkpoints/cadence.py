@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 FIRST_S = 30.0
 #: Bounds of the interval in seconds: below, checkpoints cost more than they save; above, an early loss costs too much.
 LEAST_S, MOST_S = 10.0, 1800.0
+#: What a script says of one checkpoint is believed up to this.
+LONGEST_STALL_S = 86_400.0
 #: At most this share of the time goes into checkpoints, however often workers are lost.
 MOST_SHARE = 0.05
 #: Weight of the newest measurement in the moving mean.
@@ -33,6 +35,8 @@ class Cadence:
     newest_s: float | None = None
     #: Step of the newest one.
     step: int | None = None
+    #: Seconds that the loop waited for checkpoints, in all.
+    stalled_s: float = 0.0
     #: Seconds that workers have trained, summed over them.
     worker_s: float = 0.0
 
@@ -45,10 +49,17 @@ class Cadence:
 
     def measure(self, step: int, stall_s: float) -> Cadence:
         """Take a rank's report of how long the checkpoint of that step held its loop up."""
-        stall_s = max(0.0, stall_s)
+        stall_s = min(LONGEST_STALL_S, max(0.0, stall_s))
         if step == self.step and self.newest_s is not None:
-            return replace(self, newest_s=max(self.newest_s, stall_s))
-        return replace(self, before_s=self.cost_s, newest_s=stall_s, step=step)
+            newest_s = max(self.newest_s, stall_s)
+            return replace(self, newest_s=newest_s, stalled_s=self.stalled_s + newest_s - self.newest_s)
+        return replace(
+            self,
+            before_s=self.cost_s,
+            newest_s=stall_s,
+            step=step,
+            stalled_s=self.stalled_s + stall_s,
+        )
 
     def work(self, seconds: float, workers: int) -> Cadence:
         """Count that `workers` workers trained for `seconds`."""

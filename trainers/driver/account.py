@@ -38,6 +38,8 @@ class Account:
         self._events_left_out = 0
         self._now = now
         self._totals: dict[str, Any] = {}
+        #: Seconds, in all, for which the training loop waited for checkpoints.
+        self.stalled_s = 0.0
         self._is_closed = False
 
     def records(self, after: int, limit: int) -> list[Record]:
@@ -131,6 +133,7 @@ class Account:
             "total_steps": progress.total_steps,
             "repeated_steps": progress.repeated_steps,
             "lost_s": round(progress.lost_s, 3),
+            "stalled_s": round(self.stalled_s, 3) or None,
         }
         changed = {
             name: value

@@ -184,6 +184,7 @@ class Attempt:
             generation=self.generation,
             resumed_from_step=step,
             nodes=sorted({member.address for member in members}),
+            addresses=self.group_members.addresses,
         )
         self._report_start_over(resume)
         # A group whose checkpoint cannot be used does not train, and another one resumes in its place.
@@ -291,6 +292,7 @@ class Attempt:
         """A rank reports what a checkpoint cost its loop; the interval between checkpoints follows."""
         try:
             self.cadence = self.cadence.measure(int(message["step"]), float(message["stall_s"]))
+            self.account.stalled_s = self.cadence.stalled_s
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"a message of type 'stalled' was not understood and dropped: {error!r}"[:500]
             self.account.line(rank, "remora", text)

@@ -34,7 +34,7 @@ from trainers.driver.hang_monitor import HangMonitor
 from trainers.driver.in_place import MEMBERSHIP_MESSAGES, InPlace
 from trainers.driver.log_shares import Printers
 from trainers.driver.members import GroupMembers, RendezvousEndpoint, place_of
-from trainers.driver.nominations import Nominations
+from trainers.driver.nominations import NO_JOB, Nominations
 from trainers.driver.on_demand import mark_on_demand, on_demand_first
 from trainers.driver.rendezvous_monitor import RendezvousMonitor
 from trainers.driver.stacks import Stacks
@@ -98,6 +98,8 @@ class Driver:
         self._storage_requests = StorageRequests()
         #: The newest order by which the sizes of the worker group changed.
         self._resized = 0.0
+        #: The newest request for stacks.
+        self._stacks_requested = 0.0
         #: The values of the attempt's secrets, as its workers get them.
         self._secrets: tuple[bytes, ...] = ()
 
@@ -157,6 +159,9 @@ class Driver:
 
     def _begin(self, plan: AttemptPlan) -> None:
         self.take(plan)
+        if plan.closed_nodes:
+            # What the service has said since is newer.
+            self._nominations.update((0, 0), dict.fromkeys(plan.closed_nodes, NO_JOB), time.monotonic())
         self._account.event("attempt.driver_started", "The driver of this attempt runs.")
         if versions := self._plan.secret_versions:
             names = ", ".join(f"{name} (version {version})" for name, version in versions.items())
@@ -199,6 +204,13 @@ class Driver:
             self._resized = order
             self._plan = replace(self._plan, sizes=sizes)
             self._in_place.resize(sizes)
+
+    async def request_stacks(self, order: float) -> None:
+        """Report what each rank is doing, unless that `order` or a later one has arrived; does not wait for it."""
+        await self._has_attempt.wait()
+        if order > self._stacks_requested:
+            self._stacks_requested = order
+            self._attempt.spawn(self._hang_monitor.report_stacks())
 
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
@@ -348,12 +360,14 @@ class Driver:
         return self._plan.sizes
 
     def nominated_nodes(self) -> ray_train.NominatedNodes:
-        """The living nodes that are nominated for this attempt's job, and for others."""
+        """The living nodes that are nominated for this attempt's job, for others, and for none."""
         nominated = self._call(lambda: self._nominations.at(time.monotonic()))
         if not nominated:
             return ray_train.NominatedNodes()
         own = {node for node, job_id in nominated.items() if job_id == self._plan.job_id}
-        return ray_train.NominatedNodes(ray_train.our_nodes(own), ray_train.our_nodes(nominated.keys() - own))
+        closed = {node for node, job_id in nominated.items() if job_id == NO_JOB}
+        others = nominated.keys() - own - closed
+        return ray_train.NominatedNodes(*(ray_train.our_nodes(nodes) for nodes in (own, others, closed)))
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         """Go on without these nodes, in place or from a checkpoint, before the first of them goes."""

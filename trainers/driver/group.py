@@ -369,6 +369,9 @@ class WorkerGroup:
             yield Count()
         if values:
             yield Note("metric", {"step": step, "world_size": self.world_size, "values": values})
+        if before.group_step is None or before.is_behind is not self.progress.is_behind:
+            # What is paid for from now on.
+            yield Note("progress", {"phase": "recomputing" if self.progress.is_behind else "training"})
         if before.lost_since is not None and self.progress.lost_since is None:
             pause_s = round(now - before.lost_since, 3)
             text = f"Step {step} is the first new one after the loss; it took {pause_s:.1f} s."
@@ -405,7 +408,7 @@ class WorkerGroup:
         step = _step(message["step"])
         if message.get("generation", self.generation) != self.generation:
             return
-        if message.get("asked") and self._agreement is not None and self._agreement.decided is not None:
+        if message.get("asked") and self._is_of_agreement(message.get("token")):
             self._agreed_step = step
         take = _take(message)
         shards = self._shards.setdefault((step, take), {})
@@ -423,6 +426,11 @@ class WorkerGroup:
             yield from self.failed(step, now)
         else:
             yield Commit(step, files, take)
+
+    def _is_of_agreement(self, token: object) -> bool:
+        """A checkpoint was asked for by the agreement under way, by its token; an older library says none (None)."""
+        agreement = self._agreement
+        return agreement is not None and agreement.decided is not None and token in (None, agreement.token)
 
     def failed(self, step: int, now: float) -> Iterator[Effect]:
         """A checkpoint came to nothing; ranks that wait for the planned stop that it was for go on."""

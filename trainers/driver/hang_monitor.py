@@ -10,19 +10,24 @@ do go on together, and those that do not are left behind.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from remora.states import EndReason
 from trainers.driver.attempt import Attempt
+from trainers.driver.collectives import explain
 from trainers.driver.hang import Overdue
 from trainers.driver.in_place import InPlace
 from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
+from trainers.last_collectives import LastCollective
 
 #: Seconds between two checks for dead workers; one that does not answer twice is lost.
 LOOK_PAUSE_S = 0.5
 #: Characters of a stack that are reported.
 STACK_LENGTH = 16_000
+#: Ranks whose stacks an owner gets at once: all of their texts are events of the job.
+MOST_REPORTED = 64
 
 
 class HangMonitor:
@@ -89,17 +94,31 @@ class HangMonitor:
             return None
         return self._attempt.watch.overdue(self._attempt.now(), group.world_size)
 
+    async def report_stacks(self) -> None:
+        """Report what the ranks are doing, as their owner asked; of more than MOST_REPORTED the first ones."""
+        slots = self._attempt.group_members.in_order()[:MOST_REPORTED]
+        stacks = await self._stacks.ask(slots)
+        collectives = dict(self._stacks.collectives)
+        for rank, stack in sorted(stacks.items()):
+            self._report(
+                rank, stack, collectives.get(rank), f"What rank {rank} was doing when its owner asked."
+            )
+
     async def _end_it(self, overdue: Overdue) -> None:
         attempt = self._attempt
         # 1. Every rank reports what it is doing, while it still does it.
-        for rank, stack in (await self._stacks.ask(attempt.group_members.in_order())).items():
-            self._report(rank, stack)
+        stacks = await self._stacks.ask(attempt.group_members.in_order())
+        collectives = dict(self._stacks.collectives)
+        for rank, stack in stacks.items():
+            text = f"What rank {rank} was doing when no step ended."
+            self._report(rank, stack, collectives.get(rank), text)
         # 2. A step may have ended meanwhile.
         if self._overdue() is None:
             return
+        why = explain(collectives)
         text = (
-            f"No step ended for {overdue.quiet_s:.0f} s, and the longest of late took {overdue.longest_s:.1f} s; "
-            "the events `worker.stack` say what every rank was doing."
+            f"No step ended for {overdue.quiet_s:.0f} s, and the longest of late took {overdue.longest_s:.1f} s"
+            f"{': ' + why if why else ''}; the events `worker.stack` say what every rank was doing."
         )
         verdict = Verdict(goes_on=False, end_reason=EndReason.HANG, message=text)
         # 3. Ranks that can park go on without those that cannot; once per step.
@@ -109,6 +128,10 @@ class HangMonitor:
         # 4. No rank makes progress.
         attempt.conclude(verdict)
 
-    def _report(self, rank: int, stack: str) -> None:
-        text = f"What rank {rank} was doing when no step ended."
-        self._attempt.account.event("worker.stack", text, rank=rank, stack=stack[:STACK_LENGTH])
+    def _report(
+        self, rank: int, stack: str, collectives: tuple[LastCollective, ...] | None, text: str
+    ) -> None:
+        known = None if collectives is None else [asdict(one) for one in collectives]
+        self._attempt.account.event(
+            "worker.stack", text, rank=rank, stack=stack[:STACK_LENGTH], collectives=known
+        )

@@ -459,6 +459,7 @@ class InPlace:
             generation=attempt.generation,
             cause=end.cause,
             pause_s=end.pause_s,
+            addresses=self._group_members.addresses,
         )
         attempt.account.size(self._group_members.workers, state="running")
 

@@ -96,7 +96,12 @@ class GroupMembers:
     @property
     def workers(self) -> dict[str, int]:
         """How many workers of the worker group run on each node, by the address under which Ray knows the node."""
-        return dict(Counter(self.by_slot[slot].address for slot in self.in_order()))
+        return dict(Counter(self.addresses))
+
+    @property
+    def addresses(self) -> list[str]:
+        """The address of each rank's node, in the order of their ranks."""
+        return [self.by_slot[slot].address for slot in self.in_order()]
 
     # --- joining and leaving
 

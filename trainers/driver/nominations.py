@@ -1,12 +1,15 @@
 """For which jobs nodes are nominated, as the service last said (pure).
 
-A nominated node was bought for a job that waits; other jobs do not grow onto it.
+A nominated node was bought for a job that waits; other jobs do not grow onto it.  One that was not measured yet is
+nominated for none, and no worker is placed on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+#: Nominated for this, a node is for no job: it has not passed its preflight.
+NO_JOB = ""
 #: Seconds after which the service repeats which nodes are still nominated.
 RENEWED_S = 60.0
 #: Seconds after which nominations expire: the service may be gone, and worker groups shall still grow.

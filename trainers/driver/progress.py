@@ -30,11 +30,16 @@ class Progress:
     high_water: int | None = None
     #: Last step that the present worker group reported; a step may be reported more than once.
     group_step: int | None = None
+    #: The present worker group has reported a step that no group before it reported.
+    has_caught_up: bool = False
 
     @property
     def is_behind(self) -> bool:
-        """True until the present worker group reports a step that no group before it reported."""
-        return self.high_water is not None and (self.group_step is None or self.group_step <= self.high_water)
+        """True until the present worker group reports a step that no group before it reported; once for each group.
+
+        A script that goes back to old steps by itself repeats them (`repeated_steps`) and is not behind again.
+        """
+        return self.high_water is not None and not self.has_caught_up
 
     def report(self, step: int, total_steps: int | None, now: float) -> Progress:
         """A step is done."""
@@ -46,6 +51,7 @@ class Progress:
             step_at=now,
             repeated_steps=self.repeated_steps + int(is_repeated and step != self.group_step),
             group_step=step,
+            has_caught_up=self.has_caught_up or not is_repeated,
         )
         if self.lost_since is None:
             return after
@@ -72,4 +78,4 @@ class Progress:
 
     def regroup(self) -> Progress:
         """A new worker group begins: steps up to the newest one are repetitions from now on."""
-        return replace(self, high_water=self.step, group_step=None)
+        return replace(self, high_water=self.step, group_step=None, has_caught_up=False)

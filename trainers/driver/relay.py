@@ -134,7 +134,9 @@ class Relay:
             self._deliver(shard, {"type": "log", "stream": "remora", "text": text})
             self._deliver(shard, {"type": "abandoned", **common})
         else:
-            self._deliver(shard, {"type": "shard", "files": files, "asked": shard.asked, **common})
+            self._deliver(
+                shard, {"type": "shard", "files": files, "asked": shard.asked, "token": shard.token, **common}
+            )
         finally:
             self._storing.pop(kept, None)
             self._remove(kept)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from remora.script import channel
 from trainers.driver.members import GroupMembers
+from trainers.last_collectives import LastCollective, read_collectives
 
 #: Seconds in which supervisors have to report what their processes are doing.
 STACKS_S = 20.0
@@ -22,6 +23,8 @@ class Stacks:
         #: Ranks that were asked and have not answered, by slot.
         self._asked: dict[int, int] = {}
         self._answers: dict[int, str] = {}
+        #: What the ranks that were asked last have said of their collectives; None: nothing.
+        self.collectives: dict[int, tuple[LastCollective, ...] | None] = {}
         self._all_answered = asyncio.Event()
 
     def receive(self, slot: int, message: channel.Message) -> None:
@@ -29,6 +32,7 @@ class Stacks:
         rank = self._asked.pop(slot, None)
         if rank is not None:
             self._answers[rank] = str(message.get("text", ""))
+            self.collectives[rank] = read_collectives(message.get("collectives"))
         if not self._asked:
             self._all_answered.set()
 
@@ -42,6 +46,7 @@ class Stacks:
             slot: self._group_members.ranks[slot] for slot in slots if slot in self._group_members.ranks
         }
         self._answers = {}
+        self.collectives = dict.fromkeys(self._asked.values())
         self._all_answered.clear()
         silent = await self._group_members.send_to(list(self._asked), {"type": "dump"})
         for slot in silent & self._asked.keys():

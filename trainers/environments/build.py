@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.metadata
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,7 +31,8 @@ from trainers.environments.commands import (
     run_program,
 )
 from trainers.environments.confined_build import confined_build
-from trainers.environments.named_packages import only_names
+from trainers.environments.named_packages import is_pylock, only_names
+from trainers.environments.node_packages import node_packages, not_installed, same_versions
 from trainers.environments.public_package import public_folder
 from trainers.environments.records import (
     EnvironmentRecord,
@@ -47,7 +47,6 @@ from trainers.environments.request import (
     INHERITED,
     EnvironmentImpossible,
     EnvironmentRequest,
-    NodePackages,
     digest_of,
     inherits,
 )
@@ -60,8 +59,8 @@ BUILD_LIMIT_S = 1800.0
 MOST_KEPT = 8
 #: Bytes of a file of requirements.
 MOST_REQUIREMENTS_BYTES = 4 * 2**20
-#: Packages that PyTorch requires for an accelerator.
-_LIBRARY = re.compile(r"(nvidia|cuda|triton|pytorch-triton)[a-z0-9-]*")
+#: A line of uv for a package of an index that it installs.
+_WOULD_INSTALL = re.compile(r" \+ ([a-z0-9-]+)==(\S+)")
 #: uv would obey the `uv.toml` and `[tool.uv]` that lie in the job's code: write where they say, also to the node's
 #: cache.
 #: A site sets variables that begin with `UV_`.
@@ -85,10 +84,16 @@ class BuildWork:
     packages: int = 0
     #: Files that are being downloaded, with their sizes.
     downloads: dict[str, str] = field(default_factory=dict)
+    #: Packages that uv would install, with their versions, while it is only asked for them.
+    found: dict[str, str] | None = None
     _shown: str = ""
 
     def take(self, line: str) -> None:
         """Take a line of uv."""
+        if self.found is not None:
+            if wanted := _WOULD_INSTALL.fullmatch(line):
+                self.found[wanted[1]] = wanted[2]
+            return
         if self.says_all or line.startswith(("Resolved", "Prepared", "Installed", "Built", "warning")):
             self.say(line)
         word, _, rest = line.strip().partition(" ")
@@ -184,15 +189,6 @@ def environment(
 def environment_folders(built: BuiltEnvironment) -> list[Path]:
     """The folders without which its interpreter does not run: its own, and that of the Python below it."""
     return [built.python.parent.parent, built.base]
-
-
-def node_packages() -> NodePackages:
-    """What this interpreter's environment has."""
-    try:
-        torch: str | None = importlib.metadata.version(INHERITED).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        torch = None
-    return NodePackages(python=f"{sys.version_info[0]}.{sys.version_info[1]}", torch=torch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,25 +328,30 @@ def _install(
     *,
     is_inherited: bool,
 ) -> int:
-    """Install the packages; returns how many there were."""
+    """Install the packages; returns how many there were.  Raises EnvironmentFailed."""
     if not asked.pip and file is None:
         return 0
     options = ["pip", "install", "--python", str(folder / "bin" / "python"), "--link-mode", "hardlink"]
     if is_inherited:
         excluded = folder / "excluded.txt"
-        excluded.write_text("".join(f"{name}\n" for name in _not_installed()))
+        excluded.write_text("".join(f"{name}\n" for name in not_installed()))
         options += ["--excludes", str(excluded)]
     options += ["--requirements", str(file)] if file is not None else []
     words = ["--", *asked.pip]
+    is_locked = file is not None and is_pylock(file.name)
+    # A command can be forked from the node's interpreter only if it has the node's versions of what is loaded.
+    beside = node_packages().beside if is_inherited and not is_locked else ()
     if decide(isolation, offered(isolation)) is None:
-        return _uv([*options, *words], code, work)
+        return _install_with(lambda asks: _uv([*asks, *words], code, work), options, folder, beside, work)
     relative = str(file.relative_to(code)) if file is not None and file.is_relative_to(code) else None
     text = "" if file is None else file.read_text(errors="replace")
     if only_names(asked.pip, relative if file is None else relative or file.name, text):
         try:
             # Wheels are unpacked and run nothing, so that they may come from the cache of the node.  `--no-build` alone
             # does not see to that: editable packages are built in spite of it.
-            return _uv([*options, "--no-build", *words], code, work)
+            return _install_with(
+                lambda asks: _uv([*asks, "--no-build", *words], code, work), options, folder, beside, work
+            )
         except EnvironmentFailed:
             work.limit.check()
     reads = [Path(uv_program()).parent, base]
@@ -359,9 +360,43 @@ def _install(
         if relative is not None:
             options[options.index("--requirements") + 1] = str(build.code / relative)
         options[options.index("hardlink")] = "copy"
-        command = [uv_program(), *_UV_OPTIONS, *options, *words]
-        failure = "uv could not build it"
-        return _run(failure, build.command(command), build.code, build.variables({}), work, build.bounds)
+
+        def run(asks: list[str]) -> int:
+            command = build.command([uv_program(), *_UV_OPTIONS, *asks, *words])
+            failure = "uv could not build it"
+            return _run(failure, command, build.code, build.variables({}), work, build.bounds)
+
+        return _install_with(run, options, folder, beside, work)
+
+
+def _install_with(
+    run: Callable[[list[str]], int],
+    options: list[str],
+    folder: Path,
+    beside: Sequence[str],
+    work: BuildWork,
+) -> int:
+    """Install with these options of uv, and with the versions `beside` where nothing else becomes another version.
+
+    uv does not fail where a constraint contradicts a requirement: it goes back to old releases of what the job asked
+    for.  So what it finds freely is looked at first, and all of that but what is beside is kept.
+    """
+    if not beside:
+        return run(options)
+    work.found = {}
+    try:
+        run([*options, "--dry-run"])
+        same = same_versions(work.found, beside)
+    finally:
+        work.found = None
+    if same:
+        constraints = folder / "same.txt"
+        constraints.write_text("".join(f"{line}\n" for line in same))
+        try:
+            return run([*options, "--constraints", str(constraints)])
+        except EnvironmentFailed:
+            work.limit.check()
+    return run(options)
 
 
 def _set_up(setup: str, folder: Path, code: Path, work: BuildWork, isolation: Isolation, base: Path) -> None:
@@ -417,16 +452,6 @@ def _export(lock: Path, folder: Path, work: BuildWork, *, is_inherited: bool) ->
     python = ["--python", str(folder / "bin" / "python")]
     _uv(["export", *options, *python, *pruned], lock.parent, work)
     return exported
-
-
-def _not_installed() -> list[str]:
-    """Packages that an environment has from the node: PyTorch, and the libraries of its accelerator."""
-    try:
-        needed = importlib.metadata.requires(INHERITED) or []
-    except importlib.metadata.PackageNotFoundError:
-        needed = []
-    names = [match.group() for line in needed if (match := _LIBRARY.match(line))]
-    return [INHERITED, *dict.fromkeys(names)]
 
 
 def _run(

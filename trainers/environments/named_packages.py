@@ -53,7 +53,7 @@ def _file_only_names(file: str, text: str, project: str) -> bool:
         return all(_is_named_in_a_file(line) for line in text.splitlines())
     try:
         document = tomllib.loads(text)
-        if re.fullmatch(r"pylock(\.[^.]+)?\.toml", name):
+        if is_pylock(name):
             return _pylock_only_names(document.get("packages"))
         # One in a folder of the code may be a member of a workspace above it.
         if file == "pyproject.toml":
@@ -61,6 +61,11 @@ def _file_only_names(file: str, text: str, project: str) -> bool:
         return file == "uv.lock" and _lock_only_names(document, tomllib.loads(project))
     except ValueError:
         return False
+
+
+def is_pylock(name: str) -> bool:
+    """Whether a file of this name is a lock of PEP 751."""
+    return re.fullmatch(r"pylock(\.[^.]+)?\.toml", name) is not None
 
 
 def _is_named(line: str) -> bool:

@@ -55,6 +55,8 @@ class NodePackages:
     python: str
     #: Version of its PyTorch, without the local part (`+cpu`); None: it has none.
     torch: str | None
+    #: What is loaded with it, as `name==version`: an environment that inherits has the same where its packages agree.
+    beside: tuple[str, ...] = ()
 
 
 class EnvironmentImpossible(ValueError):
@@ -163,6 +165,6 @@ def digest_of(
         "contents": hashlib.sha256(contents).hexdigest(),
         "project": hashlib.sha256(project).hexdigest(),
         "code": bundle if reads_code(asked, *texts) else None,
-        "inherits": [node.python, node.torch] if is_inherited else None,
+        "inherits": [node.python, node.torch, *node.beside] if is_inherited else None,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

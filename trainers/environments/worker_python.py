@@ -33,6 +33,9 @@ class WorkerPython:
     packages: Path
     #: The interpreter below it, whose packages it sees: that of the job's environment, or of the node.
     base: Path
+    #: The folder of packages of the job's environment, if its interpreter is the node's own; None: it has another one,
+    #: or there is no environment.
+    layer: Path | None = None
 
     @property
     def path_folders(self) -> tuple[str, str]:
@@ -46,12 +49,15 @@ def make_worker_python(folder: Path, base: Path | None) -> WorkerPython:
     Raises OSError.
     """
     programs = folder / "bin"
+    layer: Path | None = None
+    node = Path(sys.executable)
     if base is None:
-        base, version = Path(sys.executable), f"{sys.version_info[0]}.{sys.version_info[1]}"
+        base, version = node, f"{sys.version_info[0]}.{sys.version_info[1]}"
         layers = [path for path in site.getsitepackages() if Path(path).is_dir()]
     else:
         (below,) = base.parent.parent.glob("lib/python3.*/site-packages")
         version, layers = below.parent.name.removeprefix("python"), [str(below)]
+        layer = below if _home_of(base) == _home_of(node) else None
     packages = folder / "lib" / f"python{version}" / "site-packages"
     packages.mkdir(parents=True)
     programs.mkdir()
@@ -65,7 +71,7 @@ def make_worker_python(folder: Path, base: Path | None) -> WorkerPython:
     lines = "".join(f"import site; site.addsitedir({layer!r})\n" for layer in layers)
     (packages / "remora-layers.pth").write_text(lines)
     write_pip(programs)
-    return WorkerPython(python=programs / "python", packages=packages, base=base)
+    return WorkerPython(python=programs / "python", packages=packages, base=base, layer=layer)
 
 
 def write_pip(programs: Path) -> None:

@@ -18,21 +18,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.abc
 import json
 import os
 import select
 import shutil
 import signal
+import site
 import socket
 import sys
 import traceback
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
 from typing import Any
 
 from trainers.isolation import confinement, own_namespaces
 from trainers.processes import command_shim
 from trainers.processes import fork_server_child as child_side
 from trainers.processes.fork_server_child import ForkedCommand
+from trainers.processes.fork_server_layer import unfit_layer
 from trainers.processes.fork_server_rules import (
     PythonInvocation,
     WarmState,
@@ -45,6 +50,8 @@ from trainers.processes.fork_server_rules import (
 _REQUEST_BYTES = 1 << 20
 #: Seconds that a caller may take to send its request.
 _ASK_S = 10.0
+#: Seconds that a forked process may take to look at the files of a job, less than its caller waits for the answer.
+_LOOK_S = 3.0
 #: Set for the fork server alone: padding that reserves memory for a command's environment, and variables that keep
 #: libraries from starting threads.
 PADDING_VARIABLE = "REMORA_ROOM"
@@ -114,8 +121,25 @@ def _forget_our_packages() -> None:
     os.chdir("/")
 
 
+class _MissedModules(importlib.abc.MetaPathFinder):
+    """As the last finder it is asked for each module that the others did not find, and notes its name."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find nothing."""
+        if path is None:
+            self.names.add(fullname)
+        return None
+
+
 def _warm_up(modules: list[str]) -> WarmState:
     """Import what can be imported."""
+    missed = _MissedModules()
+    sys.meta_path.append(missed)
     before = {k: v for k, v in os.environ.items() if k != PADDING_VARIABLE and k not in SINGLE_THREADED}
     for name in modules:
         try:
@@ -128,7 +152,11 @@ def _warm_up(modules: list[str]) -> WarmState:
     for name in (PADDING_VARIABLE, *SINGLE_THREADED):
         added.pop(name, None)
     loaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"__main__"}
-    return WarmState(loaded=loaded, environment=before, added=added)
+    sys.meta_path.remove(missed)
+    packages = frozenset(os.path.realpath(one) for one in site.getsitepackages() if os.path.isdir(one))
+    return WarmState(
+        loaded=loaded, environment=before, added=added, missed=frozenset(missed.names), packages=packages
+    )
 
 
 def _listen(path: str) -> socket.socket:
@@ -151,7 +179,8 @@ def _accept_request(
     descriptors: list[int] = []
     try:
         command, grace_s = _receive(connection, descriptors)
-        refused = _refusal(command, warm_state)
+        with _ends_after(_LOOK_S):
+            refused = _refusal(command, warm_state)
     except (OSError, ValueError, KeyError, TypeError) as error:
         refused = f"the request was not understood: {error!r}"
     if not refused:
@@ -159,6 +188,17 @@ def _accept_request(
     with contextlib.suppress(OSError):
         connection.sendall(json.dumps({"refused": refused}).encode() + b"\n")
     return None
+
+
+@contextlib.contextmanager
+def _ends_after(seconds: float) -> Iterator[None]:
+    """Within this context the process ends by itself when the time is over: then the command is started."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedCommand, float]:
@@ -183,6 +223,7 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedC
         cgroups=request["cgroups"],
         python=request.get("python"),
         packages=request.get("packages"),
+        layer=request.get("layer"),
         walls=request["walls"],
     )
     # The script's channel has another number here.
@@ -210,7 +251,9 @@ def _refusal(command: ForkedCommand, warm_state: WarmState) -> str | None:
         warm_state.loaded,
         lambda name: os.path.exists(os.path.join(folder, name, "__init__.py")),
     )
-    return None if hidden is None else f"{hidden} in the folder of the script has the name of a loaded module"
+    if hidden is not None:
+        return f"{hidden} in the folder of the script has the name of a loaded module"
+    return None if command.layer is None else unfit_layer(command.layer, warm_state)
 
 
 def _size_of_files(command: ForkedCommand) -> int:

@@ -11,6 +11,7 @@ import importlib.machinery
 import io
 import os
 import runpy
+import site
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,14 @@ from remora.script import native_threads
 from trainers.processes.fork_server_rules import PythonInvocation
 
 _LIBC = ctypes.CDLL(None)
+#: What finds modules in an interpreter that has read no .pth file.
+_FINDERS = (
+    importlib.machinery.BuiltinImporter,
+    importlib.machinery.FrozenImporter,
+    importlib.machinery.PathFinder,
+)
+#: What .pth files of the node have put before them: this module is imported before anything else.
+_FINDERS_OF_NODE = tuple(one for one in sys.meta_path if one not in _FINDERS)
 #: Fields 48 to 51 of /proc/self/stat, counted from the fourth: where the arguments and the environment lie in memory.
 _ARGUMENTS_START, _ARGUMENTS_END, _ENVIRONMENT_START, _ENVIRONMENT_END = 44, 45, 46, 47
 #: Names under which builds of OpenBLAS take their number of threads.
@@ -56,6 +65,9 @@ class ForkedCommand:
     #: The worker's own interpreter and its folder of packages; None: it has none of its own.
     python: str | None = None
     packages: str | None = None
+    #: The folder of packages of the job's environment between the worker's own and those of the node; None: there is
+    #: none, or the fork server runs that environment's interpreter.
+    layer: str | None = None
     #: What `confinement.py` does to the command; None: nothing.
     walls: dict[str, Any] | None = None
 
@@ -131,10 +143,29 @@ def _take_interpreter(command: ForkedCommand) -> None:
     """Be the worker's own interpreter, whose packages come before those of the one that was forked."""
     if command.python is None or command.packages is None:
         return
-    below = next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
-    sys.path.insert(below, command.packages)
     sys.executable = command.python
     sys.prefix = sys.exec_prefix = os.path.dirname(os.path.dirname(command.python))
+    site.PREFIXES, site.ENABLE_USER_SITE = [sys.prefix], False
+    if (paths := sys.modules.get("sysconfig")) is not None:
+        # It keeps what it has computed from the prefix.
+        vars(paths).update(
+            _PREFIX=sys.prefix, _EXEC_PREFIX=sys.prefix, _CONFIG_VARS=None, _CONFIG_VARS_INITIALIZED=False
+        )
+    if command.layer is None:
+        below = next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
+        sys.path.insert(below, command.packages)
+        return
+    # The node's packages lie below the environment's, which `site` finds as it does in an interpreter that starts: by
+    # the .pth file among the worker's own packages.
+    sys.path[:] = [path for path in sys.path if _is_standard(path)]
+    sys.meta_path[:] = [one for one in sys.meta_path if one not in _FINDERS_OF_NODE]
+    site.addsitedir(command.packages)
+
+
+def _is_standard(path: str) -> bool:
+    """It is a folder or an archive of the standard library."""
+    library = os.path.join(sys.base_prefix, sys.platlibdir, "python")
+    return path.startswith(library) and not path.endswith("-packages")
 
 
 def _renew_streams(command: ForkedCommand) -> None:

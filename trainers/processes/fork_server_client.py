@@ -152,10 +152,16 @@ class ForkServer:
         if found is None or not os.path.samefile(found, self._python):
             return None
         is_ours = found.parent == self._python.absolute().parent
-        is_above = (
-            request.has_own_python() and request.python is not None and request.python.base == self._python
-        )
+        is_above = request.has_own_python() and (self._is_base(request) or self._layer(request) is not None)
         return parse_invocation(request.command[1:]) if is_ours or is_above else None
+
+    def _is_base(self, request: ShimRequest) -> bool:
+        """The worker's own interpreter lies directly above this server's."""
+        return request.python is not None and request.python.base == self._python
+
+    def _layer(self, request: ShimRequest) -> Path | None:
+        """The packages of a job's environment that lie between the worker's own interpreter and this server's."""
+        return None if request.python is None or self._is_base(request) else request.python.layer
 
     def ensure(self) -> None:
         """Wait until it has imported its modules.  Raises OSError when it cannot be, or TimeoutError."""
@@ -177,6 +183,8 @@ class ForkServer:
         }
         if shim_request.has_own_python() and (python := shim_request.python) is not None:
             request |= {"python": str(python.python), "packages": str(python.packages)}
+            if (layer := self._layer(shim_request)) is not None:
+                request["layer"] = str(layer)
         line = json.dumps(request).encode() + b"\n"
         if len(line) > _REQUEST_BYTES:
             return None
@@ -192,7 +200,7 @@ class ForkServer:
         except (OSError, ValueError) as error:
             # Closing the life line ends what may have been forked all the same.
             connection.close()
-            log.info("no warm start: %s", error)
+            log.debug("no warm start: %s", error)
             return None
 
     def _connect(self) -> socket.socket:

@@ -17,6 +17,8 @@ _FOLLOWED = (
     *("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     # Python forgets the one that it has found (`fork_server_child`), torch and Triton ask for theirs when they compile.
     *("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+    # Read with the first collective.
+    "TORCH_FR_BUFFER_SIZE",
 )
 #: Read by torch's rendezvous when it is made, not before.
 _READ_LATE = "TORCHELASTIC_"
@@ -48,6 +50,10 @@ class WarmState:
     environment: Mapping[str, str]
     #: Variables that the modules have set.
     added: Mapping[str, str]
+    #: Names of top-level modules that the modules have looked for in vain.
+    missed: frozenset[str] = frozenset()
+    #: Folders with the packages of its interpreter, without links.
+    packages: frozenset[str] = frozenset()
 
 
 def parse_invocation(arguments: list[str]) -> PythonInvocation | None:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.experimental import internal_kv
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
@@ -51,6 +52,21 @@ def answering_nodes(ray_node_ids: set[str]) -> set[str]:
 def living_nodes() -> set[str]:
     """Ray node ids of all nodes that Ray calls alive."""
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def living_heads() -> frozenset[str]:
+    """Ray node ids of the head; of none while another one starts, and of two just after that."""
+    return frozenset(
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and HEAD_NODE_RESOURCE_NAME in node["Resources"]
+    )
+
+
+def is_pending(actor: Any) -> bool:
+    """Whether Ray has yet to find a process for this actor, or waits for that process to be ready."""
+    entry = ray._private.state.actors(actor._actor_id.hex())
+    return entry.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
 
 def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:

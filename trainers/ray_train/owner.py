@@ -36,6 +36,8 @@ class NominatedNodes:
     own: frozenset[str] = frozenset()
     #: For other jobs.
     others: frozenset[str] = frozenset()
+    #: Not for any job: they are not measured yet.
+    closed: frozenset[str] = frozenset()
 
 
 class Owner(Protocol):

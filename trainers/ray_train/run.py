@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.backend import BackendConfig
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
@@ -21,6 +20,7 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from remora.ray_labels import FOR_JOBS_LABEL
 from remora.spec.worker_sizes import WorkerSizes
+from trainers.ray_train import coordinator
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.liveness import find_dead, is_dead_worker
 from trainers.ray_train.owner import AttemptEnds, Owner
@@ -30,9 +30,6 @@ from trainers.ray_train.worker_group import AttemptWorkers
 
 #: Seconds that room for all workers may take before it is counted again: it was free when it was asked for.
 _START_TIMEOUT_S = 6.0
-
-#: Name and namespace of the actor that divides the cluster's resources among Ray Train's controllers.
-_COORDINATOR = "AutoscalingCoordinator"
 
 #: Environment variables that Ray Train reads in the process of its controller.
 _ENVIRONMENT = {
@@ -106,13 +103,10 @@ def _selector(labels: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def free_resources(name: str) -> None:
     """Free what a dead controller of that name had reserved; fine when there is nothing."""
-    try:
-        coordinator = ray.get_actor(_COORDINATOR, namespace=_COORDINATOR)
-    except ValueError:
-        pass
-    else:
+    found = coordinator.find()
+    if found is not None:
         # Otherwise no other attempt could have these resources until the request expires, which takes three minutes.
-        coordinator.cancel_request.remote(_requester(name))
+        found.cancel_request.remote(_requester(name))
     free_reservations(name)
 
 

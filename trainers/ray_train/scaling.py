@@ -11,11 +11,9 @@ import ray
 from ray.train import ScalingConfig
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.scaling_policy import ElasticScalingPolicy, NoopDecision
-from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
-    TrainAutoscalingCoordinatorClient,
-)
 
 from remora.spec.worker_sizes import WorkerSizes
+from trainers.ray_train import coordinator
 from trainers.ray_train.liveness import answering_nodes, draining_nodes, living_nodes, nodes_with
 from trainers.ray_train.owner import AttemptEnds, NominatedNodes, Owner
 from trainers.ray_train.reservations import room_on, spread_out
@@ -76,7 +74,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         """Ask for resources under a name that `free_resources` knows; stock invents one."""
         del train_run_context
         self._requester_id = self._requester
-        self._coordinator_client = TrainAutoscalingCoordinatorClient(self._requester)
+        self._coordinator_client = coordinator.CoordinatorClient(self._requester)
         self._send_resource_request()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
@@ -113,7 +111,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._count_with(nominated)
         decision = super().make_decision_for_non_running_worker_group()
         if nominated.others and isinstance(decision, NoopDecision):
-            self._count_with(NominatedNodes(own=nominated.own))
+            self._count_with(NominatedNodes(own=nominated.own, closed=nominated.closed))
             decision = super().make_decision_for_non_running_worker_group()
         return decision
 
@@ -220,7 +218,8 @@ class ElasticPolicy(ElasticScalingPolicy):
         reserved = self._ask_coordinator()
         if reserved is not None:
             self._preferred = self._nominated.own | reserved.keys()
-            apart = draining_nodes().keys() | self._nominated.others - set(self._own_places())
+            closed = self._nominated.others | self._nominated.closed
+            apart = draining_nodes().keys() | closed - set(self._own_places())
             free = {node: has for node, has in self._free_nodes().items() if node not in apart}
             if self._labels or apart:
                 # The coordinator divides all living nodes: what it has for us may be on nodes that we cannot use.
@@ -248,6 +247,9 @@ class ElasticPolicy(ElasticScalingPolicy):
             )
         except ray.exceptions.RayError as error:
             log.warning("could not ask for the resources reserved for this attempt: %s", error)
+            if isinstance(error, coordinator.DEAD):
+                self._coordinator_client.replace()
+                self._send_resource_request()
             return None
 
     def _free_nodes(self) -> dict[str, dict[str, float]]:

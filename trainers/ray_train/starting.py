@@ -11,8 +11,9 @@ from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.worker_group.worker import Worker
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainers.ray_train.liveness import answering_nodes, draining_nodes
+from trainers.ray_train.liveness import answering_nodes, draining_nodes, is_pending, living_heads
 from trainers.ray_train.reservations import Reservation
+from trainers.ray_train.start_limit import StartLimit
 
 #: Seconds between two looks at the nodes on which workers start.
 _NODES_S = 0.5
@@ -31,6 +32,7 @@ class StartingWorkers:
     ) -> None:
         self.reservations = list(reservations)
         self._resources = resources
+        self._limit = StartLimit(living_heads())
         self._actors = [
             actor_type.options(scheduling_strategy=PlacementGroupSchedulingStrategy(one.group, 0)).remote()
             for one in self.reservations
@@ -74,5 +76,10 @@ class StartingWorkers:
         lost = nodes - answering_nodes(nodes) | nodes & draining_nodes().keys()
         if lost:
             raise TimeoutError(f"the node {min(lost)} takes no work any more")
+        self._limit = self._limit.seen(living_heads(), now)
+        if self._limit.is_over(now):
+            if any(is_pending(self._actors[at]) for at in missing):
+                raise TimeoutError("Ray's head was started again and did not begin with it")
+            self._limit = self._limit.renewed(now)
         if now - self._began_at > _START_S:
             raise TimeoutError(f"its process was not there after {_START_S:g} s")

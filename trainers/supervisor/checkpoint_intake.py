@@ -35,6 +35,8 @@ class CheckpointOffer:
     folder: str
     #: The checkpoint was asked for.
     asked: bool
+    #: By which agreement, where the script says so.
+    token: int | None = None
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any], generation: int) -> CheckpointOffer:
@@ -50,7 +52,9 @@ class CheckpointOffer:
             raise ValueError(f"there is no worker group {of_group} yet")
         if not isinstance(root, str) or not isinstance(folder, str):
             raise TypeError("room and folder are names")
-        return cls(step=step, generation=of_group, root=root, folder=folder, asked=bool(message.get("asked")))
+        token = None if message.get("token") is None else int(message["token"])
+        asked = bool(message.get("asked"))
+        return cls(step=step, generation=of_group, root=root, folder=folder, asked=asked, token=token)
 
 
 class TakeCounter:

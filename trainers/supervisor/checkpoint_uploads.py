@@ -112,6 +112,7 @@ class CheckpointUploads:
                 size_bytes=size,
                 asked=offer.asked,
                 take=number,
+                token=offer.token,
             )
             if in_time or not send(self._driver, shard, taken.folder):
                 self._store(taken.folder, shard)
@@ -134,7 +135,8 @@ class CheckpointUploads:
         with self._lock:
             self._speed.end(write, time.monotonic())
         message = {"type": "shard", "step": shard.step, "files": files, "asked": shard.asked}
-        self._outbox.put({**message, "generation": shard.generation, "take": shard.take})
+        of = {"generation": shard.generation, "take": shard.take, "token": shard.token}
+        self._outbox.put({**message, **of})
 
     def _report_unstored(self, step: int, error: Exception) -> None:
         self._outbox.put_lines("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])

@@ -28,6 +28,10 @@ def variables_in_container(inherited: Mapping[str, str], image: Mapping[str, str
     return found
 
 
+#: How many collectives PyTorch keeps, for `remora.script.collectives`, and the old name, of which it warns.
+_RECORDER, _OLD_RECORDER, _RECORDED = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "256"
+
+
 def child_environment(
     inherited: Mapping[str, str],
     variables: Mapping[str, str],
@@ -54,6 +58,8 @@ def child_environment(
     if interface is not None:
         base["GLOO_SOCKET_IFNAME"] = interface
         base["NCCL_SOCKET_IFNAME"] = interface
+    if _OLD_RECORDER not in base and _OLD_RECORDER not in variables:
+        base.setdefault(_RECORDER, _RECORDED)
     base.update(variables)
     base.update(
         {

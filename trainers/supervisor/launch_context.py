@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil
 import ray
 
 from remora.commands.launchers import may_start_a_launcher, unwrap
@@ -26,6 +25,7 @@ from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
 from trainers.isolation.variables import machine_variables
 from trainers.job_storage import JobStorages
+from trainers.network_interface import interface_of
 from trainers.node_folders import fill_once, unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.supervisor.child_environment import child_environment, variables_in_container
@@ -94,7 +94,7 @@ def prepare_launch(
     exchange.mkdir(exist_ok=True)
     if job is not None:
         job.own(exchange)
-    interface = _interface_of(ray.util.get_node_ip_address())
+    interface = interface_of(ray.util.get_node_ip_address())
     unwrapped = unwrap(plan.command)
     values = expression_values(identity, inputs)
     written = {**unwrapped.variables, **plan.variables}
@@ -175,12 +175,3 @@ def expression_values(identity: WorkerIdentity, inputs: Mapping[str, Path]) -> d
         "master.port": str(identity.master_port),
         **{f"inputs.{name}": str(path) for name, path in inputs.items()},
     }
-
-
-def _interface_of(address: str) -> str | None:
-    """Name of the network interface that carries an address; the loopback interface for all of 127.0.0.0/8."""
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
-            if one.address == address or (address.startswith("127.") and one.address == "127.0.0.1"):
-                return name
-    return None

@@ -27,6 +27,8 @@ class CheckpointShard:
     asked: bool
     #: Which of the worker group's checkpoints of that step it is: 1, 2, ...
     take: int = 1
+    #: By which agreement it was asked for; None: the script has not said.
+    token: int | None = None
 
     @property
     def key(self) -> str:

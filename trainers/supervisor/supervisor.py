@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import logging
 import os
 import signal
 import threading
@@ -34,6 +35,7 @@ from trainers.storage import StorageError
 from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
 from trainers.supervisor.checkpoint_intake import CheckpointOffer
 from trainers.supervisor.checkpoint_uploads import CheckpointUploads
+from trainers.supervisor.collectives_asked import CollectivesAsked
 from trainers.supervisor.command_confinement import (
     CommandConfinement,
     memory_folder_watch,
@@ -74,6 +76,8 @@ _FOR_DRIVER = frozenset(
         "miscomputed",
     }
 )
+log = logging.getLogger(__name__)
+
 #: Seconds a script gets between SIGTERM and SIGKILL.
 _GRACE_S = 5.0
 
@@ -109,6 +113,7 @@ class Supervisor:
         #: The folder with the secrets of this worker; None: it has none.
         self._secrets_folder: Path | None = None
         self._report_filter = ReportFilter()
+        self._collectives = CollectivesAsked()
         self._backend = backend_of(assignment.plan.backend)
         self._child: Child | None = None
         self._sidecar: RunningSidecar | None = None
@@ -125,6 +130,8 @@ class Supervisor:
         #: Set once all ranks have their environment, or this one is to stop.
         self._may_begin = threading.Event()
         self._stop_is_near = False
+        #: The number of the agreement that was decided last.
+        self._decided_by: object | None = None
         self._storages = JobStorages(assignment.plan, ask_through(assignment.driver))
         self._checkpoints = CheckpointUploads(
             assignment.plan, self._storages, assignment.driver, self._outbox, self._clean
@@ -237,9 +244,13 @@ class Supervisor:
         """Make the interpreter of the command, and find what forks it."""
         own = folder / f"python-{self._identity.rank}"
         self._python = make_worker_python(own, None if built is None else built.python)
-        # One would import packages of the job, as the node's user.
-        if self._job is None or built is None:
-            self._fork_server = job_fork_server(self._plan.warm_modules, built)
+        asked = self._plan.environment
+        if self._job is not None and asked is not None and asked.setup is not None:
+            log.debug("no warm start: environment.setup may have changed what is installed")
+            return
+        # One of the environment would import packages of the job, as the node's user.
+        below = built if self._job is None else None
+        self._fork_server = job_fork_server(self._plan.warm_modules, below)
 
     def _close_parts(self) -> None:
         for watch in (self._watch, self._disk, self._memory_folder):
@@ -310,6 +321,7 @@ class Supervisor:
                 self._may_begin.set()
             elif kind == "decide":
                 self._stop_is_near = bool(message.get("stop"))
+                self._decided_by = message.get("token")
             elif kind == "regroup":
                 self._regroup(message)
             elif kind == "release":
@@ -337,11 +349,15 @@ class Supervisor:
         self._may_begin.set()
 
     def _dump(self) -> None:
-        """Report the stacks of the child's processes."""
+        """Report the stacks of the child's processes, and the collectives that the script began last."""
         with self._lock:
             child = self._child
-        text = "The command was not started yet." if child is None else stacks_below(child.pid, self._clean)
-        self._outbox.put({"type": "stack", "text": text})
+        if child is None:
+            self._outbox.put({"type": "stack", "text": "The command was not started yet."})
+            return
+        self._collectives.ask(child)
+        text = stacks_below(child.pid, self._clean)
+        self._outbox.put({"type": "stack", "text": text, "collectives": self._collectives.answer()})
 
     def _scan_outputs(self, message: channel.Message) -> None:
         """Scan the outputs folder, once there is one."""
@@ -550,6 +566,8 @@ class Supervisor:
         if message["type"] in _FOR_DRIVER:
             if self._report_filter.is_needed(message, self._identity, time.monotonic()):
                 self._outbox.put(message)
+        elif message["type"] == "collectives":
+            self._collectives.receive(message)
         elif message["type"] == "refused":
             self._refusal = self._clean(str(message.get("message", "")))[:1000]
         elif message["type"] == "checkpoint":
@@ -566,7 +584,9 @@ class Supervisor:
         self._checkpoints.take(offer, self._identity)
         with self._lock:
             if self._child is not None:
-                park = offer.asked and self._stop_is_near
+                # What an earlier agreement asked for is not what the stop waits for.
+                is_newest = offer.token in (None, self._decided_by)
+                park = offer.asked and self._stop_is_near and is_newest
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 
     def _finish(self, status: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
@@ -79,6 +80,7 @@ class Control:
         """All routes below /control."""
         return [
             Route("/control/state", self._state),
+            Route("/control/books", self._books),
             Route("/control/faults", self._add_fault, methods=["POST"]),
             Route("/control/faults", self._clear_faults, methods=["DELETE"]),
             Route("/control/knobs", self._turn, methods=["POST"]),
@@ -124,6 +126,13 @@ class Control:
                 "used_s": used,
             }
         )
+
+    async def _books(self, _request: Request) -> Response:
+        """What is billed for each machine up to now."""
+        now = self._clock()
+        self._cloud.advance(now)
+        lines = [{**asdict(one), "cost": one.cost(now)} for one in self._cloud.books()]
+        return JSONResponse({"at": now, "machines": lines})
 
     async def _add_fault(self, request: Request) -> Response:
         fault = _parsed(EmulatorFault, await request.json())

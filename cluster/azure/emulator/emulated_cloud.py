@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.azure.catalogue import BY_NAME, Size
+from cluster.azure.emulator.books import BilledMachine, billed_price
 from cluster.azure.emulator.faults import Effect, EmulatorFault, EmulatorFaults, FaultPoint
 
 Json = dict[str, Any]
@@ -74,6 +75,8 @@ class EmulatedMachine:
     vm_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     state: str = CREATING
     error: tuple[str, str] | None = None
+    #: Since when it is being deleted, which is not billed.
+    freed_at: float | None = None
     #: A fault leaves its network interface and disk behind.
     leaks: bool = False
     #: The scale set that it is an instance of, and its number there.
@@ -154,6 +157,8 @@ class Cloud:
         self.evictions: dict[str, float] = {}
         #: Machine-seconds of those that are gone, by capacity type.
         self.used_s: dict[str, float] = {"spot": 0.0, "on-demand": 0.0}
+        #: What it bills for those that are gone.
+        self.billed: list[BilledMachine] = []
         #: Each is called with a machine that began to run, and with one that is gone.
         self.on_start: list[Callable[[EmulatedMachine], None]] = []
         self.on_end: list[Callable[[EmulatedMachine], None]] = []
@@ -201,7 +206,7 @@ class Cloud:
                     "OperationPreempted",
                     "Operation execution has been preempted by a more recent operation.",
                 )
-        machine.state = DELETING
+        machine.state, machine.freed_at = DELETING, now
         machine.leaks = machine.leaks or (fault is not None and fault.effect is Effect.LEAK)
         operation = self.operation(machine.name, "delete", now, self.delete_takes_s(is_forced))
         later = self.faults.take(FaultPoint.DELETE_LATER)
@@ -230,7 +235,7 @@ class Cloud:
             if at <= now:
                 del self.evictions[name]
                 if name in self.machines:
-                    self.evict(name, now)
+                    self.evict(name, at)
 
     def simulate_eviction(self, name: str, now: float) -> None:
         """Give a machine its notice `announce_s` from now; an earlier request for it keeps its time."""
@@ -354,7 +359,7 @@ class Cloud:
             return
         if operation.kind == "delete":
             if operation.error:
-                machine.state, machine.error = FAILED, operation.error
+                machine.state, machine.error, machine.freed_at = FAILED, operation.error, None
             else:
                 self.remove(machine, now)
         elif operation.evicts:
@@ -373,10 +378,30 @@ class Cloud:
         self.evictions.pop(machine.name.lower(), None)
         self.requested_evictions.pop(machine.name.lower(), None)
         self.used_s[machine.capacity] += now - machine.created_at
+        self.billed.append(self._billed(machine, now if machine.freed_at is None else machine.freed_at))
         if machine.instance_key is None:
             self._detach(machine)
         for end in self.on_end:
             end(machine)
+
+    def books(self) -> list[BilledMachine]:
+        """What it bills for all machines that there were and are, those that are gone first."""
+        return [
+            *self.billed,
+            *(self._billed(machine, machine.freed_at) for machine in self.machines.values()),
+        ]
+
+    def _billed(self, machine: EmulatedMachine, ended_at: float | None) -> BilledMachine:
+        return BilledMachine(
+            name=machine.name,
+            node=str(machine.body.get("tags", {}).get("remora:node", "")),
+            size=machine.size,
+            zone=machine.zone,
+            capacity=machine.capacity,
+            began_at=machine.created_at,
+            ended_at=ended_at,
+            price_per_hour=billed_price(self.sizes, machine.size, machine.capacity),
+        )
 
     def _detach(self, machine: EmulatedMachine) -> None:
         properties = machine.body["properties"]

@@ -10,11 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.catalogue import Size
+from cluster.azure.emulator.books import price_of
 from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 
 _PAGE = 20
-#: The emulator's prices are those of the table times this, so that it can be seen whose price was used.
-FACTOR = 0.5
 
 
 def route(faults: EmulatorFaults, region: str, sizes: Mapping[str, Size]) -> Route:
@@ -39,17 +38,17 @@ def route(faults: EmulatorFaults, region: str, sizes: Mapping[str, Size]) -> Rou
 
 
 def _items(size: Size) -> list[dict[str, Any]]:
-    spot = size.spot_usd if size.spot_usd is not None else 0.3 * size.on_demand_usd
+    on_demand, spot = price_of(size, "on-demand"), price_of(size, "spot")
     kinds = [
-        ("", "", size.on_demand_usd),
+        ("", "", on_demand),
         (" Spot", "", spot),
-        (" Low Priority", "", 0.9 * size.on_demand_usd),
+        (" Low Priority", "", 0.9 * on_demand),
     ]
-    kinds.append(("", " Windows", 1.5 * size.on_demand_usd))
+    kinds.append(("", " Windows", 1.5 * on_demand))
     return [
         {
             "currencyCode": "USD",
-            "retailPrice": FACTOR * price,
+            "retailPrice": price,
             "armSkuName": size.name,
             "meterName": f"{size.name.removeprefix('Standard_')}{meter}",
             "productName": f"Virtual Machines{product}",

@@ -132,7 +132,7 @@ class EmulatedScaleSets:
                 raise Refused(400, "InvalidParameter", said)
         leaving = [there[number] for number in numbers if there[number].state != DELETING]
         for machine in leaving:
-            machine.state = DELETING
+            machine.state, machine.freed_at = DELETING, now
         one.capacity = max(0, one.capacity - len(leaving))
         one.version += 1
         operation = self._cloud.operation(
@@ -151,7 +151,7 @@ class EmulatedScaleSets:
             one.capacity += len(there)
             one.version += 1
             for machine in there:
-                machine.state, machine.error = FAILED, operation.error
+                machine.state, machine.error, machine.freed_at = FAILED, operation.error, None
 
         operation.done = done
         _answer(fault)

@@ -26,7 +26,7 @@ _REJECTED = "the server rejected our request due to an error in our request"
 _MOST_BYTES = 2**20
 
 
-class Effect(StrEnum):
+class KubernetesEffect(StrEnum):
     """What a fault does."""
 
     #: An error is answered, and nothing is done.
@@ -48,7 +48,7 @@ class Fault:
     """What goes wrong at the next requests of one kind: `get`, `patch`, or `list`."""
 
     at: str
-    effect: Effect = Effect.REFUSE
+    effect: KubernetesEffect = KubernetesEffect.REFUSE
     status: int = 500
     reason: str = "InternalError"
     message: str = "an error on the server has prevented the request from succeeding"
@@ -60,7 +60,7 @@ class Fault:
     release: threading.Event = field(default_factory=threading.Event)
 
 
-class Refused(Exception):
+class KubernetesRefusal(Exception):
     """An error of Kubernetes."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after: str | None = None) -> None:
@@ -127,7 +127,7 @@ class KubernetesServer:
     def answer(
         self, method: str, target: str, headers: Any, body: bytes
     ) -> tuple[dict[str, Any], Fault | None]:
-        """What is answered, and the fault that spoils it.  Raises Refused."""
+        """What is answered, and the fault that spoils it.  Raises KubernetesRefusal."""
         url = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         with self.lock:
@@ -136,9 +136,9 @@ class KubernetesServer:
             kind = {"GET": "get", "PATCH": "patch"}.get(method, method)
             kind = "list" if url.path.endswith("/pods") else kind
             fault = self._fault(kind, query)
-            if fault is not None and fault.effect is Effect.REFUSE:
-                raise Refused(fault.status, fault.reason, fault.message, fault.retry_after)
-            if fault is not None and fault.effect is Effect.CHANGE_BEFORE:
+            if fault is not None and fault.effect is KubernetesEffect.REFUSE:
+                raise KubernetesRefusal(fault.status, fault.reason, fault.message, fault.retry_after)
+            if fault is not None and fault.effect is KubernetesEffect.CHANGE_BEFORE:
                 self.world.touch()
             if kind == "list":
                 return self._list(query), fault
@@ -149,10 +149,10 @@ class KubernetesServer:
 
     def _authorise(self, method: str, path: str, headers: Any) -> None:
         if headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise Refused(401, "Unauthorized", "Unauthorized")
+            raise KubernetesRefusal(401, "Unauthorized", "Unauthorized")
         right = _right(method, path)
         if right is None:
-            raise Refused(404, "NotFound", "the server could not find the requested resource")
+            raise KubernetesRefusal(404, "NotFound", "the server could not find the requested resource")
         verb, group, resource, name = right
         self.used.add(right)
         allowed = self._rights is None or any(
@@ -160,7 +160,7 @@ class KubernetesServer:
         )
         if not allowed:
             account = "system:serviceaccount:remora:remora-controller"
-            raise Refused(
+            raise KubernetesRefusal(
                 403, "Forbidden", f'{resource}.{group} is forbidden: User "{account}" cannot {verb} it'
             )
 
@@ -168,7 +168,7 @@ class KubernetesServer:
         metadata = self.world.cluster["metadata"]
         name = path.rpartition("/")[2]
         if f"/namespaces/{metadata['namespace']}/" not in path or name != metadata["name"]:
-            raise Refused(404, "NotFound", f'rayclusters.ray.io "{name}" not found')
+            raise KubernetesRefusal(404, "NotFound", f'rayclusters.ray.io "{name}" not found')
 
     def _fault(self, kind: str, query: dict[str, str]) -> Fault | None:
         page = int(query.get("continue", "0").partition(".")[0]) // self._size(query) + 1
@@ -202,16 +202,18 @@ class KubernetesServer:
             elif kind == _MERGE_PATCH:
                 after = merged(before, change)
             else:
-                raise Refused(415, "UnsupportedMediaType", f"{kind} is not supported")
+                raise KubernetesRefusal(415, "UnsupportedMediaType", f"{kind} is not supported")
         except (ValueError, PatchUnusable) as error:
-            raise Refused(400, "BadRequest", str(error)) from error
+            raise KubernetesRefusal(400, "BadRequest", str(error)) from error
         except PatchFails as error:
-            raise Refused(422, "Invalid", _REJECTED) from error
+            raise KubernetesRefusal(422, "Invalid", _REJECTED) from error
         if after["metadata"].get("resourceVersion") != before["metadata"]["resourceVersion"]:
-            raise Refused(409, "Conflict", "the object has been modified; please apply your changes again")
+            raise KubernetesRefusal(
+                409, "Conflict", "the object has been modified; please apply your changes again"
+            )
         why = _invalid(after)
         if why:
-            raise Refused(
+            raise KubernetesRefusal(
                 422, "Invalid", f'RayCluster.ray.io "{after["metadata"]["name"]}" is invalid: {why}'
             )
         self.world.replace(after)
@@ -277,16 +279,16 @@ def _answering(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
             retry_after, status = None, 200
             try:
                 document, fault = server.answer(self.command, self.path, self.headers, body)
-            except Refused as refused:
+            except KubernetesRefusal as refused:
                 document, status, retry_after = refused.document(), refused.status, refused.retry_after
             text = json.dumps(document).encode()
             effect = fault.effect if fault is not None else None
-            if effect is Effect.HOLD and fault is not None:
+            if effect is KubernetesEffect.HOLD and fault is not None:
                 fault.release.wait()
-            if effect is Effect.LOSE_ANSWER:
+            if effect is KubernetesEffect.LOSE_ANSWER:
                 self.close_connection = True
                 return
-            if effect is Effect.GARBLE:
+            if effect is KubernetesEffect.GARBLE:
                 text = b"<html>a proxy has no answer</html>"
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -294,7 +296,7 @@ def _answering(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
             if retry_after is not None:
                 self.send_header("Retry-After", retry_after)
             self.end_headers()
-            if effect is Effect.TRUNCATE:
+            if effect is KubernetesEffect.TRUNCATE:
                 self.close_connection = True
                 text = text[: len(text) // 2]
             self.wfile.write(text)

@@ -26,6 +26,7 @@ from remora.torch.agreement import (
 )
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop, FunctionLoop
+from remora.torch.feed import Loading, is_stream
 from remora.torch.group import PeerLost
 from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
@@ -39,6 +40,7 @@ from remora.torch.nonfinite import (
 from remora.torch.optimizers import EARLY
 from remora.torch.order import shards_of
 from remora.torch.randomness import derive, seed_everything
+from remora.torch.sampling import batch_size_of, check_prefetch, sampling_of
 from remora.torch.sharded import checkpoint_io
 from remora.torch.sharded.building import Build, BuiltModel, construct
 from remora.torch.sharded.grid import Parallel
@@ -102,6 +104,9 @@ class ShardedTraining(ElasticLoop):
         micro_batch: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
         shuffle: bool = True,
         drop_last: bool = False,
         check_every: int = CHECK_EVERY,
@@ -115,7 +120,10 @@ class ShardedTraining(ElasticLoop):
             )
         agreed("exactness", "sample-exact", str)  # raises when the job asks for more
         nonfinite = cast("Nonfinite | None", agreed("nonfinite", nonfinite, str))
-        global_batch, shards = needed("global_batch", global_batch), needed("shards", shards)
+        check_prefetch(num_workers, prefetch_factor)
+        sampling = sampling_of(data, sampler, batch_sampler, is_stream=is_stream(data))
+        global_batch = needed("global_batch", batch_size_of(batch_sampler, global_batch))
+        shards = needed("shards", shards)
         settings = Settings(
             global_batch,
             shards,
@@ -128,8 +136,10 @@ class ShardedTraining(ElasticLoop):
             total_steps,
             check_every,
             nonfinite,
+            sampler="" if sampling is None else sampling.name,
         )
-        super().__init__(settings, _device(), data, collate_fn, num_workers)
+        loading = Loading(collate_fn, num_workers, prefetch_factor, sampling)
+        super().__init__(settings, _device(), data, loading)
         self._parallel = Parallel(shard, tensor)
         self._build = build
         self._scaler = scaler

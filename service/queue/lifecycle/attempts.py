@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cluster.policies.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState
-from service.queue import retry
+from service.queue import phases, retry
 from service.queue.driver_records import ProgressRecord
 from service.queue.lifecycle.decisions import (
     Decision,
@@ -21,7 +21,7 @@ from service.queue.lifecycle.decisions import (
 from service.queue.lifecycle.edges import TransitionError
 from service.queue.lifecycle.jobs import why_stopped
 from service.queue.lifecycle.pauses import PAUSED_FOR_BUDGET, pause, pause_for_owner
-from service.queue.rows import AttemptRow, JobRow, NewEvent
+from service.queue.rows import AttemptRow, JobRow, NewEvent, PhaseRow, WorkPhase
 
 #: Why a job with an attempt does not train yet, as a stable word: its environment is being built.
 PREPARING = "preparing"
@@ -46,14 +46,14 @@ def start_attempt(
     attempt = AttemptRow(
         id=attempt_id, job_id=job.id, attempt=number, created_at=now, fabric=fabric, cluster=job.cluster
     )
-    attempt = replace(attempt, on_demand=on_demand)
+    attempt, begun = phases.mark(replace(attempt, on_demand=on_demand), WorkPhase.STARTING, now)
     where = "" if fabric is None else f" in the fabric domain {fabric}"
     where += ", all of them on demand, as its deadline is near" if on_demand else ""
     events = (
         event_of(attempt, now, "job.admitted", f"nodes for its smallest worker group are free{where}"),
         event_of(attempt, now, "attempt.created", f"attempt {number} was created", fabric=fabric),
     )
-    return Decision(admitted, attempt, events)
+    return Decision(admitted, attempt, events, begun)
 
 
 def observe(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: float) -> Decision:
@@ -85,9 +85,61 @@ def observe(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: floa
     if progress.total_steps is not None:
         job = replace(job, total_steps=progress.total_steps)
     job, attempt = _observe_totals(job, attempt, progress)
-    if progress.step is not None:
-        return with_events(observe_step(job, attempt, progress.step, at, is_done_now=False), events)
-    return Decision(job, attempt, events)
+    phase = _observe_phase(job, attempt, progress, at)
+    decision = phase
+    if progress.step is not None and phase.attempt is not None:
+        decision = observe_step(job, phase.attempt, progress.step, at, is_done_now=False)
+        decision = replace(
+            decision, events=phase.events + decision.events, phases=phase.phases + decision.phases
+        )
+    return with_events(decision, events)
+
+
+def observe_pause(job: JobRow, attempt: AttemptRow, pause_s: float, at: float) -> Decision:
+    """Its workers were changed in place, and did not train for some seconds until then."""
+    attempt, marked = phases.mark_past(attempt, WorkPhase.STARTING, max(0.0, pause_s), at)
+    return Decision(job, attempt, (), marked)
+
+
+def _observe_phase(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: float) -> Decision:
+    """What the attempt does, as far as its driver says so."""
+    marked: tuple[PhaseRow, ...] = ()
+    if progress.stalled_s is not None:
+        attempt, marked = phases.mark_stall(attempt, progress.stalled_s, at)
+    if progress.phase is not None and attempt.state is AttemptState.RUNNING:
+        decision = _train(job, attempt, WorkPhase(progress.phase), at)
+        return replace(decision, phases=marked + decision.phases)
+    phase = None
+    if attempt.state is AttemptState.DRAINING:
+        phase = WorkPhase.DRAINING
+    elif progress.preparing is not None and attempt.state is AttemptState.STARTING:
+        phase = WorkPhase.PREPARING
+    elif progress.state is AttemptState.STARTING:
+        phase = WorkPhase.STARTING
+    elif progress.state is AttemptState.RUNNING:
+        phase = WorkPhase.RUNNING
+    if phase is None:
+        return Decision(job, attempt, (), marked)
+    attempt, more = phases.mark(attempt, phase, at)
+    return Decision(job, attempt, (), marked + more)
+
+
+def _train(job: JobRow, attempt: AttemptRow, phase: WorkPhase, at: float) -> Decision:
+    """Its driver says that steps are done from then on, new ones or those that were done before."""
+    attempt, marked = phases.mark(attempt, phase, at)
+    decision = _first_step(job, attempt, at, is_again=phase is WorkPhase.RECOMPUTING)
+    return replace(decision, phases=marked)
+
+
+def _first_step(job: JobRow, attempt: AttemptRow, at: float, *, is_again: bool) -> Decision:
+    """A step of the attempt is done, which is recorded of the first one."""
+    if attempt.trained_at is not None:
+        return Decision(job, attempt)
+    message = (
+        "its first step is done, which an earlier one had done" if is_again else "its first step is done"
+    )
+    began = event_of(attempt, at, "training.began", message, repeats=is_again)
+    return Decision(job, replace(attempt, trained_at=at), (began,))
 
 
 def _observe_state(
@@ -126,16 +178,23 @@ def observe_step(
 ) -> Decision:
     """Rank 0 reported a step; the first new one after an ended attempt closes the time that was lost.
 
-    Without `is_done_now` it is the newest one that the driver knows, which an earlier attempt may have done.
+    Without `is_done_now` it is the newest one that the driver knows, which an earlier attempt may have done.  It
+    begins no phase: counters are stored before the metrics of the steps that they count, and metrics after what the
+    driver said later, so that only the driver knows which steps are repeated, and from when on.
     """
-    if job.max_step is None or step > job.max_step:
+    is_new = job.max_step is None or step > job.max_step
+    if is_new:
         if job.lost_since is not None:
             job = replace(job, lost_s=job.lost_s + max(0.0, at - job.lost_since), lost_since=None)
         job = replace(job, max_step=step, step_at=at, loss_streak=0, fruitless=0)
     elif is_done_now and step == job.max_step and not is_won_back(job):
         # What comes after that is no loss, even if no new step follows.
         job = replace(job, step_at=at)
-    return Decision(replace(job, step=step), replace(attempt, step=step))
+    attempt, job = replace(attempt, step=step), replace(job, step=step)
+    if attempt.state is not AttemptState.RUNNING or not is_new:
+        return Decision(job, attempt)
+    # A driver of the release before reports no phases: what it runs trains.
+    return _first_step(job, attempt, at, is_again=False)
 
 
 def observe_checkpoint(job: JobRow, attempt: AttemptRow, step: int) -> Decision:
@@ -177,7 +236,8 @@ def request_stop(job: JobRow, attempt: AttemptRow, reason: EndReason, now: float
         attempt = attempt_to(attempt, AttemptState.DRAINING)
         message = f"attempt {attempt.attempt} was asked to stop: {reason.value}"
         events = (event_of(attempt, now, "attempt.draining", message, reason=reason.value),)
-    return Decision(job, replace(attempt, stop_reason=reason, stop_requested_at=now), events)
+    attempt, marked = phases.mark(attempt, WorkPhase.DRAINING, now)
+    return Decision(job, replace(attempt, stop_reason=reason, stop_requested_at=now), events, marked)
 
 
 def end_attempt(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from remora.states import AttemptState, JobState
 from service.queue.lifecycle.edges import ATTEMPT_EDGES, JOB_EDGES, checked
-from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow
+from service.queue.rows import AttemptRow, JobRow, NewEvent, NodeRow, PhaseRow
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,8 @@ class Decision:
     job: JobRow
     attempt: AttemptRow | None
     events: tuple[NewEvent, ...] = ()
+    #: What the attempt does from now on, or has done.
+    phases: tuple[PhaseRow, ...] = ()
 
 
 @dataclass(frozen=True)

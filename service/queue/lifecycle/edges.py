@@ -76,7 +76,9 @@ NODE_EDGES: Mapping[tuple[NodeState, NodeState], str] = {
         NodeState.LAUNCHED,
         NodeState.TERMINATING,
     ): "its machine died, it never joined, or it is not wanted any more",
-    (NodeState.JOINED, NodeState.READY): "Ray announces its resources and it does not drain",
+    (NodeState.JOINED, NodeState.READY): (
+        "Ray announces its resources and it does not drain, and it has passed its preflight where nodes have one"
+    ),
     (NodeState.JOINED, NodeState.DRAINING): "Ray drains it",
     (NodeState.JOINED, NodeState.TERMINATING): "its machine died or it left the Ray cluster",
     (NodeState.READY, NodeState.DRAINING): "Ray drains it",

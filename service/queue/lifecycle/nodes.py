@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cluster.node.agent.heartbeats import AgentStatus
 from cluster.scheduling.formatting import clock
@@ -78,6 +79,37 @@ def sicken_node(node: NodeRow, message: str, now: float) -> NodeDecision | None:
     return replace(decision, node=replace(decision.node, sick_since=now))
 
 
+def price_node(node: NodeRow, price_per_hour: float, now: float) -> NodeDecision:
+    """The cloud's price was read, in USD for an hour: all of the node's time is paid at it."""
+    message = f"its price was read: {price_per_hour:.4f} USD an hour; {node.price_per_hour:.4f} USD had been assumed"
+    priced = replace(node, price_per_hour=price_per_hour, is_price_assumed=False)
+    return NodeDecision(priced, (NewEvent(at=now, kind="node.priced", message=message),))
+
+
+def begin_preflight(node: NodeRow, now: float) -> NodeDecision:
+    """A node that has joined is measured from now on, also when an earlier controller had begun with that."""
+    begun = replace(node, preflight_since=now, message="it is measured before it gets work")
+    return NodeDecision(begun)
+
+
+def pass_preflight(node: NodeRow, result: Mapping[str, Any], message: str, now: float) -> NodeDecision:
+    """A node that was measured is ready; `message` says what was found."""
+    passed = NewEvent(at=now, kind="node.preflight_passed", message=message)
+    ready = move_node(replace(node, preflight=dict(result)), NodeState.READY, "it may be given work", now)
+    return NodeDecision(ready.node, (passed, *ready.events))
+
+
+def fail_preflight(node: NodeRow, result: Mapping[str, Any], message: str, now: float) -> NodeDecision | None:
+    """A node that must not get work is drained as one that is sick; None where it leaves anyway."""
+    if node.state is not NodeState.JOINED:
+        return None
+    drained = sicken_node(replace(node, preflight=dict(result)), f"it failed its preflight: {message}", now)
+    if drained is None:
+        return None
+    failed = NewEvent(at=now, kind="node.preflight_failed", message=message)
+    return NodeDecision(drained.node, (failed, *drained.events))
+
+
 def end_node(node: NodeRow, now: float) -> NodeDecision:
     """The provider no longer lists the node; its message goes on saying why it went."""
     state = NodeState.FAILED if node.is_failure else NodeState.GONE
@@ -103,6 +135,8 @@ class NodeObservation:
     agent: AgentStatus | None = None
     address: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
+    #: Nodes are measured before they get work, so that not its membership makes it ready.
+    needs_preflight: bool = False
 
 
 def observe_node(node: NodeRow, observed: NodeObservation, now: float) -> NodeDecision:
@@ -139,7 +173,7 @@ def _observe_once(node: NodeRow, observed: NodeObservation, now: float) -> NodeD
             # A drain ends as soon as nothing runs on the node, which may be before anybody has looked.
             why = f"{observed.leaves}: it was drained and has left the Ray cluster"
             return move_node(node, NodeState.DRAINING, why, now)
-        case NodeState.JOINED if observed.is_alive:
+        case NodeState.JOINED if observed.is_alive and not observed.needs_preflight:
             return move_node(node, NodeState.READY, "it may be given work", now)
         case NodeState.READY if observed.is_alive and observed.agent is not None:
             return _observe_agent(node, observed.agent, now)

@@ -14,7 +14,7 @@ import yaml
 from cluster.kuberay.api import KubernetesApi
 from cluster.kuberay.claims import read_claims
 from cluster.kuberay.documents import read_cluster
-from cluster.kuberay.emulator.server import TOKEN, Effect, Fault, KubernetesServer, Right
+from cluster.kuberay.emulator.server import TOKEN, Fault, KubernetesEffect, KubernetesServer, Right
 from cluster.kuberay.emulator.world import World
 from cluster.kuberay.provider import KubeRayProvider
 from cluster.kuberay.settings import KubeRaySettings
@@ -155,7 +155,7 @@ class KubeRayRig:
         assert claim.pod is not None
         return claim.pod
 
-    def fault(self, at: str, effect: Effect = Effect.REFUSE, **more: Any) -> Fault:
+    def fault(self, at: str, effect: KubernetesEffect = KubernetesEffect.REFUSE, **more: Any) -> Fault:
         """The next request of this kind goes wrong."""
         fault = Fault(at=at, effect=effect, **more)
         with self.server.lock:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.azure.catalogue_file import read_sizes, with_own
-from cluster.azure.emulator.retail import FACTOR
+from cluster.azure.emulator.books import FACTOR
 from cluster.azure.emulator.server import REGION
 from cluster.azure.prices import fetch_prices
 from cluster.azure.region_catalogue import RegionCatalogue, Sources

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.azure.catalogue import BY_NAME, offerings
-from cluster.azure.emulator.retail import FACTOR
+from cluster.azure.emulator.books import FACTOR
 from cluster.azure.emulator.server import REGION
 from cluster.azure.prices import PricesUnknown, fetch_prices
 from cluster.azure.region_catalogue import AGAIN_S, PRICES_EVERY_S, SCORES_EVERY_S, RegionCatalogue, Sources

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cluster.kuberay.claims import MOST_BYTES, NODES_ANNOTATION, read_claims
-from cluster.kuberay.emulator.server import Effect
+from cluster.kuberay.emulator.server import KubernetesEffect
 from cluster.kuberay.nodes import STUCK_S
 from cluster.kuberay.provider import EXCESS_S, NAME_AGAIN_S, TRIES
 from cluster.provider import (
@@ -450,14 +450,14 @@ class TestOtherWriters:
         assert {node.node_id for node in rig.list()} == {"node_a", "node_b"}
 
     def test_a_document_that_changed_is_read_again(self, rig: KubeRayRig) -> None:
-        fault = rig.fault("patch", Effect.CHANGE_BEFORE, times=TRIES - 1)
+        fault = rig.fault("patch", KubernetesEffect.CHANGE_BEFORE, times=TRIES - 1)
         rig.create(request())
         assert fault.fired == TRIES - 1
         assert only(rig.list()).is_running
 
     @pytest.mark.parametrize("status", [409, 422])
     def test_one_that_changes_all_the_time_is_left_for_later(self, rig: KubeRayRig, status: int) -> None:
-        effect = Effect.CHANGE_BEFORE if status == 422 else Effect.REFUSE
+        effect = KubernetesEffect.CHANGE_BEFORE if status == 422 else KubernetesEffect.REFUSE
         rig.fault("patch", effect, status=status, reason="Conflict", times=TRIES)
         with pytest.raises(Throttled):
             rig.create(request())
@@ -466,7 +466,7 @@ class TestOtherWriters:
 
     def test_a_list_shows_what_is_there_even_if_it_cannot_write(self, rig: KubeRayRig) -> None:
         rig.create(request())
-        rig.fault("patch", Effect.CHANGE_BEFORE, times=TRIES)
+        rig.fault("patch", KubernetesEffect.CHANGE_BEFORE, times=TRIES)
         assert only(rig.list()).is_running
 
     def test_a_change_that_can_never_be_is_not_tried_again(self, rig: KubeRayRig) -> None:
@@ -556,9 +556,9 @@ class TestFailures:
             ({"status": 500}, Unanswered),
             ({"status": 503, "retry_after": "1e400"}, Unanswered),
             ({"status": 301}, InvalidRequest),
-            ({"effect": Effect.TRUNCATE}, Unanswered),
-            ({"effect": Effect.LOSE_ANSWER}, Unanswered),
-            ({"effect": Effect.GARBLE}, Unanswered),
+            ({"effect": KubernetesEffect.TRUNCATE}, Unanswered),
+            ({"effect": KubernetesEffect.LOSE_ANSWER}, Unanswered),
+            ({"effect": KubernetesEffect.GARBLE}, Unanswered),
         ],
         ids=lambda value: str(value.get("status", value.get("effect"))) if isinstance(value, dict) else "",
     )
@@ -581,13 +581,17 @@ class TestFailures:
         assert throttled.value.retry_after_s == 7.0
 
     def test_an_answer_that_does_not_come_is_given_up(self, rig: KubeRayRig) -> None:
-        fault = rig.fault("get", Effect.HOLD)
+        fault = rig.fault("get", KubernetesEffect.HOLD)
         with pytest.raises(Unanswered):
             rig.another(timeout_s=0.2).list()
         fault.release.set()
 
-    @pytest.mark.parametrize("effect", [Effect.LOSE_ANSWER, Effect.TRUNCATE, Effect.GARBLE])
-    def test_a_node_whose_answer_is_lost_is_there_once(self, rig: KubeRayRig, effect: Effect) -> None:
+    @pytest.mark.parametrize(
+        "effect", [KubernetesEffect.LOSE_ANSWER, KubernetesEffect.TRUNCATE, KubernetesEffect.GARBLE]
+    )
+    def test_a_node_whose_answer_is_lost_is_there_once(
+        self, rig: KubeRayRig, effect: KubernetesEffect
+    ) -> None:
         rig.fault("patch", effect)
         with pytest.raises(Unanswered):
             rig.create(request())
@@ -601,7 +605,7 @@ class TestFailures:
             rig.create(request(name))
         rig.list()
         kept = rig.pod_of("node_b")
-        rig.fault("patch", Effect.LOSE_ANSWER)
+        rig.fault("patch", KubernetesEffect.LOSE_ANSWER)
         with pytest.raises(Unanswered):
             rig.delete("node_a")
         rig.delete("node_a")
@@ -713,7 +717,7 @@ class _Walk:
             if chance.random() < 0.2:
                 rig.world.finish()
         if chance.random() < 0.25:
-            rig.fault("patch", chance.choice([Effect.LOSE_ANSWER, Effect.CHANGE_BEFORE]))
+            rig.fault("patch", chance.choice([KubernetesEffect.LOSE_ANSWER, KubernetesEffect.CHANGE_BEFORE]))
         kind = chance.choice(["create", "create", "delete", "end", "look", "restart"])
         if kind == "restart":
             rig.kuberay = rig.another()

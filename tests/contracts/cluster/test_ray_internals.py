@@ -61,7 +61,7 @@ def test_the_flags_of_ray_start_are_there() -> None:
             "--object-store-memory",
         ),
         *("--include-log-monitor", "--include-dashboard", "--no-monitor", "--disable-usage-stats"),
-        *("--num-cpus", "--num-gpus", "--memory", "--resources", "--labels"),
+        *("--ray-client-server-port", "--num-cpus", "--num-gpus", "--memory", "--resources", "--labels"),
     }
     assert used <= flags, UPGRADE
     assert inspect.isfunction(start.callback)

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.azure import prices
 from cluster.azure.catalogue import BY_NAME
-from cluster.azure.emulator.retail import FACTOR
+from cluster.azure.emulator.books import FACTOR
 from cluster.local import certificates
 from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.provider import NodeRequest, ProviderError, Unanswered

@@ -9,7 +9,7 @@ from sqlalchemy import event
 
 from remora.states import EndReason, JobState
 from service.settings import Settings
-from service.store import jobs, telemetry
+from service.store import costs, jobs, telemetry
 from service.store.database import Database
 from service.store.telemetry import LogFilter
 from tests.service_fakes import World
@@ -64,6 +64,26 @@ def lines_of(world: World, job_id: str) -> list[str]:
     page = world.database.query(lambda c: telemetry.page_of_logs(c, job_id, LogFilter(), 0, 1000))
     assert [line.seq for line in page] == list(range(1, len(page) + 1))
     return [line.text for line in page]
+
+
+class TestAnAccount:
+    def test_is_read_in_as_many_statements_for_ten_times_the_jobs(self, world: World) -> None:
+        began_at = world.now
+        counts, spans = [], []
+        for number in (FEW, MANY - FEW):
+            job_ids = run_jobs(world, number)
+            (address,) = {node.address for node in world.nodes()[:1]}
+            for job_id in job_ids:
+                driver = world.launcher.driver_of(job_id)
+                driver.tell("progress", world_size=1, workers={address: 1})
+            report(world, job_ids, number)
+            world.tick(2)
+            with statements(world.database) as sent:
+                rows = world.database.query(lambda c: costs.rows_between(c, began_at, world.now))
+            counts.append(len(sent))
+            spans.append({one.name for one in rows.spans([(0, 10**15)])})
+        assert counts[0] == counts[1] <= 7
+        assert len(spans[1]) >= MANY
 
 
 class TestATick:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +25,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from remora.views import ClusterLedger, Job, Page, Problem
+from remora.views import ClusterLedger, CostReport, GoodputReport, Job, Page, Problem
 from service.api.app import create_app
 from service.api.sse import StreamOwner
 from service.identities.principals import LOCAL
@@ -37,6 +39,7 @@ from service.store.database import Database
 from service.store.idempotency_keys import SavedAnswer
 from service.store.ids import new_id
 from service.store.ingest import ingest
+from service.store.tables import phases
 from tests.service_fakes import hold_lease, records
 
 SPEC = {"command": "python train.py", "workers": {"min": 1, "max": 3}}
@@ -331,7 +334,7 @@ class TestBadPaths:
         problem(answer, 422, "invalid_parameter")
 
     def test_nothing_there(self, client: TestClient) -> None:
-        for path in ("/", "/v1", "/v1/job", "/v1/jobs/", "/docs"):
+        for path in ("/web/nothing.js", "/v1", "/v1/job", "/v1/jobs/", "/docs"):
             problem(client.get(path), 404, "not_found")
 
     @pytest.mark.parametrize(
@@ -476,6 +479,7 @@ class TestReading:
         assert [event["kind"] for event in client.get(f"{path}/events?after=3").json()["items"]] == [
             "attempt.started",
             "job.running",
+            "training.began",
             "attempt.ended",
             "job.queued",
         ]
@@ -737,6 +741,15 @@ class TestLedger:
             )
             for node, offering, part, began_at, ended_at in used
         ]  # fmt: skip
+        machines = [
+            NodeRow(
+                id=node, pool="cpu", created_at=0.0, price_per_hour=0.1, offering=offering,
+                launched_at=0.0, ready_at=0.0, ended_at=7200.0,
+            )
+            for node, offering in {node: offering for node, offering, *_ in used}.items()
+        ]  # fmt: skip
+        for machine in machines:
+            database.transact(lambda c, row=machine: nodes.insert_node(c, NodeDecision(row, ())))
         database.transact(lambda connection: ledger.write(connection, Entries(begun=tuple(uses))))
         found = client.get(f"/v1/jobs/{job.id}/ledger").json()
         lines = [
@@ -771,6 +784,133 @@ class TestLedger:
         assert (of_job["start_up_s"], round(of_job["start_up_cost"], 6)) == (100.0, 0.1)
         assert client.get("/v1/ledger").json()["lines"] == [], "of the running month"
         problem(client.get("/v1/ledger?since=9&until=8"), 422, "invalid_parameter")
+
+
+@pytest.mark.postgresql_in_soak
+class TestCosts:
+    @pytest.fixture
+    def job(self, client: TestClient, database: Database) -> Job:
+        """A job that held half of a node for a quarter of an hour, and spent 100 s of it on steps done before."""
+        job = submit(client)
+        node = NodeRow(
+            id="node_01M7Y8NRHRW6ZK2C8GF7JR4CXR", pool="cpu", created_at=0.0, price_per_hour=3.6,
+            offering="D4/1/spot", bought_for=job.id, launched_at=100.0, ready_at=200.0, ended_at=1100.0,
+            resources={"GPU": 2.0},
+        )  # fmt: skip
+        use = UseRow(
+            job_id=job.id, node_id=node.id, attempt=1, workers=1, pool="cpu", offering="D4/1/spot",
+            part=0.5, price_per_hour=3.6, began_at=200.0, ended_at=1100.0,
+        )  # fmt: skip
+        begun = [(1, 200.0, "training"), (2, 500.0, "recomputing"), (3, 600.0, "training")]
+        rows = [
+            {"job_id": job.id, "attempt": 1, "number": n, "began_at": at, "phase": phase}
+            for n, at, phase in begun
+        ]
+
+        def store(connection: sa.Connection) -> None:
+            nodes.insert_node(connection, NodeDecision(node, ()))
+            ledger.write(connection, Entries(begun=(use,)))
+            connection.execute(sa.insert(phases), rows)
+
+        database.transact(store)
+        return job
+
+    def test_every_second_has_a_cause_and_the_lines_sum_to_the_bill(
+        self, client: TestClient, job: Job
+    ) -> None:
+        found = CostReport.model_validate_json(client.get("/v1/costs?since=0&until=5000").content)
+        assert {line.of["cause"]: (line.node_s, line.gpu_s, line.cost) for line in found.lines} == {
+            "provisioning": (100.0, 200.0, 0.1),
+            "training": (400.0, 800.0, 0.4),
+            "recomputing": (50.0, 100.0, 0.05),
+            "idle_unused": (450.0, 900.0, 0.45),
+        }
+        assert (found.node_s, found.gpu_s, found.cost, found.next_cursor) == (1000.0, 2000.0, 1.0, None)
+        assert found.sentence.startswith(
+            "40% of 1.00 USD trained; idle unused cost the most besides, 0.45 USD"
+        )
+
+    def test_lines_are_by_what_was_asked_for_page_by_page(self, client: TestClient, job: Job) -> None:
+        path = "/v1/costs?since=0&until=5000&by=project,job&by=capacity_type&limit=1"
+        first = CostReport.model_validate_json(client.get(path).content)
+        assert first.by == ["project", "job", "capacity_type"]
+        assert [line.of for line in first.lines] == [
+            {"project": job.project, "job": "", "capacity_type": "spot"}
+        ]
+        second = CostReport.model_validate_json(client.get(f"{path}&cursor={first.next_cursor}").content)
+        assert [(line.of["job"], line.cost) for line in second.lines] == [(job.id, 0.55)]
+        assert (second.cost, second.next_cursor) == (1.0, None), "of all pages"
+        of_job = client.get(f"/v1/costs?since=0&until=5000&job={job.id}").json()
+        assert of_job["cost"] == 0.55, "what it pays alone"
+
+    def test_as_csv(self, client: TestClient, job: Job) -> None:
+        text = "cause,hour,node_s,gpu_s,usd\n"
+        text += "idle_unused,1970-01-01T00:00:00Z,450.000,900.000,0.450000\n"
+        text += "provisioning,1970-01-01T00:00:00Z,100.000,200.000,0.100000\n"
+        text += "recomputing,1970-01-01T00:00:00Z,50.000,100.000,0.050000\n"
+        text += "training,1970-01-01T00:00:00Z,400.000,800.000,0.400000\n"
+        path = "/v1/costs?since=0&until=5000&by=cause,hour"
+        asked = client.get(f"{path}&format=csv")
+        assert (asked.text, asked.headers["content-type"]) == (text, "text/csv; charset=utf-8")
+        assert client.get(path, headers={"Accept": "text/csv"}).text == text
+
+    def test_as_rows_of_focus(self, client: TestClient, job: Job) -> None:
+        text = client.get("/v1/costs?since=0&until=5000&format=focus").text
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert sum(Decimal(row["BilledCost"]) for row in rows) == 1
+        (repeated,) = [row for row in rows if row["x_Cause"] == "recomputing"]
+        # 100 s of half of the node; the hour begins with the machine's time in it.
+        assert (repeated["BilledCost"], repeated["ConsumedQuantity"]) == ("0.050000", "0.013888889")
+        assert (repeated["ChargePeriodStart"], repeated["BillingPeriodEnd"]) == (
+            "1970-01-01T00:03:20Z", "1970-02-01T00:00:00Z",
+        )  # fmt: skip
+        cut = client.get("/v1/costs?since=0&until=1000.25&format=focus").text
+        assert {row["ChargePeriodEnd"] for row in csv.DictReader(io.StringIO(cut))} == {
+            "1970-01-01T00:03:20Z", "1970-01-01T00:16:40.250Z",
+        }  # fmt: skip
+        assert (repeated["SubAccountId"], repeated["x_JobId"], repeated["PricingCategory"]) == (
+            job.project, job.id, "Dynamic",
+        )  # fmt: skip
+
+    def test_goodput_says_what_was_lost_and_what_would_have_saved_it(
+        self, client: TestClient, job: Job
+    ) -> None:
+        found = GoodputReport.model_validate_json(client.get("/v1/goodput?since=0&until=5000").content)
+        assert (found.scheduling, found.program, found.cost) == (0.45, None, 1.0)
+        assert found.runtime == pytest.approx(8 / 9)
+        assert found.goodput == pytest.approx(0.4)
+        assert [(one.cause, one.cost) for one in found.losses] == [
+            ("idle_unused", 0.45), ("provisioning", 0.1), ("recomputing", 0.05),
+        ]  # fmt: skip
+        repeated = found.losses[2]
+        assert (repeated.saved_cost, repeated.by) == (0.025, "with a checkpoint twice as often")
+
+    def test_too_long_or_unknown_ranges_are_refused(self, client: TestClient) -> None:
+        for wrong in (
+            "since=9&until=8",
+            "since=0",
+            "by=colour",
+            "by=",
+            "job=job_01M7Y8NRHRW6ZK2C8GF7JR4CXR&since=0",
+        ):
+            answer = client.get(f"/v1/costs?{wrong}")
+            assert answer.status_code in (404, 422), wrong
+        problem(client.get("/v1/goodput?since=9&until=8"), 422, "invalid_parameter")
+        for path in ("/v1/ledger?since=0", "/v1/goodput?since=0"):
+            problem(client.get(path), 422, "invalid_parameter")
+
+    def test_answers_of_too_many_lines_are_refused_before_they_are_computed(
+        self, client: TestClient, job: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = "/v1/costs?since=0&until=5000&by=hour"
+        with monkeypatch.context() as patch:
+            patch.setattr("service.api.costs.MOST_PARTS", 1)
+            patch.setattr("service.store.costs.spans_of", None)
+            for form in ("json", "csv", "focus"):
+                problem(client.get(f"{path}&format={form}"), 422, "too_many_lines")
+        monkeypatch.setattr("service.api.costs.MOST_PAGED", 3)
+        problem(client.get(f"{path},cause"), 422, "too_many_lines")
+        assert client.get(f"{path},cause&format=csv").status_code == 200
 
 
 @pytest.mark.postgresql_in_soak

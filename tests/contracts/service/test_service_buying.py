@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ from service.loops import workload
 from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.ledger import UseRow
 from service.settings import Settings
-from service.store import ledger, policies, spending, telemetry, waits
+from service.store import costs, ledger, policies, spending, telemetry, waits
 from service.store import nodes as node_store
 from service.store.database import Database
+from service.store.nodes import page_of_node_events
 from service.store.trace_history import history_since
 from tests.contracts.service.buying import (
     DAY_S,
@@ -30,6 +32,7 @@ from tests.contracts.service.buying import (
     MIXED,
     ON_DEMAND,
     OTHER_SPOT,
+    SOLD,
     SPOT,
     STEPS,
     apply,
@@ -172,6 +175,29 @@ def test_the_ledger_says_what_a_job_has_cost_and_its_budget_ends_it(world: World
     assert sum(use.cost(world.now) for use in uses()) == cost, "who is gone pays no more"
 
 
+def test_a_node_bought_at_an_assumed_price_gets_the_price_that_is_read_while_it_runs(world: World) -> None:
+    world.supply.sold = tuple(replace(one, is_price_assumed=True) for one in SOLD)
+    job_id = running_on(world, 1)
+    (node,) = living(world)
+    assert (node.price_per_hour, node.is_price_assumed) == (0.04, True)
+    world.supply.sold = tuple(replace(one, price_per_hour=0.01) for one in SOLD)
+    world.now += 3600.0
+    world.tick()
+    (node,) = living(world)
+    assert (node.price_per_hour, node.is_price_assumed) == (0.01, False)
+    (event,) = [
+        one
+        for one in world.database.query(lambda c: page_of_node_events(c, node.id, 0, 100))
+        if one.kind == "node.priced"
+    ]
+    assert event.message == "its price was read: 0.0100 USD an hour; 0.0400 USD had been assumed"
+    spent = world.database.query(lambda c: ledger.spent(c, [job_id], world.now))
+    assert spent[job_id] == pytest.approx(0.01, rel=0.01), "all of its time"
+    world.supply.sold = SOLD
+    world.tick()
+    assert living(world)[0].price_per_hour == 0.01, "a price that was read stays"
+
+
 def test_every_second_that_the_cloud_bills_has_a_payer(world: World) -> None:
     began_at = world.now
     job_id = world.submit(min_workers=1, max_workers=2)
@@ -191,10 +217,8 @@ def test_every_second_that_the_cloud_bills_has_a_payer(world: World) -> None:
     )
 
     def account(connection: sa.Connection) -> list[Charge]:
-        paid = ledger.paid_nodes(connection, began_at, world.now)
-        uses = ledger.uses_between(connection, began_at, world.now)
-        projects = ledger.projects_of(connection, [one.bought_for or "" for one in paid])
-        return charges(paid, uses, projects, began_at, world.now)
+        rows = costs.rows_between(connection, began_at, world.now)
+        return charges(rows.nodes.values(), rows.uses, rows.projects, began_at, world.now)
 
     found = world.database.query(account)
     assert sum(one.cost for one in found) == pytest.approx(billed)

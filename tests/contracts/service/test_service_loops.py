@@ -116,6 +116,7 @@ class TestAJob:
             "attempt.created",
             "attempt.started",
             "job.running",
+            "training.began",
             "attempt.ended",
             "job.succeeded",
         ]

@@ -350,7 +350,7 @@ def test_an_idle_stream_shows_that_it_lives(
         async def read(after: int, limit: int) -> list[Any]:
             return await database.read(lambda c: telemetry.page_of_events(c, row.id, after, limit))
 
-        frames = streams._frames(context, row.id, "event", 0, read, lambda position: position.event_seq)
+        frames = streams._frames(context, row.id, "event", 0, read, lambda position: position.event_seq, None)
         assert b"job.queued" in await anext(frames)
         ping = await anext(frames)
         await frames.aclose()

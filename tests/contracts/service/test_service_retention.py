@@ -14,7 +14,7 @@ from service.queue import lifecycle
 from service.queue.ledger import Entries, UseRow
 from service.queue.rows import NewEvent, NodeRow
 from service.settings import Settings
-from service.store import bundles, jobs, ledger, nodes, telemetry
+from service.store import bundles, costs, jobs, ledger, nodes, telemetry
 from service.store.database import Database
 from service.store.idempotency_keys import SavedAnswer, save_answer
 from service.store.ids import new_id
@@ -122,7 +122,7 @@ class TestJobs:
         assert world.attempts(old) == []
         assert left_of(world, recent)[:2] == (5, 5)
         assert world.job(running).state is JobState.ADMITTED
-        found = world.database.query(totals)
+        found = world.database.query(lambda connection: totals(connection, world.now))
         assert found.jobs_by_state["succeeded"] == 1
         assert found.attempts_by_end_reason["completed"] == 2, "counters do not go back"
 
@@ -300,8 +300,7 @@ class TestTheBill:
         def bill(connection: sa.Connection) -> tuple[object, ...]:
             return (
                 ledger.uses_of(connection, job_id),
-                ledger.paid_nodes(connection, 0.0, world.now),
-                ledger.projects_of(connection, [job_id]),
+                costs.rows_between(connection, 0.0, world.now),
             )
 
         before = world.database.query(bill)

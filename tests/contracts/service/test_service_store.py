@@ -241,6 +241,7 @@ class TestIngest:
             "attempt.created",
             "attempt.started",
             "job.running",
+            "training.began",
             "checkpoint.committed",
             "node.lost",
         ]

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from remora.states import JobState
 from service.api import authorisation
-from service.identities.permissions import OPEN_PATHS, PERMISSIONS
+from service.identities.permissions import OPEN_PATHS, PAGE_FILES, PERMISSIONS
 from service.store.database import Database
+from service.store.tables import jobs
 from tests.contracts.service.two_projects import (
     COMMAND,
     PROJECTS,
@@ -51,6 +54,13 @@ class Rule:
 
 def spec(more: dict[str, Any] | None = None) -> Callable[[Objects], Any]:
     return lambda objects: {"command": COMMAND, "project": objects.project, **(more or {})}
+
+
+def running_job(service: Service, objects: Objects) -> str:
+    job_id = service.submit(objects.project)
+    running = sa.update(jobs).where(jobs.c.id == job_id).values(state=JobState.RUNNING)
+    service.database.transact(lambda connection: connection.execute(running))
+    return f"/v1/jobs/{job_id}/stacks"
 
 
 def fresh_job(service: Service, objects: Objects) -> str:
@@ -121,6 +131,7 @@ RULES: dict[str, Rule] = {
     "cancel_job": Rule("submitter", "POST", "", fresh=lambda s, o: f"{fresh_job(s, o)}/cancel"),
     "pause_job": Rule("submitter", "POST", "", fresh=lambda s, o: f"{fresh_job(s, o)}/pause"),
     "resume_job": Rule("submitter", "POST", "", fresh=paused_job),
+    "request_stacks": Rule("submitter", "POST", "", fresh=running_job),
     "resize_job": Rule("submitter", "POST", "/v1/jobs/{queued}/resize", lambda _: {"max": 2}),
     "label_job": Rule("submitter", "PATCH", "/v1/jobs/{queued}/labels", lambda _: {"seen": "yes"}),
     "delete_job": Rule("admin", "DELETE", "", fresh=ended_job),
@@ -139,6 +150,8 @@ RULES: dict[str, Rule] = {
     "list_projects": Rule("any", "GET", "/v1/projects"),
     "list_models": Rule("any", "GET", "/v1/models", kind="list"),
     "show_cluster_ledger": Rule("any", "GET", "/v1/ledger"),
+    "show_costs": Rule("submitter somewhere", "GET", "/v1/costs"),
+    "show_goodput": Rule("submitter somewhere", "GET", "/v1/goodput"),
     "put_bundle": Rule("submitter somewhere", "PUT", f"/v1/bundles/{DIGEST}", content=CONTENT),
     "list_nodes": Rule("any", "GET", "/v1/nodes"),
     "show_node": Rule("any", "GET", "/v1/nodes/{node}"),
@@ -167,6 +180,8 @@ RULES: dict[str, Rule] = {
     ),
     "delete_secret": Rule("admin", "DELETE", "", kind="named", fresh=fresh_secret),
     "rotate_secrets": Rule("operator", "POST", "/v1/secrets/rotate"),
+    "show_page": Rule("anyone", "GET", "/"),
+    "show_page_file": Rule("anyone", "GET", "/web/page.js"),
     "list_sign_in_ways": Rule("anyone", "GET", "/v1/sign-in"),
     "begin_session": Rule("any", "POST", "/v1/session"),
     "show_session": Rule("any", "GET", "/v1/session"),
@@ -320,7 +335,7 @@ def test_every_route_is_in_the_table_of_permissions(shared: Service) -> None:
     assert sorted(map(str, operations)) == sorted(PERMISSIONS)
     assert sorted(RULES) == sorted(PERMISSIONS), "the table of this test"
     open_ones = {one.path for one in routes if PERMISSIONS[str(one.operation_id)].is_open}
-    assert open_ones == OPEN_PATHS - {"/openapi.json"}
+    assert open_ones == OPEN_PATHS - {"/openapi.json"} | {f"{PAGE_FILES}{{name:path}}"}
 
 
 def test_a_route_that_is_in_no_table_is_refused_to_operators_too(

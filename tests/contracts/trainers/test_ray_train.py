@@ -52,9 +52,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import trainers.ray_train.run as ours
 from cluster.ray.drain import drain
+from remora.ray_resources import COORDINATOR
 from tests.contracts.trainers.theatre import Theatre, fail, nothing
 from tests.integration.trainers.lab import Lab, open_lab, until
 from trainers.ray_train import draining_nodes
+from trainers.ray_train.coordinator import make as make_coordinator
 from trainers.ray_train.reservations import Reservations
 from trainers.ray_train.starting import StartingWorkers
 
@@ -220,8 +222,8 @@ def test_environment_variables_are_still_read() -> None:
 
 def test_the_coordinator_is_found_by_its_name() -> None:
     source = inspect.getsource(coordinator.get_or_create_autoscaling_coordinator)
-    assert f'name="{ours._COORDINATOR}"' in source
-    assert f'namespace="{ours._COORDINATOR}"' in source
+    assert f'name="{COORDINATOR}"' in source
+    assert f'namespace="{COORDINATOR}"' in source
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +273,12 @@ def test_what_a_dead_controller_had_reserved_is_found_by_its_name(lab: Lab) -> N
     waits = Reservations("att_other", {"CPU": 1.0}, {})
     waiting = waits.ask([held.held[0].ray_node_id])
     requester = ours._requester("att_dead")
+    actor = make_coordinator()
+    assert coordinator.get_or_create_autoscaling_coordinator()._actor_id == actor._actor_id, (
+        "Ray takes it for its own"
+    )
     client = TrainAutoscalingCoordinatorClient(requester)
     client.send_resource_request(ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1.0}), 2)
-    actor = ray.get_actor(ours._COORDINATOR, namespace=ours._COORDINATOR)
 
     def reserved() -> float:
         nodes = ray.get(actor.get_reserved_resources.remote(requester, recompute=True), timeout=30)

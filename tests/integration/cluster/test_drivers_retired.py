@@ -11,11 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
+from cluster.ray.connection import connect
 from remora.ports import free_port
+from remora.ray_resources import DRIVER_SHARE, DRIVERS
 from tests.integration.trainers.lab import until
+from trainers.ray_train import coordinator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,6 +31,19 @@ ADDRESSES = {
     "drivers-1.1-b": "127.0.84.3",
     "drivers": "127.0.84.4",
 }
+
+
+#: A program that has Ray make the coordinator, on the node to which it connects.
+RAYS_OWN = """
+import sys
+from pathlib import Path
+from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+    get_or_create_autoscaling_coordinator,
+)
+from cluster.ray.connection import connect
+connect(Path(sys.argv[1]), *sys.argv[2:])
+get_or_create_autoscaling_coordinator()
+"""
 
 
 class Server:
@@ -80,6 +97,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     try:
         yield server
     finally:
+        ray.shutdown()
         server.close()
         ClusterFolders(server.home).remove_temporary()
 
@@ -100,3 +118,92 @@ def test_the_nodes_of_other_releases_end(server: Server) -> None:
         "drivers",
         "drivers-1.1-b",
     }
+
+
+def test_the_coordinator_of_ray_train_holds_no_node_that_retires(server: Server) -> None:
+    old, new = "drivers-1.0-a", "drivers-1.1-b"
+    server.start("head")
+    server.start(old)
+    until(lambda: connects(server), "the head is there")
+    until(lambda: node_id(old), "the node of the first release is there")
+    ours = coordinator.CoordinatorClient("att_one")
+    until(lambda: reserved(ours) == {}, "the coordinator answers")
+    assert stands_on(ours) == node_id(old), "with the drivers"
+
+    server.start(new)
+    retired = server.retire_for(new)
+    assert (retired.returncode, retired.stdout.split()) == (0, [old]), retired.stderr
+    until(lambda: server.nodes[old].poll() is not None, "the retired node ends")
+    assert reserved(ours) == {}, "who asked it asks on"
+    assert stands_on(ours) == node_id(new)
+
+
+@pytest.mark.soak
+def test_a_coordinator_that_a_program_had_bound_to_a_node_stays_until_its_last_driver_ends(
+    server: Server,
+) -> None:
+    old, new = "drivers-1.0-a", "drivers-1.1-b"
+    server.start("head")
+    server.start(old)
+    until(lambda: connects(server), "the head is there")
+    until(lambda: node_id(old), "the node of the first release is there")
+    words = [sys.executable, "-c", RAYS_OWN, str(server.home), server.address, ADDRESSES[old]]
+    subprocess.run(words, env=process_environment(server.home), check=True)
+    ours = coordinator.CoordinatorClient("att_one")
+    assert reserved(ours) == {}
+    bound = coordinator.find()._actor_id
+    driver = Driver.options(resources={DRIVERS: DRIVER_SHARE}, num_cpus=0).remote()
+    ray.get(driver.name.remote(), timeout=60.0)
+
+    server.start(new)
+    assert server.retire_for(new).returncode == 0
+    coordinator.keep("Driver")
+    assert reserved(ours) == {}, "a driver of the release before asks it, and would ask no other"
+    assert coordinator.find()._actor_id == bound
+
+    ray.kill(driver)
+    until(lambda: coordinator.keep("Driver") or server.nodes[old].poll() is not None, "the old node ends")
+    with pytest.raises(coordinator.DEAD):
+        reserved(ours)
+    ours.replace()
+    assert reserved(ours) == {}
+    assert coordinator.find()._actor_id != bound
+    assert stands_on(ours) == node_id(new)
+
+
+@ray.remote
+class Driver:
+    """Stands for a driver of the release before."""
+
+    def name(self) -> str:
+        return "driver"
+
+
+def connects(server: Server) -> bool:
+    """This process is connected through the node of the head, which stays."""
+    try:
+        connect(server.home, server.address, HEAD)
+    except Exception as error:
+        print(error)
+        return False
+    return True
+
+
+def node_id(name: str) -> str | None:
+    """Ray's id of the living node of that name."""
+    address = ADDRESSES[name]
+    found = [
+        node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeManagerAddress"] == address
+    ]
+    return found[0] if found else None
+
+
+def reserved(client: coordinator.CoordinatorClient) -> object:
+    """What an attempt gets that has asked for nothing."""
+    answer = client._autoscaling_coordinator.get_reserved_resources.remote("att_one", recompute=True)
+    return ray.get(answer, timeout=60.0)
+
+
+def stands_on(client: coordinator.CoordinatorClient) -> str:
+    actor = client._autoscaling_coordinator._actor_id.hex()
+    return str(ray._private.state.actors(actor)["Address"]["NodeID"])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,8 @@ from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.ray import connection
 from remora.ports import free_port
-from tests.integration.trainers.lab import Lab, until
+from tests.integration.trainers.lab import Lab, Running, until
+from trainers.launch import RayLauncher
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -102,6 +104,66 @@ def test_a_head_that_is_killed_costs_no_step(server: Server, tmp_path: Path) -> 
         assert steps == sorted(set(steps))
     finally:
         lab.close()
+
+
+@pytest.mark.soak
+def test_what_a_killed_head_was_asked_for_is_asked_for_again(server: Server, tmp_path: Path) -> None:
+    server.start("drivers")
+    until(lambda: _connect(server), "the node for drivers can be reached")
+    lab = Lab(server.home, server.address, tmp_path)
+    try:
+        lab.nodes(3)
+        # Two workers, then two drivers, of which one is ready for any attempt, have no process yet.
+        with_driver = [_running(lab, tmp_path) for _ in range(2)]
+        until(lambda: len(_pending("RayTrainWorker")) == 2, "its workers are asked for")
+        pool = RayLauncher(ready_drivers=1, forks=True)
+        until(lambda: pool.prepare(1) or _pending("Driver"), "a driver is asked for that is to be ready")
+        without = _running(lab, tmp_path)
+        until(lambda: len(_pending("Driver")) == 2, "its driver is asked for")
+        before = _heads()
+        server.kill("head")
+        server.start("head")
+        until(lambda: _heads() - before, "the cluster has another head")
+        began = time.monotonic()
+
+        def all_train() -> bool:
+            for one in (*with_driver, without):
+                one.launcher.start(one.plan)
+                one.poll()
+            pool.prepare(1)
+            return all(one.step for one in (*with_driver, without)) and not _pending("Driver")
+
+        until(all_train, "all of them train, and a driver is ready")
+        assert time.monotonic() - began < 200.0, "less than the 300 s after which an attempt is given up"
+        assert [one.gone for one in (*with_driver, without)] == [None] * 3
+        (tmp_path / "finish").touch()
+        assert [one.end()["end_reason"] for one in (*with_driver, without)] == ["completed"] * 3
+    finally:
+        lab.close()
+
+
+def _running(lab: Lab, folder: Path) -> Running:
+    """An attempt of one worker that trains until there is a file, and was just launched."""
+    finish = folder / "finish"
+    return lab.run(
+        {"train.py": TRAIN},
+        "python",
+        "train.py",
+        str(finish),
+        backend="command",
+        min_workers=1,
+        max_workers=1,
+    )
+
+
+def _pending(class_name: str) -> list[str]:
+    """Actors of that class that Ray has yet to begin."""
+    found = ray._private.state.actors().values()
+    return [
+        one["ActorID"]
+        for one in found
+        if one["ActorClassName"] == class_name and one["State"] == "PENDING_CREATION"
+    ]
 
 
 def _connect(server: Server) -> bool:

@@ -21,6 +21,8 @@ from trainers import driver_actors
 from trainers.claims import Claims
 from trainers.launch import RayLauncher
 from trainers.plan import DriverGone
+from trainers.ray_train import StartLimit
+from trainers.ready_drivers import ReadyDriver
 from trainers.storage import Storage
 from trainers.supervisor.device import devices_of_node
 
@@ -45,7 +47,7 @@ def test_a_command_runs_to_its_end_on_two_nodes(lab: Lab) -> None:
     seen = run.progress
     assert (seen["step"], seen["total_steps"], seen["repeated_steps"], seen["lost_s"]) == (30, 30, 0, 0.0)
     assert run.world_sizes == [2]
-    assert len(run.events("worker_group.started")[0]["data"]["nodes"]) == 2
+    assert len(set(run.events("worker_group.started")[0]["data"]["addresses"])) == 2
     until(lambda: lab.work_folders() == [], "the supervisors cleaned up", 10.0)
 
 
@@ -58,7 +60,8 @@ def test_a_driver_that_cannot_take_its_attempt_is_reported(lab: Lab, monkeypatch
     has_it.until(lambda: has_it.world_sizes, "it trains")
     # As if a crash had given one driver to two attempts.
     launcher = RayLauncher()
-    monkeypatch.setattr("trainers.ready_drivers.ReadyDrivers.take", lambda _: f"driver-{first.attempt_id}")
+    taken = ReadyDriver(f"driver-{first.attempt_id}", None, StartLimit(frozenset()))
+    monkeypatch.setattr("trainers.ready_drivers.ReadyDrivers.take", lambda _: taken)
     launcher.start(second)
 
     def gone_drivers() -> list[DriverGone]:

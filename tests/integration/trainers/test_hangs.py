@@ -64,3 +64,35 @@ def test_a_script_that_can_go_on_leaves_the_one_that_hangs_behind(lab: Lab, tmp_
     finish.touch()
     assert run.end()["end_reason"] == "completed"
     assert run.progress["repeated_steps"] == 0
+
+
+#: A script of PyTorch alone: from step 12 on rank 1 waits for something else than the others.
+LEAVES_OUT_ONE = """
+import sys, threading
+import torch, torch.distributed as dist
+from remora import training
+
+dist.init_process_group("gloo")
+total = torch.zeros(4)
+for step in range(1, 100_000):
+    if step == 12 and dist.get_rank() == 1:
+        threading.Event().wait()
+    dist.all_reduce(total)
+    training.report(step, {"sum": float(total[0])})
+    threading.Event().wait(0.05)
+"""
+
+
+@pytest.mark.soak
+def test_a_hang_of_gloo_names_the_rank_that_has_not_entered_a_collective_and_the_collective(lab: Lab) -> None:
+    lab.nodes(3)
+    run = lab.run(
+        {"train.py": LEAVES_OUT_ONE}, "python", "train.py", min_workers=3, max_workers=3, step_time_s=2.0
+    )
+    ended = run.end()
+    assert ended["end_reason"] == "hang"
+    assert ": rank 1 has not entered all_reduce #12, which ranks 0, 2 wait in; the events" in ended["message"]
+    said = {event["data"]["rank"]: event["data"]["collectives"] for event in run.events("worker.stack")}
+    last = {"group": "gloo:0", "what": "all_reduce"}
+    assert said[0] == said[2] == [{**last, "number": 12, "waits": True}]
+    assert said[1] == [{**last, "number": 11, "waits": False}]

@@ -143,7 +143,7 @@ def test_what_a_controller_leaves_that_died_as_it_made_or_took_one_is_ended(
     with monkeypatch.context() as cut:
         cut.setattr(driver_actors, "make", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            died._ready_drivers._start()
+            died._ready_drivers._start(frozenset())
     later = RayLauncher(ready_drivers=0)
     later.prepare(2)
     until(lambda: ready() == set(), "no driver of it is left")

@@ -73,7 +73,7 @@ def test_the_others_go_on_without_it_and_nothing_of_it_is_left(lab: Lab, tmp_pat
     (named,) = run.events("worker.miscomputed")
     assert named["data"]["rank"] == 1
     started = next(iter(run.events("worker_group.started")))
-    assert named["data"]["address"] in started["data"]["nodes"]
+    assert named["data"]["address"] in started["data"]["addresses"]
     assert "rank 1 computes wrongly: in step 12" in named["message"]
     assert [one["data"]["world_size"] for one in run.events("worker_group.regrouped")][:1] == [2]
     steps = [one["step"] for one in run.bodies("metric")]

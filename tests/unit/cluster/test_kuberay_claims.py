@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.kuberay.claims import (
-    Claim,
-    Decision,
+    GroupDecision,
+    KubernetesClaim,
     PodState,
     SeenGroup,
     SeenPod,
@@ -17,8 +17,8 @@ from cluster.kuberay.claims import (
 from cluster.kuberay.documents import read_cluster, read_pod
 
 
-def claim(name: str, pod: str | None = None, at: float = 0.0) -> Claim:
-    return Claim(node_id=name, group="g", pool="p", at=at, pod=pod)
+def claim(name: str, pod: str | None = None, at: float = 0.0) -> KubernetesClaim:
+    return KubernetesClaim(node_id=name, group="g", pool="p", at=at, pod=pod)
 
 
 def pod(name: str, state: PodState = PodState.RUNNING, at: float = 0.0) -> SeenPod:
@@ -29,7 +29,7 @@ def group(replicas: int, *named: str) -> SeenGroup:
     return SeenGroup(name="g", index=0, replicas=replicas, most=99, to_delete=named)
 
 
-def pods_of(decision: Decision) -> dict[str, str | None]:
+def pods_of(decision: GroupDecision) -> dict[str, str | None]:
     return {one.node_id: one.pod for one in decision.claims}
 
 
@@ -97,7 +97,7 @@ def test_pods_that_kuberay_keeps_at_least_are_not_named() -> None:
 
 def test_what_is_written_is_read_again() -> None:
     claims = {
-        "n": Claim(
+        "n": KubernetesClaim(
             node_id="n", group="g", pool="p", at=1.5, resources={"CPU": 1.0}, labels={"a": "b"}, pod="x"
         )
     }

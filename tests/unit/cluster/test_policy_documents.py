@@ -245,6 +245,10 @@ class TestAgainstWhatThereIs:
         ("text", "expected"),
         [
             (f"pools: {{a: {{sizes: [{A100[:-1]}5]}}}}", f"did you mean {A100}?"),
+            (
+                "pools: {a: {sizes: [Standard_ND96isr_MI300X_v5]}}",
+                "has GPUs of AMD, on which Remora does not train",
+            ),
             (f"pools: {{a: {{sizes: [{A100}], zones: [3]}}}}", "they are offered in 1, 2"),
             (f"pools: {{a: {{sizes: [{T4}], capacity: spot, max_nodes: 1}}}}", "is offered as spot"),
             (f"pools: {{a: {{sizes: [{T4}], max_nodes: 5}}}}", "max_nodes is 5, and of"),

@@ -25,8 +25,10 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterLedger,
+    CostReport,
     Drill,
     Event,
+    GoodputReport,
     Job,
     JobArray,
     LogLine,
@@ -76,6 +78,9 @@ class FakeService:
     cluster_ledger: ClusterLedger = field(
         default_factory=lambda: ClusterLedger(since=0.0, until=1.0, lines=[], node_s=0.0, cost=0.0)
     )
+    #: Pages of what nodes were paid for.
+    costs: list[CostReport] = field(default_factory=list)
+    goodput: GoodputReport | None = None
     node_events: list[NodeEvent] = field(default_factory=list)
     #: How a drill stands, one at each look; the last one stays.
     drills: list[Drill] = field(default_factory=list)
@@ -273,6 +278,14 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return 200, {}, node.model_dump_json().encode()
     if seen.path == "/v1/ledger":
         return 200, {}, state.cluster_ledger.model_dump_json().encode()
+    if seen.path == "/v1/costs" and seen.query.get("format") == "focus":
+        return 200, {}, b"BilledCost,x_Cause\n0.010000,failed\n"
+    if seen.path == "/v1/costs":
+        page = state.costs[int(seen.query.get("cursor", "0"))]
+        return 200, {}, page.model_dump_json().encode()
+    if seen.path == "/v1/goodput":
+        assert state.goodput is not None
+        return 200, {}, state.goodput.model_dump_json().encode()
     if seen.path == "/v1/pools":
         return _page(state, seen, state.pools)
     if seen.path == "/v1/ray-requests":

@@ -23,6 +23,10 @@ from remora.views import (
     Attempt,
     Checkpoint,
     ClusterLedger,
+    CostLine,
+    CostReport,
+    GoodputLoss,
+    GoodputReport,
     MetricPoint,
     Node,
     NodeEvent,
@@ -41,6 +45,8 @@ COMMANDS = (
         "nodes",
         "pools",
         "drill",
+        "goodput",
+        "report",
         "checkpoints",
         "download",
         "outputs",
@@ -297,6 +303,89 @@ def test_the_ledger_of_the_cluster_names_every_payer_and_the_sum(cli: Cli, servi
     ]
     assert cli("ledger", "--json") == ExitCode.OK
     assert cli.json["cost"] == 1.52
+
+
+def test_the_ledger_by_cause_sums_all_pages_and_says_what_would_have_saved_money(
+    cli: Cli, service: FakeService
+) -> None:
+    job = service.add_job()
+    common = {
+        "since": 0.0, "until": 9.0, "by": ["cause", "pool"], "node_s": 7260.0, "gpu_s": 7260.0, "cost": 1.51,
+        "sentence": "99% of 1.51 USD trained.",
+    }  # fmt: skip
+    first = CostLine(of={"cause": "failed", "pool": ""}, node_s=60.0, gpu_s=60.0, cost=0.01)
+    second = CostLine(of={"cause": "training", "pool": "=gpu"}, node_s=7200.0, gpu_s=7200.0, cost=1.5)
+    service.costs = [
+        CostReport(lines=[first], next_cursor="1", **common),
+        CostReport(lines=[second], **common),
+    ]
+    assert cli("ledger", job.id, "--by", "cause,pool", "--since", "7d") == ExitCode.OK
+    table = [re.split(r" {2,}", row) for row in cli.out.splitlines()]
+    assert table == [
+        ["CAUSE", "POOL", "NODE TIME", "GPU TIME", "USD"],
+        ["failed", "-", format_duration(60.0), format_duration(60.0), "0.0100"],
+        ["training", "=gpu", format_duration(7200.0), format_duration(7200.0), "1.5000"],
+        ["total", format_duration(7260.0), format_duration(7260.0), "1.5100"],
+    ]
+    assert cli.err == "99% of 1.51 USD trained.\n"
+    seen = [one.query for one in service.requests if one.path == "/v1/costs"]
+    assert [(one["by"], one["job"]) for one in seen] == [("cause,pool", job.id)] * 2
+    assert (seen[1]["since"], seen[1]["until"]) == ("0.0", "9.0"), "pages of one moment"
+    assert cli("ledger", "--by", "cause,pool", "--format", "csv") == ExitCode.OK
+    assert cli.out.splitlines() == [
+        "cause,pool,node_s,gpu_s,usd", "failed,,60.000,60.000,0.010000", "training,'=gpu,7200.000,7200.000,1.500000",
+    ]  # fmt: skip
+    assert cli("ledger", "--format", "focus") == ExitCode.OK
+    assert cli.out == "BilledCost,x_Cause\n0.010000,failed\n"
+    for wrong in (("ledger", "--format", "csv"), ("ledger", "--by", "cause", "--since", "soon")):
+        assert cli(*wrong) == ExitCode.USAGE
+        assert cli.err.count("\n") == 1
+
+
+def test_goodput_shows_its_parts_and_what_was_lost(cli: Cli, service: FakeService) -> None:
+    loss = GoodputLoss(
+        cause="recomputing", node_s=60.0, gpu_s=0.0, cost=0.1, saved_cost=0.05, saved_node_s=30.0,
+        by="with a checkpoint twice as often",
+    )  # fmt: skip
+    service.goodput = GoodputReport(
+        since=0.0, until=9.0, scheduling=1.0, runtime=0.9, goodput=0.9, trained_node_s=540.0, node_s=600.0, gpu_s=0.0,
+        cost=1.0, losses=[loss], sentence="90% of 1.00 USD trained.",
+    )  # fmt: skip
+    assert cli("goodput") == ExitCode.OK
+    assert re.search(r"program +not known", cli.out)
+    assert re.search(r"recomputing +1m 00s +0\.1000 +0\.0500 +with a checkpoint twice as often", cli.out)
+    assert cli.err == "90% of 1.00 USD trained.\n"
+    assert cli("goodput", "--json") == ExitCode.OK
+    assert cli.json["runtime"] == 0.9
+
+
+def test_a_report_is_one_page_that_loads_nothing_and_runs_nothing(
+    cli: Cli, service: FakeService, tmp_path: Path
+) -> None:
+    lines = [
+        CostLine(of={"project": f"<script>alert({n})</script>"}, node_s=60.0, gpu_s=0.0, cost=float(n))
+        for n in range(30)
+    ]
+    service.costs = [
+        CostReport(
+            since=0.0, until=9.0, by=["project"], lines=lines, node_s=1800.0, gpu_s=0.0, cost=435.0, sentence="."
+        )
+    ]  # fmt: skip
+    service.goodput = GoodputReport(
+        since=0.0, until=9.0, goodput=0.9, trained_node_s=540.0, node_s=600.0, gpu_s=0.0, cost=1.0, losses=[],
+        sentence="90% of 1.00 USD trained.",
+    )  # fmt: skip
+    file = tmp_path / "week.html"
+    assert cli("report", "--week", "-o", str(file)) == ExitCode.OK
+    assert cli.err == f"90% of 1.00 USD trained. Written to {file}.\n"
+    page = file.read_text()
+    assert not re.search(r"<script|src=|href=|https?:", page)
+    assert "&lt;script&gt;alert(29)" in page
+    assert re.search(r"<td>5 others</td><td>10.00</td>", page)
+    assert re.search(r"<td>total</td><td>435.00</td>", page)
+    for wrong in (("report",), ("report", "--week", "-o", str(tmp_path / "no" / "week.html"))):
+        assert cli(*wrong) == ExitCode.USAGE
+        assert cli.err.count("\n") == 1
 
 
 def test_cancel(cli: Cli, service: FakeService) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from remora.torch import Diverged, Loop, NotFinite
 from remora.torch.randomness import derive, seed_everything
@@ -63,9 +63,10 @@ def summed(model: nn.Module, batch: Any) -> Any:
     return (each * weights).sum(), weights.sum()
 
 
+@pytest.mark.parametrize("more", [{}, {"sampler": WeightedRandomSampler([1.0, 2.0, 3.0] * 4, 12)}])
 @pytest.mark.parametrize("compute", [compute, summed])
-def test_alone_it_trains_what_loop_trains(compute: Any) -> None:
-    sharded = ShardedLoop(build, **ARGUMENTS)
+def test_alone_it_trains_what_loop_trains(compute: Any, more: dict[str, Any]) -> None:
+    sharded = ShardedLoop(build, **ARGUMENTS, **more)
     losses = []
     for step in sharded:
         losses.append(step.backward(compute).item())
@@ -74,7 +75,7 @@ def test_alone_it_trains_what_loop_trains(compute: Any) -> None:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     expected = []
-    for step in Loop(model, optimizer, **ARGUMENTS):
+    for step in Loop(model, optimizer, **ARGUMENTS, **more):
         expected.append(step.backward(compute).item())
         optimizer.step()
     assert losses == pytest.approx(expected, abs=1e-6)

@@ -118,7 +118,7 @@ def test_repeated_steps_are_recorded_before_the_new_step_after_them() -> None:
         stage = Stage(1)
         group = stage.attempt.group
         assert group is not None
-        group.progress = replace(group.progress, step=20, high_water=20, group_step=None)
+        group.progress = replace(group.progress, step=20, high_water=20, group_step=None, has_caught_up=False)
         for step in (18, 19, 20, 21, 22):
             stage.attempt.receive(0, {"type": "report", "step": step, "metrics": {"loss": 1.0}})
         reported = [one.body for one in stage.account.records(0, 100) if "step" in one.body]

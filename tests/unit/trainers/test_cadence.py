@@ -51,6 +51,13 @@ def test_the_slowest_rank_is_what_a_checkpoint_costs_and_old_ones_are_forgotten_
     assert seen.cost_s == pytest.approx(3.0, abs=0.01)
 
 
+def test_stalls_are_summed_by_the_slowest_rank_of_each_checkpoint() -> None:
+    seen = Cadence(prior_s=HOUR).measure(1, 0.2).measure(1, 1.0).measure(1, 0.4).measure(2, 0.5)
+    assert seen.stalled_s == pytest.approx(1.5)
+    assert seen.measure(3, float("inf")).stalled_s < 1e5
+    assert seen.measure(3, float("nan")).stalled_s == pytest.approx(1.5)
+
+
 def test_what_the_attempt_sees_outweighs_the_prior_in_the_end() -> None:
     seen = Cadence(prior_s=20 * HOUR)
     assert seen.between_losses_s(0, 4) == 5 * HOUR

@@ -77,3 +77,12 @@ def test_python_means_the_workers_interpreter() -> None:
     assert environment({"PATH": "/usr/bin"})["PATH"] == "/node/python-5/bin:/opt/env/bin:/usr/bin"
     assert environment()["PATH"].startswith("/node/python-5/bin:/opt/env/bin:/")
     assert environment({"PYTHONUNBUFFERED": "0"})["PYTHONUNBUFFERED"] == "0"
+
+
+def test_pytorch_keeps_the_newest_collectives_unless_the_job_or_its_image_says_how_many() -> None:
+    recorder, old = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    assert environment()[recorder] == "256"
+    assert environment(variables={recorder: "0"})[recorder] == "0"
+    assert environment({recorder: "0"})[recorder] == "0"
+    for seen in (environment({old: "7"}), environment(variables={old: "7"})):
+        assert (seen[old], seen.get(recorder)) == ("7", None), "the new name would count"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from remora.isolation import Isolation
 from tests.wheels import wheel
 from trainers.environments import build
 from trainers.environments.build import EnvironmentFailed, environment, node_packages, prune
+from trainers.environments.commands import TimeLimit
 from trainers.environments.named_packages import only_names
 from trainers.environments.request import (
     EnvironmentImpossible,
@@ -194,6 +197,119 @@ def test_it_has_its_own_packages_and_behind_them_those_of_the_node(code: Path, t
     assert log.lines[-1].endswith("1 packages were installed")
     with environment(asked, code, log, tmp_path / "envs") as again:
         assert (again.digest, again.build_s, log.builds) == (built.digest, 0.0, 1)
+
+
+@pytest.mark.parametrize("isolation", ["none", "auto"])
+@pytest.mark.parametrize(("wanted", "version"), [("tiny", "1.0"), ("tiny>=2", "2.0")])
+def test_one_that_inherits_has_the_nodes_versions_of_what_is_loaded_where_that_is_possible(
+    code: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    isolation: Isolation,
+    wanted: str,
+    version: str,
+) -> None:
+    for one in ("1.0", "2.0"):
+        wheel(code, version=one)
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(code))
+    node = NodePackages(python=OWN, torch=node_packages().torch, beside=("tiny==1.0",))
+    monkeypatch.setattr(build, "node_packages", lambda: node)
+    asked = EnvironmentRequest(pip=(wanted,))
+    with environment(asked, code, lambda _: None, tmp_path / "envs", isolation=isolation) as built:
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == version
+        assert built.packages == 1
+
+
+def test_the_node_says_which_packages_are_loaded_with_pytorch() -> None:
+    code = "import sys, torch; print(*{one.partition('.')[0].replace('_', '-') for one in sys.modules})"
+    loaded = set(said_by(Path(sys.executable), code).split())
+    names = {one.partition("==")[0] for one in node_packages().beside}
+    assert names
+    assert names <= loaded
+    assert "torch" not in names
+
+
+@pytest.mark.parametrize("isolation", ["none", "auto"])
+def test_the_nodes_versions_make_nothing_older_that_the_job_asked_for(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: Isolation
+) -> None:
+    for version in ("1.0", "2.0"):
+        wheel(code, version=version)
+        wheel(code, "wanted", version, requires=[f"tiny=={version}"])
+    wheel(code, "easily", "1.0", requires=["tiny"])
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(code))
+    node = NodePackages(python=OWN, torch=node_packages().torch, beside=("tiny==1.0",))
+    monkeypatch.setattr(build, "node_packages", lambda: node)
+    for pip, versions in ((("wanted",), "2.0 2.0"), (("easily",), "1.0 1.0")):
+        asked, name = EnvironmentRequest(pip=pip), pip[0]
+        with environment(asked, code, lambda _: None, tmp_path / "envs", isolation=isolation) as built:
+            said = said_by(built.python, f"import {name}, tiny; print({name}.VERSION, tiny.VERSION)")
+            assert said == versions
+            assert built.packages == 2
+
+
+def test_the_nodes_versions_are_left_out_whatever_uv_says_against_them(tmp_path: Path) -> None:
+    work = build.BuildWork(lambda _: None, lambda _: None, TimeLimit(), 100)
+    asked: list[str] = []
+
+    def run(options: list[str]) -> int:
+        asked.append(options[-1])
+        if "--dry-run" in options:
+            work.take(" + tiny==2.0")
+            work.take(" + wanted==3.0")
+        elif "--constraints" in options:
+            # The last lines of a long message do not have its beginning.
+            assert Path(options[-1]).read_text() == "wanted==3.0\ntiny==1.0\n"
+            raise EnvironmentFailed("we can conclude that your requirements are unsatisfiable")
+        return 2
+
+    assert build._install_with(run, ["install"], tmp_path, ("tiny==1.0",), work) == 2
+    assert [one.rpartition("/")[2] for one in asked] == ["--dry-run", "same.txt", "install"]
+
+
+def test_a_package_without_a_wheel_does_not_keep_the_nodes_versions_away(
+    code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("1.0", "2.0"):
+        wheel(code, version=version)
+    made = wheel(tmp_path, "unwheeled")
+    (tmp_path / "backend.py").write_text(
+        f"import shutil\ndef build_wheel(folder, *_, **__):\n    return shutil.copy('{made}', folder) and '{made}'\n"
+    )
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    with tarfile.open(code / "unwheeled-1.0.tar.gz", "w:gz") as archive:
+        for name in (made, "backend.py", "pyproject.toml"):
+            archive.add(tmp_path / name, f"unwheeled-1.0/{name}")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    # The folder of the code, also where it is a copy.
+    monkeypatch.setenv("UV_FIND_LINKS", ".")
+    node = NodePackages(python=OWN, torch=node_packages().torch, beside=("tiny==1.0",))
+    monkeypatch.setattr(build, "node_packages", lambda: node)
+    asked = EnvironmentRequest(pip=("unwheeled", "tiny"))
+    with environment(asked, code, print, tmp_path / "envs") as built:
+        assert (
+            said_by(built.python, "import unwheeled, tiny; print(unwheeled.VERSION, tiny.VERSION)")
+            == "1.0 1.0"
+        )
+
+
+@pytest.mark.parametrize("isolation", ["none", "auto"])
+def test_a_lock_of_the_standard_is_installed_as_it_is(
+    code: Path, tmp_path: Path, isolation: Isolation
+) -> None:
+    file = wheel(code)
+    digest = hashlib.sha256((code / file).read_bytes()).hexdigest()
+    (code / "pylock.toml").write_text(
+        'lock-version = "1.0"\ncreated-by = "test"\n[[packages]]\nname = "tiny"\nversion = "1.0"\n'
+        f'wheels = [{{ path = "{file}", hashes = {{ sha256 = "{digest}" }} }}]\n'
+    )
+    asked = EnvironmentRequest(requirements="pylock.toml")
+    with environment(asked, code, lambda _: None, tmp_path / "envs", isolation=isolation) as built:
+        assert said_by(built.python, "import tiny; print(tiny.VERSION)") == "1.0"
 
 
 def test_one_that_does_not_inherit_has_remora_and_no_other_package_of_the_node(

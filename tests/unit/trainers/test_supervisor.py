@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -557,6 +558,36 @@ def test_a_script_goes_on_when_its_planned_end_is_called_off(stage: Stage) -> No
     running = asked(stage, stop=True)
     running.instruct({"type": "release", "token": 1})
     assert stage.driver.wait_for("report", 2)["step"] == 6
+    assert stage.end()["exit_code"] == 0
+
+
+#: It has written the files of its checkpoint once it gets a signal.
+SAVES_LONG = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+from remora import training
+training.report(1)
+while not training.should_checkpoint(): pass
+with training.checkpoint(5): signal.sigwait([signal.SIGUSR1])
+training.report(6)
+"""
+
+
+def test_a_script_does_not_stand_still_after_what_an_agreement_asked_for_that_was_given_up(
+    stage: Stage,
+) -> None:
+    running = stage.start(SAVES_LONG, rank=0)
+    stage.driver.wait_for("report")
+    running.instruct({"type": "hold", "token": 1})
+    first = stage.driver.wait_for("held")["boundary"] + 1
+    running.instruct({"type": "decide", "token": 1, "boundary": first, "stop": True})
+    stage.driver.wait_for("saving")
+    running.instruct({"type": "release", "token": 1})
+    running.instruct({"type": "decide", "token": 2, "boundary": first + 100, "stop": True})
+    os.kill(stage.driver.wait_for("hello")["pid"], signal.SIGUSR1)
+    assert stage.driver.wait_for("report", 2)["step"] == 6
+    shard = stage.driver.wait_for("shard")
+    assert (shard["asked"], shard["token"]) == (True, 1)
     assert stage.end()["exit_code"] == 0
 
 

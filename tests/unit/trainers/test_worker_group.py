@@ -136,6 +136,30 @@ def test_repeated_steps_are_counted_before_the_first_new_one_is_reported() -> No
     assert Count() not in scene.said
 
 
+def test_what_is_paid_for_from_now_on_is_said_at_the_first_step_and_at_the_first_new_one() -> None:
+    scene = Scene(cooperative=False)
+    scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
+    said = []
+    for step in (9, 10, 11, 12):
+        scene.hear(0, type="report", step=step)
+        said.append(
+            [one.body["phase"] for one in scene.said if isinstance(one, Note) and "phase" in one.body]
+        )
+    assert said == [["recomputing"], [], ["training"], []]
+
+
+def test_a_script_that_alternates_between_old_and_new_steps_says_so_once() -> None:
+    scene = Scene(cooperative=False)
+    scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
+    said = []
+    for number in range(40):
+        scene.hear(0, type="report", step=5 if number % 2 == 0 else 11 + number)
+        said += [one for one in scene.said if isinstance(one, Count) or "phase" in getattr(one, "body", {})]
+    assert said == [
+        Note("progress", {"phase": "recomputing"}), Count(), Note("progress", {"phase": "training"}),
+    ]  # fmt: skip
+
+
 @given(st.integers(1, 4), st.lists(st.integers(0, 4), max_size=4), st.booleans())
 def test_what_a_new_rank_0_tells_again_counts_only_where_it_had_not_arrived(
     arrived: int, others: list[int], is_planned: bool

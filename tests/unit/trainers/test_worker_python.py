@@ -95,7 +95,7 @@ def test_a_forked_command_has_its_own_environment_too(
 
 
 @pytest.mark.parametrize("isolation", ["none", "users", "namespaces"])
-def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter_unless_they_are_confined(
+def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter_or_behind_walls_from_the_nodes(
     isolation: Isolation, stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     decide_or_skip(isolation)
@@ -118,9 +118,12 @@ def test_commands_of_a_job_with_an_environment_are_forked_from_its_interpreter_u
     assert stage.supervisor is not None
     stage.supervisor.instruct({"type": "begin"})
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 0}, stage.driver.messages
-    # The process that forks has imported packages of the job, and is one of the node's user.
-    assert stage.driver.all("started")[0]["is_warm"] is (isolation == "none")
-    assert f"1.0 {isolation == 'none'}" in [line["text"] for line in stage.driver.all("log")]
+    assert stage.driver.all("started")[0]["is_warm"] is True
+    assert "1.0 True" in [line["text"] for line in stage.driver.all("log")]
+    (server,) = servers(tmp_path / "work")
+    # One with packages of the job would import them as the node's user.
+    ran = Path(server.cmdline()[0])
+    assert ran.is_relative_to(tmp_path) is (isolation == "none")
     for server in servers(tmp_path / "work"):
         server.kill()
         server.wait(timeout=20)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.head.retire import others
-from service.installation import __main__ as commands
+from service.installation import commands
 from service.installation.layout import (
     Installation,
     InstallationProblem,

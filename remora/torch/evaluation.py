@@ -1,0 +1,234 @@
+"""Evaluates a dataset over all workers: each sample counts once, and the sums do not depend on the workers.
+
+The dataset is cut into as many parts as a step has shards, and a part into batches.  A worker computes the parts of its
+shards.  What a part makes is added up in double precision, and the parts are added in their order, on every worker.
+A dataset with a length is cut into contiguous parts; of a stream, sample i belongs to part i modulo their number.
+
+Where a worker is lost meanwhile, the others share its parts among them, and keep what they have computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from remora.torch.feed import is_stream
+from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
+from remora.torch.step import VALUES, as_sum, moved, with_metrics
+
+#: Returns the mean loss of a batch, or a sum and its count, alone or with other means by name.
+Evaluate = Callable[[torch.nn.Module, Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What is evaluated, and how it becomes batches."""
+
+    data: Any
+    compute: Evaluate
+    #: Most samples of one forward pass.
+    batch_size: int
+    collate: Callable[[list[Any]], Any] | None
+    num_workers: int
+    #: Parts of the dataset.
+    parts: int
+    seed: int
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size is a number of samples, at least 1, not {self.batch_size}")
+        if not is_stream(self.data) and len(self.data) == 0:
+            raise ValueError("the dataset has no sample to evaluate")
+
+
+@dataclass
+class PartSums:
+    """What this worker has computed, by part: sums of all values, and behind them of what each counts."""
+
+    #: Names of what is beside the loss; None: nothing was computed.
+    names: tuple[str, ...] | None = None
+    by_part: dict[int, list[float]] = field(default_factory=dict)
+    #: Parts that are computed to their end.
+    complete: set[int] = field(default_factory=set)
+    #: What all workers have found together, once it is known.
+    result: dict[str, float] | None = None
+
+    def missing(self, own: Sequence[int]) -> list[int]:
+        """Parts that are still to be computed; what there is of them is dropped."""
+        self.by_part = {part: sums for part, sums in self.by_part.items() if part in self.complete}
+        return [part for part in own if part not in self.complete]
+
+    def add(self, part: int, returned: Any, samples: int) -> None:
+        """Count what the script's function returned for a batch.  Raises TypeError and ValueError."""
+        loss, metrics = with_metrics(returned)
+        if len(metrics) >= VALUES:
+            raise ValueError(f"evaluate averages at most {VALUES - 1} metrics, and got {len(metrics)}")
+        if "loss" in metrics:
+            raise ValueError("evaluate calls the loss 'loss' itself: give the metric another name")
+        names = tuple(metrics)
+        if self.names not in (None, names):
+            raise TypeError(
+                "the function given to evaluate returns the same metrics, in one order, for every batch"
+            )
+        self.names = names
+        sums = self.by_part.setdefault(part, [0.0] * (2 * VALUES))
+        for place, value in enumerate((loss, *metrics.values())):
+            amount, count = as_sum(value)
+            sums[place] += float(amount) * (samples if count is None else 1.0)
+            sums[VALUES + place] += samples if count is None else float(count)
+
+
+def evaluated(
+    held: Held, model: torch.nn.Module, parts: Sequence[int], found: PartSums
+) -> Generator[None, None, None]:
+    """Compute parts into `found`; yields after each batch."""
+    numbers: Counter[int] = Counter()
+    with _as_it_was(model):
+        for part, batch, samples in _batches_of(held, parts, found):
+            # What the function draws is not to depend on which worker calls it.
+            seed_everything(derive(held.seed, "evaluate", part, numbers[part]))
+            numbers[part] += 1
+            with torch.no_grad():
+                found.add(part, held.compute(model, moved(batch, held.device)), samples)
+            yield
+    found.complete.update(parts)
+
+
+def total(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
+    """The loss and the other means from the sums of all parts, in their order.
+
+    Raises ValueError where nothing was counted.
+    """
+    sums = [math.fsum(column) for column in zip(*rows, strict=True)]
+    every = ("loss", *names)
+    if any(sums[VALUES + place] == 0 for place in range(len(every))):
+        raise ValueError(
+            "nothing was counted in the evaluation: the dataset has no sample, or all counts are 0"
+        )
+    return {name: sums[place] / sums[VALUES + place] for place, name in enumerate(every)}
+
+
+@contextmanager
+def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
+    """The model in evaluation; afterwards each module is in the mode that it was in, as are random numbers."""
+    modes = {module: module.training for module in model.modules()}
+    numbers = capture()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+        restore(numbers)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+#: A part, a batch of it, and its samples.
+PartBatch = tuple[int, Any, int]
+
+
+def _batches_of(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
+    return _of_stream(held, parts) if is_stream(held.data) else _of_dataset(held, parts, found)
+
+
+class _Batches(Dataset):  # type: ignore[misc]  # torch is not checked
+    """Batches of a dataset; the random numbers of what it computes follow the batch."""
+
+    def __init__(self, held: Held) -> None:
+        # Nothing else of it: the script's function may be one that no process can be given.
+        self._data, self._seed = held.data, held.seed
+        self._collate = held.collate or default_collate
+
+    def __getitem__(self, where: tuple[int, int, range]) -> Any:
+        part, number, samples = where
+        seed_everything(derive(self._seed, "data", part, number), devices=False)
+        return self._collate([self._data[sample] for sample in samples])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _of_dataset(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
+    size = len(held.data)
+    ranges = [range(part * size // held.parts, (part + 1) * size // held.parts) for part in parts]
+    cut = [[one[at : at + held.batch_size] for at in range(0, len(one), held.batch_size)] for one in ranges]
+    loader = DataLoader(
+        _Batches(held),
+        batch_size=None,
+        sampler=[
+            (part, number, batch)
+            for part, batches in zip(parts, cut, strict=True)
+            for number, batch in enumerate(batches)
+        ],
+        collate_fn=_as_it_is,
+        num_workers=held.num_workers,
+        generator=torch.Generator(),
+        pin_memory=held.device.type == "cuda",
+    )
+    loaded = iter(loader)
+    for part, batches in zip(parts, cut, strict=True):
+        for batch in batches:
+            yield part, next(loaded), len(batch)
+        found.complete.add(part)
+
+
+def _of_stream(held: Held, parts: Sequence[int]) -> Iterator[PartBatch]:
+    """All own parts at once, because a stream is read once."""
+    collate, own = held.collate or default_collate, frozenset(parts)
+    waiting: dict[int, list[Any]] = {part: [] for part in parts}
+    numbers: Counter[int] = Counter()
+
+    def one(part: int) -> PartBatch:
+        items, waiting[part] = waiting[part], []
+        seed_everything(derive(held.seed, "data", part, numbers[part]), devices=False)
+        numbers[part] += 1
+        return part, collate(items), len(items)
+
+    random = RandomStream(derive(held.seed, "stream"))
+    with random.running():
+        stream = iter(held.data)
+    for number in count():
+        with random.running():
+            item = next(stream, _END)
+        if item is _END:
+            break
+        part = number % held.parts
+        if part in own:
+            waiting[part].append(item)
+            if len(waiting[part]) == held.batch_size:
+                yield one(part)
+    yield from (one(part) for part in parts if waiting[part])
+
+
+_END = object()
+
+
+def rows_of(found: PartSums, own: Sequence[int], parts: int) -> torch.Tensor:
+    """What this worker has of its own parts, zeros for all others: parts x (2 x VALUES), in double precision."""
+    rows = torch.zeros(parts, 2 * VALUES, dtype=torch.float64)
+    for part in own:
+        if (sums := found.by_part.get(part)) is not None:
+            rows[part] = torch.tensor(sums, dtype=torch.float64)
+    return rows
+
+
+def names_of(held: Held, model: torch.nn.Module, found: PartSums) -> tuple[str, ...]:
+    """Names of the metrics, also where this worker has no sample of its own: the first batch has them."""
+    if found.names is None:
+        first = PartSums()
+        with closing(evaluated(held, model, range(held.parts), first)) as batches:
+            next(batches, None)
+        found.names = first.names or ()
+    return found.names

@@ -1,0 +1,82 @@
+"""The web page: the files of `service/web`, read once; they hold no data, and ask the API as any other client does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from service.api.parameters import Parameters
+from service.api.problem_documents import ApiProblem
+
+router = APIRouter()
+
+FOLDER = Path(__file__).parents[1] / "web"
+#: What is served, by the end of a file's name; licences stay in the repository.
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+#: A page loads and asks nothing but this service, runs no text that it is shown, and is in no other page's frame.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True)
+class WebFile:
+    """One file as it is answered."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def web_files() -> Mapping[str, WebFile]:
+    """By their names below `/web/`, such as `page.js` or `vendor/uplot-1.6.32.js`."""
+    paths = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in TYPES]
+    return {path.relative_to(FOLDER).as_posix(): _read(path) for path in paths}
+
+
+@router.get("/", operation_id="show_page", include_in_schema=False)
+async def page(request: Request, _: Annotated[Parameters, Query()]) -> Response:
+    """The page itself."""
+    return _answer(request, "index.html")
+
+
+@router.get("/web/{name:path}", operation_id="show_page_file", include_in_schema=False)
+async def file(request: Request, name: str, _: Annotated[Parameters, Query()]) -> Response:
+    """A script, style or picture of the page."""
+    return _answer(request, name)
+
+
+def _answer(request: Request, name: str) -> Response:
+    found = web_files().get(name)
+    if found is None:
+        raise ApiProblem(404, "not_found", "the page has no such file")
+    # Asked again each time, so that a page never mixes two versions of the service for longer than one load.
+    headers = {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": POLICY,
+        "ETag": found.etag,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, media_type=found.media_type, headers=headers)
+
+
+def _read(path: Path) -> WebFile:
+    content = path.read_bytes()
+    return WebFile(content, TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')

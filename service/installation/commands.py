@@ -1,0 +1,324 @@
+"""remora-server: the service on a machine of its own, in one folder: install, upgrade, backup, restore, rotate, status.
+
+What each command does, and what it costs those who use the service, is in docs/day-two.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import pwd
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from service.installation import backups, container_commands, releases
+from service.installation.arguments import parser
+from service.installation.cluster_secret import replace_secret
+from service.installation.containers import SUPERVISOR
+from service.installation.databases import database_url
+from service.installation.layout import (
+    Installation,
+    InstallationProblem,
+    Layout,
+    layout_of,
+    placed,
+    read_installation,
+    read_settings_file,
+)
+from service.installation.running import become
+from service.installation.supervisors import supervisor_of
+from service.installation.units import Kind, Unit, units_of
+from service.installation.upgrades import Upgrade, releases_of_drivers
+from service.store.database import Database
+from service.store.failures import StoreError
+from service.store.migrate import migrate, revision_of
+
+#: The folder with the packages of the service.
+ROOT = Path(__file__).resolve().parents[2]
+#: Files of settings that deploy/azure writes on its machines.
+DEPLOYED = (Path("/etc/remora/service.env"), Path("/etc/remora/database.env"))
+
+
+def main(words: Sequence[str]) -> int:
+    """Run one command; the exit status of the process."""
+    given = parser().parse_args(words)
+    # The processes of the service read its releases, and may have another user.
+    os.umask(0o022)
+    try:
+        layout = layout_of(given.prefix.absolute())
+        _COMMANDS[given.command](given, layout)
+    except InstallationProblem as problem:
+        print(f"remora-server: {problem}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"remora-server: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _install(given: argparse.Namespace, layout: Layout) -> None:
+    if layout.record.exists():
+        if given.wheel is not None:
+            raise InstallationProblem(
+                f"{layout.prefix} has an installation already; put another release in force with"
+                " `remora-server upgrade`"
+            )
+        _follow(given, layout)
+        return
+    if given.user and given.supervisor == "supervisord":
+        raise InstallationProblem(
+            "with supervisord, processes run as its own user: leave --user out, and start it so"
+        )
+    installation = _of_role(given) if given.role else _as_given(given)
+    layout = placed(layout, installation)
+    _make_folders(layout, installation)
+    release = (
+        releases.make(layout, given.wheel, given.python, given.packages_of)
+        if given.wheel is not None
+        else _own_release(layout)
+    )
+    releases.put_in_force(layout, release)
+    supervisor = supervisor_of(installation, layout)
+    supervisor.write(units_of(installation, [release]))
+    # Last: what is recorded is whole, and an interrupted installation is begun again by the same command.
+    installation.write(layout.record)
+    if given.supervisor == "systemd":
+        supervisor.apply()
+        print(f"{release} is installed in {layout.prefix} and starts")
+    else:
+        print(f"{release} is installed; start it with: supervisord -c {layout.units}/supervisord.conf")
+
+
+def _make_folders(layout: Layout, installation: Installation) -> None:
+    """Make what is missing of an installation's folders, and its file of settings."""
+    layout.prefix.mkdir(parents=True, exist_ok=True)
+    # Backups hold keys, and this command works in their folder: it stays that of the user who installs.
+    layout.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (layout.settings.parent, layout.home, layout.run, layout.logs):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _give(folder, installation.user)
+    if not layout.settings.exists():
+        with os.fdopen(os.open(layout.settings, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write("# Settings of all processes, NAME=VALUE; see docs/settings.md.\n")
+    _give(layout.settings, installation.user)
+
+
+def _give(path: Path, user: str) -> None:
+    """Let a file or folder be the user's that the processes run as, where there is one; a link is not followed.
+
+    Raises InstallationProblem when there is no such user.
+    """
+    if not user:
+        return
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise InstallationProblem(
+            f"there is no user {user} on this machine; make it with `useradd --system --user-group {user}`"
+        ) from None
+    opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(opened, entry.pw_uid, entry.pw_gid)
+    finally:
+        os.close(opened)
+
+
+def _as_given(given: argparse.Namespace) -> Installation:
+    return Installation(
+        supervisor=given.supervisor,
+        apis=2 if given.apis is None else given.apis,
+        port=7265 if given.port is None else given.port,
+        controllers=2 if given.controllers is None else given.controllers,
+        head=given.head,
+        has_head=not given.without_head,
+        user=given.user,
+        home="" if given.home is None else str(given.home.absolute()),
+        settings=tuple(str(path.absolute()) for path in given.settings),
+    )
+
+
+def _of_role(given: argparse.Namespace) -> Installation:
+    """A machine of a deployment: its settings say where its home and the head are, and at which port it listens."""
+    files = [path for path in DEPLOYED if path.exists()]
+    said: dict[str, str] = {}
+    for path in files:
+        said |= read_settings_file(path)
+    missing = [name for name in ("REMORA_HOME", "REMORA_RAY_ADDRESS") if not said.get(name)]
+    if missing:
+        raise InstallationProblem(f"{DEPLOYED[0]} does not say {' and '.join(missing)}")
+    serves = given.role != "head"
+    return Installation(
+        supervisor=given.supervisor,
+        apis=int(serves),
+        port=int(said.get("REMORA_PORT", "7265")),
+        controllers=int(serves),
+        head=said["REMORA_RAY_ADDRESS"],
+        has_head=given.role != "service",
+        user=given.user,
+        home=said["REMORA_HOME"],
+        settings=tuple(str(path) for path in DEPLOYED),
+    )
+
+
+def _own_release(layout: Layout) -> str:
+    """The release that this command is of, where it is one of this installation."""
+    own = Path(sys.prefix).resolve()
+    if own.parent != layout.releases.resolve():
+        raise InstallationProblem("name the release to install with --wheel")
+    return own.name
+
+
+def _follow(given: argparse.Namespace, layout: Layout) -> None:
+    """Put the release of this command in force with the settings as they are now."""
+    if given.role:
+        # The role, addresses and folders of the machine may have changed, too; who runs the processes has not.
+        had = read_installation(layout)
+        installation = replace(_of_role(given), supervisor=had.supervisor, user=given.user or had.user)
+        layout = placed(layout, installation)
+        _make_folders(layout, installation)
+        installation.write(layout.record)
+    release, before = _own_release(layout), layout.release()
+    target = layout.backups / f"before-{release}.tar"
+    if before != release and read_installation(layout).apis and not target.exists():
+        backups.back_up(layout, target, release=before, at=_now())
+        _say(f"backup in {target}")
+    upgrade = Upgrade(layout, _say)
+    upgrade.run(release, starts_again=True)
+    for name in upgrade.prune():
+        _say(f"removed the release {name}")
+
+
+def _upgrade(given: argparse.Namespace, layout: Layout) -> None:
+    container_commands.expect_no_containers(read_installation(layout))
+    upgrade = Upgrade(layout, _say)
+    release = releases.make(layout, given.wheel, given.python, given.packages_of)
+    before = layout.release()
+    target = layout.backups / f"before-{release}.tar"
+    if before != release and not target.exists():
+        backups.back_up(layout, target, release=before, at=_now())
+        _say(f"backup in {target}")
+    upgrade.run(release)
+    for name in upgrade.prune():
+        _say(f"removed the release {name}")
+
+
+def _backup(given: argparse.Namespace, layout: Layout) -> None:
+    read_installation(layout)
+    manifest = backups.back_up(layout, given.to.absolute(), release=layout.release(), at=_now())
+    _say(f"{given.to}: {', '.join(manifest['files'])}, of {manifest['release']}")
+    _say("it holds the keys of secrets: keep it where no one else reads it")
+
+
+def _restore(given: argparse.Namespace, layout: Layout) -> None:
+    installation = read_installation(layout)
+    manifest = backups.read_manifest(given.source)
+    supervisor = supervisor_of(installation, layout)
+    if installation.supervisor == SUPERVISOR:
+        container_commands.expect_no_process()
+    problems = []
+    # What writes to the database, and no process that jobs need.
+    names = [unit.name for unit in units_of(installation) if unit.kind in (Kind.API, Kind.CONTROLLER)]
+    try:
+        for name in names:
+            supervisor.stop(name)
+        (layout.home / "api.url").unlink(missing_ok=True)
+        backups.restore(layout, given.source)
+        for path in backups.files_written(layout):
+            _give(path, installation.user)
+    except (InstallationProblem, OSError) as problem:
+        problems.append(f"the backup is not in place: {problem}")
+    for name in names:
+        try:
+            supervisor.start(name)
+        except InstallationProblem as problem:
+            problems.append(str(problem))
+    if problems:
+        raise InstallationProblem("; ".join(problems))
+    _say(f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service")
+
+
+def _rotate(given: argparse.Namespace, layout: Layout) -> None:
+    installation = read_installation(layout)
+    container_commands.expect_no_containers(installation)
+    if not installation.has_head:
+        raise InstallationProblem(
+            "the head is on another machine: run this there, then copy state/ray.token here and restart the member and"
+            " the controllers"
+        )
+    if not given.yes:
+        raise InstallationProblem(
+            "Ray reads its secret when a process starts, so that all workers end and their jobs resume from their"
+            " newest checkpoints; say so with --yes"
+        )
+    replace_secret(
+        layout, installation, _units(installation, layout), supervisor_of(installation, layout), _say
+    )
+    if layout.read_settings().get("REMORA_CLOUD") == "azure":
+        _say(
+            f"machines of Azure join with what the vault holds: put {layout.home / 'ray.token'} there as"
+            " remora-CLUSTER-ray-token; until then no machine joins"
+        )
+
+
+def _migrate(_: argparse.Namespace, layout: Layout) -> None:
+    read_installation(layout)
+    settings = layout.read_settings()
+    # Libraries of databases read their own, such as PGPASSWORD.
+    os.environ.update(settings)
+    try:
+        with contextlib.closing(Database(database_url(layout, settings))) as database:
+            migrate(database)
+            print(database.query(revision_of))
+    except StoreError as error:
+        raise InstallationProblem(str(error)) from None
+
+
+def _status(_: argparse.Namespace, layout: Layout) -> None:
+    installation = read_installation(layout)
+    print(f"release in force: {layout.release()}")
+    for unit in _units(installation, layout):
+        print(f"{unit.name:<40} {layout.started_from(unit.name) or 'never started'}")
+
+
+def _run(given: argparse.Namespace, layout: Layout) -> None:
+    installation = read_installation(layout)
+    unit = next((one for one in _units(installation, layout) if one.name == given.name), None)
+    if unit is None:
+        # The record of a node for drivers is made by its first start.
+        unit = next(
+            (one for one in units_of(installation, [Path(sys.prefix).name]) if one.name == given.name), None
+        )
+    if unit is None:
+        raise InstallationProblem(f"{layout.prefix} has no process {given.name}")
+    become(unit, installation, layout, ROOT)
+
+
+def _units(installation: Installation, layout: Layout) -> list[Unit]:
+    names = {path.name: "" for path in layout.run.glob("drivers-*")}
+    return units_of(installation, sorted({layout.release(), *releases_of_drivers(names)}))
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Layout], None]] = {
+    "install": _install,
+    "upgrade": _upgrade,
+    "backup": _backup,
+    "restore": _restore,
+    "rotate": _rotate,
+    "migrate": _migrate,
+    "status": _status,
+    "run": _run,
+    "prepare": container_commands.prepare,
+    "process": container_commands.process,
+}
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

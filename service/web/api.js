@@ -1,0 +1,150 @@
+// Requests to the API of the service, and values that are read again while the page is visible.
+
+import { useEffect, useState, useRef, useCallback } from "./vendor/htm-preact-3.1.1.js";
+
+// What writes need beside the cookie of a session; null: the service asks for no token.
+let csrfToken = null;
+
+/** An answer that is an error, with its stable `code`, and what to do as `hint`. */
+export class ApiError extends Error {
+  constructor(status, code, detail, hint) {
+    super(detail);
+    Object.assign(this, { status, code, hint });
+  }
+}
+
+/** The JSON of an answer; null for one without content.  `body` is sent as JSON, a text as it is.  Throws ApiError, also when the service does not answer. */
+export async function request(method, path, body, headers = {}) {
+  const isText = typeof body === "string";
+  const sent = { Accept: "application/json", ...(body === undefined || isText ? {} : { "Content-Type": "application/json" }), ...headers };
+  if (method !== "GET" && csrfToken) sent["X-CSRF-Token"] = csrfToken;
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers: sent, body: body === undefined || isText ? body : JSON.stringify(body) });
+  } catch {
+    throw new ApiError(0, "unreachable", "The service does not answer.", "The page asks again.");
+  }
+  const text = await answer.text();
+  let document = null;
+  try { document = text ? JSON.parse(text) : null; } catch { document = null; }
+  if (answer.ok) return document;
+  const problem = document ?? {};
+  throw new ApiError(answer.status, problem.code ?? "", problem.detail ?? `The service answered ${answer.status}.`,
+    [problem.hint, ...(problem.errors ?? []).map((one) => `${one.field}: ${one.message}`)].filter(Boolean).join("; "));
+}
+
+export const get = (path) => request("GET", path);
+
+/** The whole of a list, at most `pages` pages; each is `{items, next_cursor}`. */
+export async function getAll(path, pages = 20) {
+  const items = [];
+  let cursor = "";
+  for (let page = 0; page < pages; page++) {
+    const found = await get(cursor ? `${path}${path.includes("?") ? "&" : "?"}cursor=${encodeURIComponent(cursor)}` : path);
+    items.push(...found.items);
+    cursor = found.next_cursor;
+    if (!cursor) break;
+  }
+  return items;
+}
+
+/** Who the reader is: `{principal, isRequired}`; principal is null where a token is needed and there is none. */
+export async function readIdentity() {
+  const ways = await get("/v1/sign-in");
+  try {
+    const principal = await get("/v1/whoami");
+    csrfToken = ways.is_required ? (await get("/v1/session")).csrf_token : null;
+    return { principal, isRequired: ways.is_required };
+  } catch (error) {
+    if (error.status !== 401 && error.code !== "session_not_found") throw error;
+    return { principal: null, isRequired: true };
+  }
+}
+
+/** Keep a token in the cookie of a session. */
+export async function signIn(token) {
+  const session = await request("POST", "/v1/session", undefined, { Authorization: `Bearer ${token}` });
+  csrfToken = session.csrf_token;
+}
+
+export async function signOut() {
+  await request("DELETE", "/v1/session");
+  csrfToken = null;
+}
+
+/** `{value, error, reload}` of what `read` returns, read again every `everyS` seconds while the page is visible.
+    `key` names what is read: another one forgets the value.  The last value stays when a later request fails. */
+export function useRead(key, read, everyS) {
+  const [found, setFound] = useState({ key: null, value: undefined, error: null });
+  const newest = useRef(read), asked = useRef(key);
+  newest.current = read;
+  asked.current = key;
+  const load = useCallback(async () => {
+    // An answer that comes after something else was asked for is not shown.
+    const show = (next) => { if (asked.current === key) setFound(next); };
+    try {
+      const value = await newest.current();
+      show({ key, value, error: null });
+    } catch (error) {
+      show((before) => ({ key, value: before.key === key ? before.value : undefined, error }));
+    }
+  }, [key]);
+  useEffect(() => {
+    let timer, isOver = false;
+    const again = async () => {
+      clearTimeout(timer);
+      if (document.visibilityState === "visible") await load();
+      if (!isOver && everyS) timer = setTimeout(again, everyS * 1000);
+    };
+    const shown = () => document.visibilityState === "visible" && again();
+    again();
+    document.addEventListener("visibilitychange", shown);
+    return () => { isOver = true; clearTimeout(timer); document.removeEventListener("visibilitychange", shown); };
+  }, [load, everyS]);
+  return { value: found.key === key ? found.value : undefined, error: found.key === key ? found.error : null, reload: load };
+}
+
+/** All entries of a stream of server-sent events so far: `path` with the entries above `after`, as `kind`s.
+ *
+ * `most`: the newest entries that are kept.  Only a visible page holds the connection, as browsers open six to a service
+ * for all of their windows; a page that is shown again goes on after the last entry that it has.
+ */
+export function useStream(path, after, kind, most) {
+  const [found, setFound] = useState({ path: null, entries: [] });
+  useEffect(() => {
+    if (!path) return undefined;
+    let waiting = [], timer = 0, again = 0, last = after, source = null, isOver = false;
+    setFound({ path, entries: [] });
+    const flush = () => {
+      const taken = waiting;
+      timer = 0;
+      waiting = [];
+      setFound((before) => ({ path, entries: [...before.entries, ...taken].slice(-most) }));
+    };
+    const open = () => {
+      source = new EventSource(`${path}${path.includes("?") ? "&" : "?"}after=${last}`);
+      source.addEventListener(kind, (message) => {
+        const entry = JSON.parse(message.data);
+        if (entry.seq <= last) return;
+        last = entry.seq;
+        waiting.push(entry);
+        // Drawn at most ten times a second, whatever arrives.
+        timer ||= setTimeout(flush, 100);
+      });
+      source.addEventListener("end", () => { isOver = true; source.close(); });
+      // The browser connects again by itself, but not after an answer that is an error.
+      source.addEventListener("error", () => {
+        if (source?.readyState === EventSource.CLOSED && !isOver) { clearTimeout(again); again = setTimeout(shown, 3000); }
+      });
+    };
+    const shown = () => {
+      source?.close();
+      source = null;
+      if (document.visibilityState === "visible" && !isOver) open();
+    };
+    shown();
+    document.addEventListener("visibilitychange", shown);
+    return () => { isOver = true; source?.close(); clearTimeout(timer); clearTimeout(again); document.removeEventListener("visibilitychange", shown); };
+  }, [path, kind, most]);
+  return found.path === path ? found.entries : [];
+}

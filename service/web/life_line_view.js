@@ -1,0 +1,144 @@
+// The life line as a picture: time from left to right, a lane for each stay of a worker on a node.
+
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { PHASES } from "./life_line.js";
+import { duration, moment, offering, shortId } from "./words.js";
+
+const LEFT = 170, RIGHT = 30, TOP = 58, LANE = 26, HEIGHT = 20, WORKERS = 46;
+/** Where the texts of marks stand. */
+const ROWS = [12, 26, 40];
+const SIGNS = { loss: "✕", change: "▲", notice: "◆" };
+/** Lanes that are drawn, the newest; the others are counted. */
+const MOST_LANES = 64;
+
+export function LifeLine({ line, job, nodes }) {
+  const box = useRef(null);
+  const [width, setWidth] = useState(1100);
+  const [zoom, setZoom] = useState(null);
+  const [drag, setDrag] = useState(null);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.max(320, entry.contentRect.width)));
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, []);
+  const from = zoom?.from ?? line.from, to = Math.max(from + 1, zoom?.to ?? line.to);
+  const x = (at) => LEFT + ((Math.min(Math.max(at, from), to) - from) / (to - from)) * (width - LEFT - RIGHT);
+  const timeAt = (clientX) => from + ((clientX - box.current.getBoundingClientRect().left - LEFT) / (width - LEFT - RIGHT)) * (to - from);
+  const lanes = line.lanes.slice(-MOST_LANES);
+  const bottom = TOP + (lanes.length + 1) * LANE;
+  const height = bottom + WORKERS + 34;
+  const begin = (event) => event.button === 0 && setDrag({ from: timeAt(event.clientX), to: timeAt(event.clientX) });
+  const move = (event) => drag && setDrag({ ...drag, to: timeAt(event.clientX) });
+  const finish = () => {
+    if (drag && Math.abs(drag.to - drag.from) > (to - from) / 100) {
+      setZoom({ from: Math.max(line.from, Math.min(drag.from, drag.to)), to: Math.min(line.to, Math.max(drag.from, drag.to)) });
+    }
+    setDrag(null);
+  };
+  const scale = (factor) => {
+    const middle = (from + to) / 2, half = ((to - from) / 2) * factor;
+    setZoom(half * 2 >= line.to - line.from ? null : { from: Math.max(line.from, middle - half), to: Math.min(line.to, middle + half) });
+  };
+  const keys = (event) => {
+    const did = { "+": () => scale(0.5), "-": () => scale(2), 0: () => setZoom(null) }[event.key];
+    if (did) { did(); event.preventDefault(); }
+  };
+  return html`<div class="card">
+    <div class="title"><h2>Life line</h2>
+      <div class="end"><button aria-label="zoom in" onClick=${() => scale(0.5)}>+</button><button aria-label="zoom out" onClick=${() => scale(2)}>−</button>
+        <button onClick=${() => setZoom(null)} disabled=${!zoom}>all</button></div></div>
+    <div class="legend">${PHASES.map((phase) => html`<span><i class="fill-${phase}"></i>${phase}</span>`)}<span><i class="fill-checkpoint"></i>checkpoint</span>
+      <span><i class="dot fill-spot"></i>spot node</span><span><i class="dot fill-on-demand"></i>on-demand node</span></div>
+    <div ref=${box} tabindex="0" role="group" aria-label="life line; plus and minus zoom, 0 shows all" onKeyDown=${keys} onDblClick=${() => setZoom(null)}>
+      <svg class="life" role="img" aria-label=${summary(line)} viewBox="0 0 ${width} ${height}" height=${height}
+        onMouseDown=${begin} onMouseMove=${move} onMouseUp=${finish} onMouseLeave=${finish}>
+        ${ticks(from, to, width).map((at) => html`<g><line class="grid" x1=${x(at)} x2=${x(at)} y1=${TOP - 6} y2=${height - 26} />
+          <text x=${x(at)} y=${height - 8} text-anchor="middle">${at === line.from ? "0" : duration(at - line.from)}</text></g>`)}
+        <${Lane} y=${TOP} name="job" note=${job.name} spans=${line.job} x=${x} from=${from} to=${to} />
+        ${lanes.map((lane, index) => html`<${Lane} y=${TOP + (index + 1) * LANE} name=${`rank ${lane.rank}`} note=${nodeName(lane, nodes)} node=${nodeOf(lane, nodes)}
+          spans=${lane.spans} x=${x} from=${from} to=${to} checkpoints=${line.checkpoints} />`)}
+        <${Workers} line=${line} job=${job} x=${x} top=${bottom + 6} from=${from} to=${to} />
+        <${Marks} marks=${line.marks} x=${x} from=${from} to=${to} bottom=${height - 26} width=${width} />
+        ${drag ? html`<rect class="fill-waiting" opacity=".35" x=${Math.min(x(drag.from), x(drag.to))} width=${Math.abs(x(drag.to) - x(drag.from))} y=${TOP - 6} height=${height - TOP - 20} />` : null}
+      </svg></div>
+    ${line.lanes.length > lanes.length ? html`<p class="muted">${line.lanes.length - lanes.length} earlier stays of workers are not drawn.</p>` : null}
+  </div>`;
+}
+
+function Lane({ y, name, note, node, spans, x, from, to, checkpoints }) {
+  const shown = spans.filter((span) => span.to >= from && span.from <= to);
+  const begin = spans[0]?.from ?? from, end = spans.at(-1)?.to ?? to;
+  // Of checkpoints closer than two pixels one is drawn.
+  let last = -Infinity;
+  const ticked = (checkpoints ?? []).filter((at) => at >= Math.max(begin, from) && at <= Math.min(end, to)).filter((at) => {
+    if (x(at) - last < 2) return false;
+    last = x(at);
+    return true;
+  });
+  const capacity = offering(node?.offering).capacity;
+  return html`<g><rect class="fill-idle" x=${x(from)} y=${y} width=${x(to) - x(from)} height=${HEIGHT} rx="3" />
+    ${capacity ? html`<circle class="fill-${capacity}" cx="8" cy=${y + 10} r="4"><title>${capacity} node</title></circle>` : null}
+    <text class="name" x="18" y=${y + 14}>${name}</text><text x="68" y=${y + 14}>${shorten(note, 15)}<title>${note}</title></text>
+    ${shown.map((span) => html`<rect class="fill-${span.phase}" x=${x(span.from)} y=${y} width=${Math.max(1, x(span.to) - x(span.from))} height=${HEIGHT} rx="2">
+      <title>${name}: ${span.phase} for ${duration(span.to - span.from)}, from ${moment(span.from)}</title></rect>`)}
+    ${ticked.map((at) => html`<rect class="fill-checkpoint" opacity=".6" x=${x(at)} y=${y} width="1.5" height=${HEIGHT}><title>checkpoint at ${moment(at)}</title></rect>`)}</g>`;
+}
+
+function Workers({ line, job, x, top, from, to }) {
+  const sizes = job.spec.workers ?? {};
+  const most = Math.max(1, sizes.max ?? 1, ...line.workers.map((one) => one.count));
+  const y = (count) => top + WORKERS - 10 - (count / most) * (WORKERS - 14);
+  let path = "";
+  line.workers.forEach((one, index) => {
+    const until = line.workers[index + 1]?.at ?? line.to;
+    if (until < from || one.at > to) return;
+    path += `M${x(one.at)},${y(0)} V${y(one.count)} H${x(until)} V${y(0)} Z `;
+  });
+  return html`<g><text class="name" x="18" y=${top + 14}>workers</text><text x="18" y=${top + 30}>${sizes.max === undefined ? "" : `min ${sizes.min ?? 1}, max ${sizes.max}`}</text>
+    <path d=${path} class="fill-spot" opacity=".4" /></g>`;
+}
+
+function Marks({ marks, x, from, to, bottom, width }) {
+  const shown = marks.filter((mark) => mark.at >= from && mark.at <= to).slice(-200);
+  // A text is drawn where it covers none before it, losses first; the others are read by pointing at their line.
+  const order = { loss: 0, change: 1, notice: 2 };
+  const taken = ROWS.map(() => []);
+  return [...shown].sort((one, other) => order[one.kind] - order[other.kind]).map((mark) => {
+    const text = `${SIGNS[mark.kind]} ${shorten(mark.text, 44)}`, place = x(mark.at), needs = text.length * 6.3;
+    const isLate = place + needs > width;
+    const left = isLate ? place - needs : place;
+    const row = taken.findIndex((texts) => texts.every(([begin, end]) => left >= end || left + needs <= begin));
+    if (row >= 0) taken[row].push([left - 10, left + needs + 10]);
+    return html`<g class="mark-${mark.kind}"><line x1=${place} x2=${place} y1=${TOP - 8} y2=${bottom} stroke-dasharray="3 3" opacity=".7"><title>${mark.text}</title></line>
+      ${row < 0 ? null : html`<text class="mark-text mark-${mark.kind}" text-anchor=${isLate ? "end" : "start"} x=${isLate ? place - 4 : place + 4} y=${ROWS[row]}>${text}<title>${mark.text}</title></text>`}</g>`;
+  });
+}
+
+const shorten = (text, most) => (text && text.length > most ? `${text.slice(0, most - 1)}…` : text ?? "");
+
+/** The node with the lane's address that was there when the lane began. */
+function nodeOf(lane, nodes) {
+  const begin = lane.spans[0].from;
+  return (nodes.get(lane.address) ?? []).find((node) => node.created_at <= begin && (!node.ended_at || node.ended_at >= begin));
+}
+
+function nodeName(lane, nodes) {
+  const node = nodeOf(lane, nodes);
+  if (!node) return lane.address;
+  const zone = offering(node.offering).zone;
+  return zone ? `${shortId(node.id)} zone ${zone}` : shortId(node.id);
+}
+
+/** Times for the axis, at round distances from the beginning. */
+function ticks(from, to, width) {
+  const wanted = (to - from) / Math.max(2, Math.floor((width - LEFT) / 140));
+  const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800].find((one) => one >= wanted) ?? 2419200;
+  const found = [];
+  for (let at = from; at <= to; at += step) found.push(at);
+  return found;
+}
+
+function summary(line) {
+  const losses = line.marks.filter((mark) => mark.kind === "loss").length;
+  return `The job over ${duration(line.to - line.from)}: ${line.lanes.length} stays of workers on nodes, ${line.checkpoints.length} checkpoints, ${losses} losses. The events below say the same as text.`;
+}

@@ -1,0 +1,57 @@
+// Parts that several views show.
+
+import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
+import { phrase } from "./words.js";
+
+export const State = ({ state }) => html`<span class="state ${state}">${phrase(state)}</span>`;
+
+/** What went wrong, in the words of the service, and what to do. */
+export function Problem({ error }) {
+  if (!error) return null;
+  return html`<div class="problem" role="alert">${error.message} ${error.hint ? html`<span class="muted">${error.hint}</span>` : null}</div>`;
+}
+
+export function Bar({ part, label }) {
+  const percent = Math.round(100 * Math.min(1, Math.max(0, part)));
+  return html`<div class="bar" role="progressbar" aria-label=${label} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent}>
+    <i style=${{ width: `${percent}%` }}></i></div>`;
+}
+
+/** The present time in seconds since 1970, again every `everyS` seconds: what uses it is drawn again then. */
+export function useNow(everyS) {
+  const [now, setNow] = useState(Date.now() / 1000);
+  useEffect(() => {
+    const timer = setInterval(() => setNow(Date.now() / 1000), everyS * 1000);
+    return () => clearInterval(timer);
+  }, [everyS]);
+  return now;
+}
+
+/** A button for a request that writes; it asks again before what cannot be undone. */
+export function Act({ children, question, act, first }) {
+  const [state, setState] = useState({ isBusy: false, error: null });
+  const run = async () => {
+    if (question && !confirm(question)) return;
+    setState({ isBusy: true, error: null });
+    try {
+      await act();
+      setState({ isBusy: false, error: null });
+    } catch (error) {
+      setState({ isBusy: false, error });
+    }
+  };
+  return html`<span><button class=${first ? "first" : ""} disabled=${state.isBusy} onClick=${run}>${children}</button>
+    <${Problem} error=${state.error} /></span>`;
+}
+
+/** The number of workers over time as a small line. */
+export function WorkersLine({ workers, from, to, most }) {
+  if (!workers.length) return null;
+  const width = 120, height = 22, span = Math.max(1, to - from), top = Math.max(1, most, ...workers.map((one) => one.count));
+  const x = (at) => ((at - from) / span) * width, y = (count) => height - (count / top) * (height - 2);
+  let path = `M${x(workers[0].at)},${height}`;
+  workers.forEach((one, index) => {
+    path += ` V${y(one.count)} H${x(workers[index + 1]?.at ?? to)}`;
+  });
+  return html`<svg width=${width} height=${height} role="img" aria-label="workers over time"><path d="${path} V${height} Z" class="fill-spot" opacity=".4" /></svg>`;
+}

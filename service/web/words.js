@@ -1,0 +1,78 @@
+// Values as people read them (pure).
+
+export const COUNT = new Intl.NumberFormat("en");
+
+/** 75 -> "1 min 15 s", for at most two units. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
+  if (seconds < 0.95) return `${Math.max(0, seconds).toFixed(seconds < 0.1 ? 2 : 1)} s`;
+  if (seconds < 10) return `${seconds.toFixed(1).replace(/\.0$/, "")} s`;
+  const whole = Math.round(seconds);
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const first = units.findIndex(([size]) => whole >= size);
+  const parts = [];
+  let rest = whole;
+  for (const [size, name] of units.slice(first, first + 2)) {
+    const count = Math.floor(rest / size);
+    rest -= count * size;
+    if (count) parts.push(`${count} ${name}`);
+  }
+  return parts.join(" ");
+}
+
+/** Seconds since 1970 as "3 min ago". */
+export const ago = (at, now) => (at ? `${duration(Math.max(0, now - at))} ago` : "");
+
+/** Seconds since 1970 as date and time of the reader's zone. */
+export const moment = (at) => (at ? new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" }) : "");
+
+export function money(usd) {
+  if (usd === null || usd === undefined) return "";
+  return `${usd.toFixed(usd !== 0 && Math.abs(usd) < 0.1 ? 4 : 2)} USD`;
+}
+
+export function bytes(count) {
+  for (const [size, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+    if (count >= size) return `${(count / size).toFixed(1)} ${name}`;
+  }
+  return `${count} B`;
+}
+
+/** "waiting_for_nodes" -> "waiting for nodes". */
+export const phrase = (word) => String(word ?? "").replaceAll("_", " ");
+
+/** "node_01M8J46KTCGQC5EBAD2N5JT3JY" -> "node …JT3JY": its end differs between nodes of one moment. */
+export const shortId = (id) => id.replace(/^([a-z]+)_.*(.{5})$/, "$1 …$2");
+
+/** 1, "node" -> "1 node", and 2 -> "2 nodes". */
+export const counted = (count, noun) => `${COUNT.format(count)} ${noun}${count === 1 ? "" : "s"}`;
+
+/** "Standard_D4s_v5/1/spot" -> its size, zone and type of capacity. */
+export function offering(text) {
+  const [size, zone, capacity] = String(text ?? "").split("/");
+  return { size: size ?? "", zone: zone && zone !== "any" ? zone : "", capacity: capacity ?? "" };
+}
+
+/** The lines of two texts: `{kind: "same"|"more"|"less", text}`; a longest common subsequence of at most 2000 lines each. */
+export function difference(before, after) {
+  const a = before.split("\n").slice(0, 2000), b = after.split("\n").slice(0, 2000);
+  let start = 0, end = 0;
+  while (start < a.length && start < b.length && a[start] === b[start]) start++;
+  while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
+  const left = a.slice(start, a.length - end), right = b.slice(start, b.length - end);
+  const width = right.length + 1, table = new Uint16Array((left.length + 1) * width);
+  for (let i = left.length - 1; i >= 0; i--) {
+    for (let j = right.length - 1; j >= 0; j--) {
+      table[i * width + j] = left[i] === right[j] ? table[(i + 1) * width + j + 1] + 1
+        : Math.max(table[(i + 1) * width + j], table[i * width + j + 1]);
+    }
+  }
+  const lines = a.slice(0, start).map((text) => ({ kind: "same", text }));
+  let i = 0, j = 0;
+  while (i < left.length || j < right.length) {
+    if (i < left.length && j < right.length && left[i] === right[j]) { lines.push({ kind: "same", text: left[i++] }); j++; }
+    else if (i < left.length && (j === right.length || table[(i + 1) * width + j] >= table[i * width + j + 1])) lines.push({ kind: "less", text: left[i++] });
+    else lines.push({ kind: "more", text: right[j++] });
+  }
+  return [...lines, ...(end ? a.slice(a.length - end) : []).map((text) => ({ kind: "same", text }))];
+}

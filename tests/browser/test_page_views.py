@@ -1,0 +1,188 @@
+"""Every view of the page, in Chromium, with a job that really trained and lost a node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.states import JobState
+from tests.browser.chromium import PATIENCE_MS, Tab, chromium, tab
+from tests.e2e.embedded import Embedded
+from tests.e2e.processes import until
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import time
+import remora.training as training
+
+for step in range(1, 2_000_000):
+    print(f"step {step}", flush=True)
+    training.report(step, {"loss": 1.0 / step}, total_steps=2_000_000)
+    time.sleep(0.05)
+"""
+VIEWS = ("jobs", "cluster", "policies")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    embedded = Embedded(
+        tmp_path_factory.mktemp("remora") / "home", nodes=1, variables={"REMORA_ISOLATION": "none"}
+    )
+    try:
+        embedded.start()
+        yield embedded
+    finally:
+        embedded.end()
+
+
+@pytest.fixture(scope="module")
+def job(service: Embedded, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job that trains, after its node was lost."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "train.py").write_text(SCRIPT)
+    with service.client() as client:
+        spec = {"name": "watched", "code": str(folder), "command": ["python", "train.py"]}
+        job = client.submit({**spec, "labels": {"kind": "page"}})
+        until(lambda: (client.job(job.id).step or 0) > 20, "it trains")
+        (node,) = service.ready_nodes()
+        service.remora("drill", "--node", node, "--silent", "--detach")
+        until(
+            lambda: any(event.kind == "attempt.regrouping" for event in client.events(job.id)),
+            "its node is lost",
+        )
+        until(lambda: client.job(job.id).state is JobState.RUNNING and client.job(job.id).world_size, "again")
+    return job.id
+
+
+@pytest.fixture
+def page(browser: Any, service: Embedded) -> Iterator[Tab]:
+    with tab(browser, service.url) as opened:
+        yield opened
+
+
+def test_the_table_of_jobs_updates_itself_and_keeps_its_filters_in_the_address(page: Tab, job: str) -> None:
+    page.open("jobs")
+    page.shows("watched")
+    steps = page.page.get_by_text(re.compile(r"\d of 2,000,000")).first
+    before = steps.inner_text()
+    page.page.wait_for_function(
+        "before => ![...document.querySelectorAll('td')].some(cell => cell.innerText.startsWith(before))",
+        arg=before.split(" of")[0] + " of",
+        timeout=PATIENCE_MS,
+    )
+    page.page.get_by_role("textbox", name="Label").fill("kind=other")
+    page.page.get_by_role("textbox", name="Label").press("Enter")
+    page.shows("No job matches.")
+    assert page.page.url.endswith("#/jobs?label=kind%3Dother")
+    page.page.get_by_role("textbox", name="Label").fill("kind=page")
+    page.page.get_by_role("textbox", name="Label").press("Enter")
+    page.shows("watched")
+    assert page.findings() == []
+    page.picture("jobs")
+
+
+def test_a_job_shows_its_life_line_metrics_and_logs(page: Tab, job: str) -> None:
+    page.open(f"jobs/{job}")
+    page.shows("Life line")
+    page.page.locator("svg.life rect.fill-training").first.wait_for(timeout=PATIENCE_MS)
+    page.page.locator("svg.life text.mark-loss").first.wait_for(timeout=PATIENCE_MS)
+    assert page.page.locator("svg.life circle.fill-on-demand").count() >= 1, "a colour for each capacity"
+    page.page.get_by_role("img", name="loss by step").wait_for(timeout=PATIENCE_MS)
+    page.page.get_by_label("contains").fill("step 1")
+    page.page.locator(".log mark").first.wait_for(timeout=PATIENCE_MS)
+    page.page.get_by_role("button", name="zoom in").click()
+    assert page.page.get_by_role("button", name="all").is_enabled()
+    assert page.findings() == []
+    page.picture("job")
+
+
+def test_a_job_is_submitted_by_its_file(page: Tab, job: str, service: Embedded, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    page.open("jobs")
+    page.shows("watched")
+    for text, answer in [
+        ("workers: {min: 0}", "workers.min"),
+        ("a: [", "is not YAML"),
+        ("just words", "must be a mapping"),
+    ]:
+        file.write_text(text)
+        page.page.locator("input[type=file]").set_input_files(file)
+        page.page.locator(".problem", has_text=answer).first.wait_for(timeout=PATIENCE_MS)
+    file.write_text("name: dropped\ncommand: ['true']\nworkers: {min: 1, max: 1}\n")
+    page.page.locator("input[type=file]").set_input_files(file)
+    page.page.get_by_role("button", name="Submit", exact=True).click()
+    page.page.locator(".notice", has_text="Submitted").wait_for(timeout=PATIENCE_MS)
+    # A browser reports each answer that is an error on its console: the first file's was meant.
+    page.complaints[:] = [said for said in page.complaints if "status of 422" not in said]
+    with service.client() as client:
+        (dropped,) = [one for one in client.jobs() if one.name == "dropped"]
+        client.cancel(dropped.id)
+
+
+def test_a_job_is_paused_and_resumed_by_buttons(page: Tab, job: str, service: Embedded) -> None:
+    page.open(f"jobs/{job}")
+    page.page.get_by_role("button", name="Pause").click()
+    page.page.get_by_role("button", name="Resume").click()
+    page.page.get_by_role("button", name="Pause").wait_for(timeout=PATIENCE_MS)
+    with service.client() as client:
+        kinds = [event.kind for event in client.events(job)]
+    # On a slow machine it was paused before it was resumed.
+    assert kinds.index("job.pause_requested") >= 0
+    assert {"job.pause_withdrawn", "job.paused"} & {*kinds}
+
+
+def test_the_cluster_shows_its_pools_and_nodes(page: Tab, job: str) -> None:
+    page.open("cluster")
+    page.page.locator(".tile .state.ready").first.wait_for(timeout=PATIENCE_MS)
+    page.page.get_by_text("1 node ended").click()
+    assert page.findings() == []
+    page.picture("cluster")
+
+
+def test_policies_are_checked_while_they_are_typed(page: Tab, job: str) -> None:
+    page.open("policies")
+    editor = page.page.get_by_role("textbox", name="Document")
+    page.page.wait_for_function("() => document.querySelector('textarea')?.value.includes('pools')")
+    document = editor.input_value()
+    editor.fill(document.replace("max_nodes", "most_nodes"))
+    page.page.locator(".problem").first.wait_for(timeout=PATIENCE_MS)
+    editor.fill(document + "\n# checked\n")
+    page.shows("The document has no problems")
+    assert page.page.locator(".diff-more").count() >= 1
+    assert page.findings() == []
+    page.picture("policies")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark")])
+def test_every_view_is_readable_on_a_phone_and_in_the_dark(
+    browser: Any, service: Embedded, job: str, width: int, scheme: str
+) -> None:
+    with tab(browser, service.url, width, scheme) as opened:
+        for view in (*VIEWS, f"jobs/{job}"):
+            opened.open(view)
+            opened.page.locator("main h1").wait_for(timeout=PATIENCE_MS)
+            assert opened.findings() == []
+            wide = opened.page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{view} is {wide} pixels wide on a screen of {width}"
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_is_small(service: Embedded, browser: Any) -> None:
+    with tab(browser, service.url) as opened:
+        sizes: dict[str, int] = {}
+        opened.page.on("response", lambda answer: sizes.update({answer.url: len(answer.body())}))
+        opened.open("jobs")
+        opened.page.locator("main h1").wait_for(timeout=PATIENCE_MS)
+        files = {url: size for url, size in sizes.items() if "/v1/" not in url}
+        assert all(url.startswith(service.url) for url in sizes)
+        assert sum(files.values()) < 200_000

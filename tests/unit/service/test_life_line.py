@@ -1,0 +1,152 @@
+"""The life line of a job, from its events: whole, without overlaps, and with a lane for each stay of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.page_scripts import Script, page_script
+
+A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    with page_script("life_line.js") as script:
+        yield script
+
+
+def event(at: float, kind: str, **data: Any) -> dict[str, Any]:
+    return {"at": at, "kind": kind, "message": f"{kind}.", "data": data}
+
+
+def spans(lane: dict[str, Any]) -> list[tuple[str, float, float]]:
+    return [(span["phase"], span["from"], span["to"]) for span in lane["spans"]]
+
+
+BEGIN = [
+    event(0, "job.queued"),
+    event(10, "attempt.created"),
+    event(12, "worker_group.started", addresses=[A, B]),
+    event(15, "attempt.started"),
+]
+
+
+def test_a_job_waits_starts_and_trains_until_now(script: Script) -> None:
+    line = script.call("lifeLine", BEGIN, 40)
+    assert [(span["phase"], span["from"], span["to"]) for span in line["job"]] == [
+        ("waiting", 0, 10),
+        ("starting", 10, 15),
+        ("training", 15, 40),
+    ]
+    assert [(lane["address"], lane["rank"]) for lane in line["lanes"]] == [(A, 0), (B, 1)]
+    assert spans(line["lanes"][1]) == [("starting", 12, 15), ("training", 15, 40)]
+    assert line["workers"] == [{"at": 15, "count": 2}]
+
+
+def test_a_lost_worker_ends_its_lane_and_the_others_go_on_in_place(script: Script) -> None:
+    lost = [
+        event(20, "node.lost", ranks=[0]),
+        event(21, "worker_group.regrouped", addresses=[B], world_size=1, cause="loss", pause_s=1.0),
+        event(30, "worker_group.regrouped", addresses=[B, C], world_size=2, cause="grow", pause_s=0.25),
+        event(35, "job.succeeded"),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *lost], 99)
+    assert [spans(lane) for lane in line["lanes"]] == [
+        [("starting", 12, 15), ("training", 15, 20)],
+        [("starting", 12, 15), ("training", 15, 20), ("regrouping", 20, 21), ("training", 21, 35)],
+        [("training", 30, 35)],
+    ]
+    assert [lane["rank"] for lane in line["lanes"]] == [0, 0, 1]
+    assert line["to"] == 35
+    assert [(mark["kind"], mark["text"]) for mark in line["marks"]] == [
+        ("loss", "node.lost."),
+        ("change", "loss: 1 workers, 1.00 s"),
+        ("change", "grow: 2 workers, 0.25 s"),
+    ]
+
+
+def test_steps_that_are_done_again_are_no_training(script: Script) -> None:
+    again = [
+        event(20, "node.lost", ranks=[0]),
+        event(22, "worker_group.started", addresses=[B, C]),
+        event(25, "attempt.started"),
+        event(28, "training.resumed", pause_s=8.0),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *again], 30)
+    assert spans(line["lanes"][-1]) == [("starting", 22, 25), ("recomputing", 25, 28), ("training", 28, 30)]
+
+
+def test_workers_of_one_node_have_lanes_of_their_own(script: Script) -> None:
+    line = script.call(
+        "lifeLine",
+        [
+            event(0, "worker_group.started", addresses=[A, A, B]),
+            event(1, "attempt.started"),
+            event(2, "worker_group.regrouped", addresses=[A, B], world_size=2, cause="resize"),
+        ],
+        5,
+    )
+    assert [lane["address"] for lane in line["lanes"]] == [A, A, B]
+    assert [lane["spans"][-1]["to"] for lane in line["lanes"]] == [5, 2, 5]
+
+
+ADDRESSES = st.lists(st.sampled_from([A, B, C]), max_size=4)
+EVENTS = st.one_of(
+    st.sampled_from(
+        [
+            *("job.queued", "job.paused", "attempt.created", "environment.preparing", "environment.ready"),
+            *("attempt.started", "job.running", "training.resumed", "attempt.regrouping"),
+            *("checkpoint.committed", "attempt.ended", "job.cancelled", "a.kind.of.later"),
+        ]
+    ).map(lambda kind: (kind, {})),
+    ADDRESSES.map(lambda found: ("worker_group.started", {"addresses": found})),
+    ADDRESSES.map(
+        lambda found: (
+            "worker_group.regrouped",
+            {"addresses": found, "world_size": len(found), "cause": "loss", "pause_s": 0.5},
+        )
+    ),
+    st.lists(st.integers(0, 5), max_size=3).map(lambda ranks: ("node.lost", {"ranks": ranks})),
+    st.just(("worker_group.started", {})),
+)
+
+
+@given(found=st.lists(st.tuples(EVENTS, st.integers(-2, 5)), max_size=30))
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_whatever_happens_spans_follow_one_another_and_end(script: Script, found: list[Any]) -> None:
+    at, events = 0, []
+    for (kind, data), later in found:
+        # Records of a driver may be stored later than others that happened after them.
+        at += later
+        events.append(event(at, kind, **data))
+    line = script.call("lifeLine", events, at + 10)
+    for lane in [{"spans": line["job"]}, *line["lanes"]]:
+        for phase, begin, end in spans(lane):
+            assert line["from"] <= begin <= end <= line["to"], phase
+        for (before, _, end), (after, begin, _) in pairwise(spans(lane)):
+            assert end <= begin
+            assert before != after or end < begin, "one span for one phase"
+    for one, other in pairwise(line["workers"]):
+        assert one["at"] <= other["at"]
+        assert one["count"] != other["count"]
+
+
+def test_a_life_line_takes_time_linear_in_its_events(script: Script) -> None:
+    """Ten times as many regroupings make ten times as many lanes and marks, and no more."""
+
+    def sizes(count: int) -> tuple[int, int]:
+        changes = [
+            event(20 + n, "worker_group.regrouped", addresses=[f"10.1.{n // 250}.{n % 250}"], world_size=1)
+            for n in range(count)
+        ]
+        line = script.call("lifeLine", [*BEGIN, *changes], 10_000)
+        return len(line["lanes"]), len(line["marks"])
+
+    assert sizes(10) == (12, 10)
+    assert sizes(1000) == (1002, 1000)

@@ -1,0 +1,59 @@
+"""Values as the page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.page_scripts import Script, page_script
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Script]:
+    with page_script("words.js") as script:
+        yield script
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.04 s"),
+        (0.5, "0.5 s"),
+        (4.0, "4 s"),
+        (75, "1 min 15 s"),
+        (3600, "1 h"),
+        (93_784, "1 d 2 h"),
+        (None, ""),
+    ],
+)
+def test_durations_have_at_most_two_units(script: Script, seconds: float | None, text: str) -> None:
+    assert script.call("duration", seconds) == text
+
+
+@pytest.mark.parametrize(("usd", "text"), [(0, "0.00 USD"), (0.0123, "0.0123 USD"), (7.4, "7.40 USD")])
+def test_small_amounts_of_money_are_not_rounded_to_nothing(script: Script, usd: float, text: str) -> None:
+    assert script.call("money", usd) == text
+
+
+def test_an_offering_is_taken_apart(script: Script) -> None:
+    assert script.call("offering", "Standard_D4s_v5/any/spot") == {
+        "size": "Standard_D4s_v5",
+        "zone": "",
+        "capacity": "spot",
+    }
+
+
+LINES = st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=12).map("\n".join)
+
+
+@given(before=LINES, after=LINES)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_a_difference_has_both_texts(script: Script, before: str, after: str) -> None:
+    lines = script.call("difference", before, after)
+    assert "\n".join(line["text"] for line in lines if line["kind"] != "more") == before
+    assert "\n".join(line["text"] for line in lines if line["kind"] != "less") == after
+    if before == after:
+        assert {line["kind"] for line in lines} == {"same"}
