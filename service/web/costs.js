@@ -45,8 +45,8 @@ function Bars({ all, days }) {
   const { bars, causes, most } = barsOf(all.byTime.lines, all.since, all.until, days > 1 ? 86400 : 3600);
   const width = 100 / Math.max(1, bars.length);
   return html`<div class="card"><h2>By cause</h2>
-    ${causes.length ? html`<svg width="100%" height=${HEIGHT} role="img" aria-label=${`costs by ${days > 1 ? "day" : "hour"} and cause, at most ${money(most)}`}>
-      ${bars.map((bar, index) => bar.parts.map((part) => html`<rect class="cause-${part.cause}" x="${index * width + width * 0.1}%" width="${width * 0.8}%" y=${HEIGHT * (1 - (part.from + part.cost) / most)} height=${HEIGHT * (part.cost / most)}><title>${bar.name}, ${phrase(part.cause)}: ${money(part.cost)}, ${duration(part.node_s)}</title></rect>`))}</svg>
+    ${causes.length ? html`<svg width="100%" height=${HEIGHT} role="img" aria-label=${`costs by ${days > 1 ? "day" : "hour"} and cause`}>
+      ${bars.map((bar, index) => bar.parts.map((part) => html`<rect class="cause-${part.cause}" x="${index * width + width * 0.1}%" width="${width * 0.8}%" y=${HEIGHT * (1 - (part.from + part.size) / most)} height=${HEIGHT * (part.size / most)}><title>${bar.name}, ${phrase(part.cause)}: ${money(part.cost)}, ${duration(part.node_s)}</title></rect>`))}</svg>
       <div class="title muted"><span>${bars[0].name}</span><div class="end">${bars.at(-1).name}</div></div>
       <div class="legend">${causes.map((one) => html`<span><i class="cause-${one.cause}"></i>${phrase(one.cause)} ${duration(one.node_s)}, ${money(one.cost)}</span>`)}</div>`
       : html`<p class="muted">No node was paid for in this time.</p>`}

@@ -48,7 +48,7 @@ def test_bars_sum_to_the_account(script: Script, lines: list[dict[str, Any]], wi
         cause: sum(one["cost"] for one in lines if one["of"]["cause"] == cause)
         for cause in {one["of"]["cause"] for one in lines}
     }
-    heights = [sum(part["cost"] for part in bar["parts"]) for bar in found["bars"]]
+    heights = [sum(part["size"] for part in bar["parts"]) for bar in found["bars"]]
     assert found["most"] == (max(heights) or 1)
 
 
@@ -56,10 +56,18 @@ def test_parts_of_a_bar_stand_on_each_other_with_the_dearest_cause_lowest(script
     lines = [line(0, "idle_kept", 1.0), line(1, "training", 3.0), line(1, "idle_kept", 2.0)]
     found = script.call("barsOf", lines, SINCE, SINCE + DAY, DAY)
     assert found["bars"][0]["parts"] == [
-        {"cause": "idle_kept", "from": 0, "cost": 3.0, "node_s": 120.0},
-        {"cause": "training", "from": 3, "cost": 3.0, "node_s": 60.0},
+        {"cause": "idle_kept", "from": 0, "size": 3, "cost": 3, "node_s": 120},
+        {"cause": "training", "from": 3, "size": 3, "cost": 3, "node_s": 60},
     ]
     assert found["bars"][0]["name"] == "2026-05-28"
+
+
+def test_bars_of_nodes_without_a_price_show_their_time(script: Script) -> None:
+    found = script.call("barsOf", [line(0, "training", 0.0)], SINCE, SINCE + DAY, DAY)
+    assert found["bars"][0]["parts"] == [
+        {"cause": "training", "from": 0, "size": 60, "cost": 0, "node_s": 60}
+    ]
+    assert found["most"] == 60
 
 
 def test_a_line_of_another_time_is_not_drawn(script: Script) -> None:
