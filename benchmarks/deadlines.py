@@ -8,8 +8,8 @@ were not under `on-demand`, all that were late, and what was bought.
 
 Ends with 1 where a rule other than `spot` is late with a job that `on-demand` had in time, or where a rule costs more
 than `on-demand` or than a greedy buyer (`prefer-spot` without patience).  A core of `mixed` is on demand because its
-operator says so, however much spot there is: against the greedy buyer it may cost what so many nodes cost beyond spot
-for as long as the window lasts, and not more.  Without a core it may cost nothing beyond.
+operator says so, however much spot there is: against the greedy buyer it may cost what these nodes cost beyond spot for
+as long as the window lasts, and not more.  Without a core it may cost nothing beyond.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class RemoraCluster:
         drain(member.ray_node_id, "benchmark", deadline_at)
 
     def wait_for_nodes(self, count: int) -> None:
-        """Return when so many nodes are members."""
+        """Return when that number of nodes are members."""
         until(lambda: sum(m.is_alive for m in RayMembership().observe().values()) >= count, 60)
 
     def stop(self) -> None:
@@ -134,7 +134,7 @@ class Run:
 
 @contextlib.contextmanager
 def remora_cluster(nodes: int) -> Iterator[RemoraCluster]:
-    """A cluster of so many nodes that this process is connected to, ended whatever happens."""
+    """A cluster of that number of nodes that this process is connected to, ended whatever happens."""
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         cluster = RemoraCluster(Path(folder))
         kept = dict(os.environ)

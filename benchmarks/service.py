@@ -175,7 +175,7 @@ def _bare(url: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def tick(running: int, reporting: int, queued: int) -> dict[str, Any]:
-    """Median figures of one turn with so many jobs."""
+    """Median figures of one turn with the given numbers of jobs."""
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         database = Database(f"sqlite:///{folder}/remora.db")
         migrate(database)
@@ -225,7 +225,7 @@ def _one_tick(world: World, reporting: list[str], step: int) -> tuple[int, float
 
 
 def scrape_ms(count: int) -> float:
-    """Median milliseconds of CPU for the totals, with so many jobs that have ended."""
+    """Median milliseconds of CPU for the totals, with that number of jobs that have ended."""
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         database = Database(f"sqlite:///{folder}/remora.db")
         migrate(database)

@@ -97,7 +97,7 @@ class StockCluster:
 
 @contextlib.contextmanager
 def stock_cluster(nodes: int) -> Iterator[StockCluster]:
-    """A cluster of so many nodes, ended whatever happens."""
+    """A cluster of that number of nodes, ended whatever happens."""
     with tempfile.TemporaryDirectory(prefix="rb-") as folder:
         cluster = StockCluster(Path(folder))
         try:

@@ -43,6 +43,6 @@ class Turns:
 
 
 def wait_for(file: Path) -> None:
-    """Look again every few milliseconds: nobody else runs meanwhile who could be disturbed."""
+    """Look again every few milliseconds: nothing else that is measured runs meanwhile."""
     while not file.exists():
         time.sleep(0.005)

@@ -36,5 +36,5 @@ class Yardstick:
 
     @property
     def slowdown(self) -> float:
-        """Mean over the shortest: 1 when nobody disturbed.  Raises ValueError before the first measurement."""
+        """Mean over the shortest: 1 on a quiet machine.  Raises ValueError before the first measurement."""
         return mean(self.times) / min(self.times)

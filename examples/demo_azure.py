@@ -263,7 +263,7 @@ def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: C
             gang.begin()  # once nothing of the job depends any more on how fast machines start
         if is_time:
             timeline.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
-            # What is taken back is sold to somebody else.
+            # What is taken back is sold to another customer.
             cloud.has_room("1", WORKERS - 2)
             cloud.notice(timeline.noticed_node)
             timeline.noticed_at = time.time()

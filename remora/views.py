@@ -477,7 +477,7 @@ class RefusedOffering(View):
     #: When the cloud said it, and until when it is not asked again.
     at: float
     until: float
-    #: The how manieth refusal in a row it is: each closes the offering for twice as long as the one before.
+    #: Its number among refusals in a row, from 1: each closes the offering for twice as long as the one before.
     tries: int = 1
     #: The cloud's own words, in one sentence.
     reason: str = ""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-#: Width and depth of the model that is cut anew: 48 x (1024 x 1024 + 1024) parameters.
+#: Width and depth of the model that is resharded: 48 x (1024 x 1024 + 1024) parameters.
 WIDTH, DEPTH = 1024, 48
 BATCH, SAVED, STEPS = 12, 2, 4
 

@@ -72,6 +72,8 @@ def start_head(home: Path, *, encrypted: bool = False, **variables: str) -> Mach
                 *("--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=head"),
                 f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}",
                 *("--no-monitor", "--include-dashboard=false"),
+                # Ray's default is one port for all heads of a machine.
+                f"--ray-client-server-port={free_port()}",
             ],
             variables=variables,
         )

@@ -123,7 +123,7 @@ def _skeletons(command: str) -> Iterator[str | None]:
 
 
 def _is_expanded(word: str) -> bool:
-    """A shell would look for files by this word, for somebody's home, or make several words of it.
+    """A shell would look for files by this word, for a user's home, or make several words of it.
 
     What stands behind a `=`, as in `layers=[64,32]`, is the program's own: files are not named like that.
     """

@@ -64,8 +64,8 @@ class Optimizers:
         foreign = sum(id(one) not in self._parameters for outer in self._all for one in _parameters_of(outer))
         if foreign:
             raise ValueError(
-                f"the optimizer has {foreign} parameters that are not in the model, so nobody would add up their"
-                " gradients: put all modules into one, such as torch.nn.ModuleList([model, head])"
+                f"the optimizer has {foreign} parameters that are not in the model, so their gradients would not be"
+                " summed: put all modules into one, such as torch.nn.ModuleList([model, head])"
             )
         self._sizes = [_size(one) for one in self._all]
         self._is_computing = False

@@ -120,7 +120,7 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
         raise ApiProblem(
             503,
             "bundle_goes",
-            "nobody has used this bundle for long, and it is being deleted at this moment",
+            "this bundle was not used for long and is being deleted now",
             hint="upload it again in some seconds",
             headers={"Retry-After": "2"},
         )

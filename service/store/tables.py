@@ -547,7 +547,7 @@ refusals = sa.Table(
     sa.Column("until", sa.Double, nullable=False),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=False, server_default="0"),
-    # The how manieth in a row it is; 0: its row is over.
+    # Its number among refusals in a row, from 1; 0: the row is over.
     sa.Column("tries", sa.Integer, nullable=False, server_default="1"),
     _cluster(),
 )

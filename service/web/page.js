@@ -7,9 +7,10 @@ import { Problem } from "./parts.js";
 import { Jobs } from "./jobs.js";
 import { JobView } from "./job.js";
 import { Cluster } from "./cluster.js";
+import { Costs } from "./costs.js";
 import { Policies } from "./operators.js";
 
-const VIEWS = [["jobs", "Jobs"], ["cluster", "Cluster"], ["policies", "Policies"]];
+const VIEWS = [["jobs", "Jobs"], ["cluster", "Cluster"], ["costs", "Costs"], ["policies", "Policies"]];
 
 function Page() {
   const [place, setPlace] = useState(here());
@@ -33,7 +34,8 @@ function Page() {
   }, [error]);
   const [name = "jobs", id] = place.view;
   const isOperator = !identity?.isRequired || Boolean(identity?.principal?.is_operator);
-  const shown = VIEWS.filter(([view]) => view !== "policies" || isOperator);
+  const seesCosts = isOperator || Object.values(identity?.principal?.grants ?? {}).some((role) => role !== "viewer");
+  const shown = VIEWS.filter(([view]) => (view === "policies" ? isOperator : view === "costs" ? seesCosts : true));
   useEffect(() => { document.title = `${id ?? shown.find(([view]) => view === name)?.[1] ?? "Remora"} · Remora`; }, [name, id]);
   return html`<header class="top"><strong>Remora</strong>
       <nav aria-label="views">${shown.map(([view, title]) => html`<a href=${`#/${view}`} aria-current=${name === view ? "page" : undefined}>${title}</a>`)}</nav>
@@ -41,6 +43,7 @@ function Page() {
     <main><${Problem} error=${error} />${identity === null ? null : identity.principal === null ? html`<${SignIn} done=${look} />`
       : name === "jobs" && id ? html`<${JobView} key=${id} id=${id} query=${place.query} />`
       : name === "cluster" ? html`<${Cluster} isOperator=${isOperator} />`
+      : name === "costs" && seesCosts ? html`<${Costs} query=${place.query} />`
       : name === "policies" && isOperator ? html`<${Policies} />`
       : html`<${Jobs} query=${place.query} />`}</main>`;
 }

@@ -76,6 +76,7 @@ def test_a_viewer_signs_in_sees_its_project_alone_and_signs_out(
         opened.shows("of-vision")
         assert opened.page.get_by_text("of-speech").count() == 0
         assert opened.page.get_by_role("link", name="Policies").count() == 0, "for operators alone"
+        assert opened.page.get_by_role("link", name="Costs").count() == 0, "for those who may submit"
         assert opened.page.evaluate("document.cookie") == "", "no script reads the token"
         assert opened.findings() == []
         # What a viewer may not do is refused in the words of the service, and the page stays.
@@ -86,6 +87,7 @@ def test_a_viewer_signs_in_sees_its_project_alone_and_signs_out(
         opened.page.locator("h1", has_text="of-vision").wait_for(timeout=PATIENCE_MS)
         opened.page.get_by_role("button", name="Sign out").click()
         opened.page.get_by_role("heading", name="Sign in").wait_for(timeout=PATIENCE_MS)
+        opened.picture("sign-in")
         # A browser reports each answer that is an error on its console: those above were meant.
         opened.complaints[:] = [said for said in opened.complaints if "status of 40" not in said]
 

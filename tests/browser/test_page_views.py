@@ -25,7 +25,7 @@ for step in range(1, 2_000_000):
     training.report(step, {"loss": 1.0 / step}, total_steps=2_000_000)
     time.sleep(0.05)
 """
-VIEWS = ("jobs", "cluster", "policies")
+VIEWS = ("jobs", "cluster", "costs", "policies")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +148,17 @@ def test_the_cluster_shows_its_pools_and_nodes(page: Tab, job: str) -> None:
     page.page.get_by_text("1 node ended").click()
     assert page.findings() == []
     page.picture("cluster")
+
+
+def test_costs_are_shown_by_cause_project_pool_and_job(page: Tab, job: str) -> None:
+    page.open("costs?days=1")
+    page.page.locator("svg rect.cause-training").first.wait_for(timeout=PATIENCE_MS)
+    assert page.page.get_by_role("region", name="costs of jobs").get_by_role("link", name=job).is_visible()
+    page.page.get_by_label("range").select_option("31 days")
+    page.page.get_by_role("img", name="costs by day and cause").wait_for(timeout=PATIENCE_MS)
+    assert page.page.url.endswith("#/costs?days=31")
+    assert page.findings() == []
+    page.picture("costs")
 
 
 def test_policies_are_checked_while_they_are_typed(page: Tab, job: str) -> None:

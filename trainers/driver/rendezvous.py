@@ -18,7 +18,7 @@ from trainers.driver.verdict import Verdict, name_ranks
 FIRST_S = 60.0
 #: Seconds between the end of a rank and that look, when it comes earlier.
 AFTER_END_S = 5.0
-#: Seconds between looks while somebody waits, and for which all others have to be seen waiting after a rank ended.
+#: Seconds between looks while a rank waits, and for which all others have to be seen waiting after a rank ended.
 AGAIN_S = 30.0
 #: Seconds for which all ranks have to be seen waiting; those that look up each other's names slowly take less.
 SURE_S = 120.0
@@ -80,7 +80,7 @@ class RendezvousWatch:
         self._look_at = now + (AGAIN_S if waiting else now - self._began_at)
         gone = tuple(sorted(ended))
         if self._all_since is not None and now - self._all_since >= (AGAIN_S if gone else SURE_S):
-            return _nobody_comes(gone, waiting, world_size)
+            return _no_rank_comes(gone, waiting, world_size)
         if self._some_since is None or now - self._some_since < REPORT_S or self._has_reported:
             return None
         self._has_reported = True
@@ -91,7 +91,7 @@ class RendezvousWatch:
         return Absent(waiting, missing, text)
 
 
-def _nobody_comes(ended: tuple[int, ...], waiting: tuple[int, ...], world_size: int) -> Verdict:
+def _no_rank_comes(ended: tuple[int, ...], waiting: tuple[int, ...], world_size: int) -> Verdict:
     if ended:
         text = (
             f"{name_ranks(ended).capitalize()} ended with exit code 0, and the rendezvous (init_process_group) still"

@@ -129,9 +129,9 @@ def decide(
     ]
     known = claimed | {one.node_id for one in stay}
     new = [one for one in joining if one.node_id not in known]
-    nobodys = sorted((one for one in instances if not one.node_id and not one.is_leaving), key=_number)
-    broken = [one for one in nobodys if one.has_failed]
-    free = [one for one in nobodys if not one.has_failed]
+    unclaimed = sorted((one for one in instances if not one.node_id and not one.is_leaving), key=_number)
+    broken = [one for one in unclaimed if one.has_failed]
+    free = [one for one in unclaimed if not one.has_failed]
     short = max(0, len(stay) - len(free))
     # A set that did not fail is still being made; in one that did, whatever is missing does not come any more.
     out = short if seen.has_failed else min(short, len(broken))

@@ -157,7 +157,7 @@ class ScaleSetNodes:
             for node_id in taken:
                 self._memory.waits[node_id] = name
             return [None if one.request.node_id in taken else _too_many(one) for one in requested]
-        raise ArmError(_busy(f"the scale set {name} is changed by somebody else, too"))
+        raise ArmError(_busy(f"the scale set {name} is being changed by another client"))
 
     async def _make(self, name: str, requested: Sequence[_RequestedNode]) -> set[str]:
         """Make a set; which nodes it has taken."""
@@ -332,7 +332,7 @@ class ScaleSetNodes:
             return {
                 one.node_id: (name, one.id) for one in instances if one.node_id and one.node_id in node_ids
             }
-        raise ArmError(_busy(f"the scale set {name} is changed by somebody else, too"))
+        raise ArmError(_busy(f"the scale set {name} is being changed by another client"))
 
     # --- failures
 

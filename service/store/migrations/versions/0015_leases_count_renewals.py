@@ -1,4 +1,4 @@
-"""Leases count their renewals, because no two clocks are compared: when one ends by the clock is nobody's question."""
+"""Leases count their renewals: clocks of two machines are not compared, so a time of expiry would mean nothing."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,0 +1,74 @@
+// The view of costs: what nodes were paid for over time by cause, by project, pool and job, and what would have saved it.
+
+import { html } from "./vendor/htm-preact-3.1.1.js";
+import { get, useRead } from "./api.js";
+import { Problem } from "./parts.js";
+import { addressOf, go } from "./addresses.js";
+import { barsOf } from "./cost_bars.js";
+import { duration, money, phrase } from "./words.js";
+
+const RANGES = [[1, "day"], [7, "7 days"], [31, "31 days"]];
+/** Jobs and pools that are shown; `remora ledger` lists all. */
+const MOST_LINES = 20;
+const HEIGHT = 160;
+
+/** A whole account: its lines of all pages.  Each page is `{lines, next_cursor}`. */
+async function account(by, times) {
+  let page = await get(`/v1/costs?by=${by}&limit=1000&${times}`);
+  const lines = [...page.lines];
+  while (page.next_cursor) {
+    page = await get(`/v1/costs?by=${by}&limit=1000&${times}&cursor=${encodeURIComponent(page.next_cursor)}`);
+    lines.push(...page.lines);
+  }
+  return { ...page, lines };
+}
+
+export function Costs({ query }) {
+  const days = RANGES.find(([count]) => String(count) === query.get("days"))?.[0] ?? 7;
+  const found = useRead(`costs ${days}`, async () => {
+    const until = Date.now() / 1000, times = `since=${until - days * 86400 + 60}&until=${until}`;
+    const [byTime, byProject, byPool, byJob, goodput] = await Promise.all(
+      [...["hour,cause", "project", "pool,capacity_type", "job"].map((by) => account(by, times)), get(`/v1/goodput?${times}`)]);
+    return { since: until - days * 86400, until, byTime, byProject, byPool, byJob, goodput };
+  }, 60);
+  const all = found.value;
+  return html`<div class="title"><h1>Costs</h1>${all ? html`<span class="muted">${money(all.byTime.cost)} for ${duration(all.byTime.node_s)} of nodes</span>` : null}
+      <div class="end"><label>range<select value=${days} onChange=${(event) => go("costs", { days: event.target.value })}>${RANGES.map(([count, name]) => html`<option value=${count}>${name}</option>`)}</select></label></div></div>
+    <${Problem} error=${found.error} />
+    ${!all && !found.error ? html`<p class="muted">Reading the accounts …</p>` : null}
+    ${all ? html`<${Bars} all=${all} days=${days} /><${Goodput} goodput=${all.goodput} />
+      <div class="two"><${Lines} title="Projects" names=${["project"]} report=${all.byProject} /><${Lines} title="Pools" names=${["pool", "capacity_type"]} report=${all.byPool} /></div>
+      <${Lines} title="Jobs" names=${["job"]} report=${all.byJob} />` : null}`;
+}
+
+function Bars({ all, days }) {
+  const { bars, causes, most } = barsOf(all.byTime.lines, all.since, all.until, days > 1 ? 86400 : 3600);
+  const width = 100 / Math.max(1, bars.length);
+  return html`<div class="card"><h2>By cause</h2>
+    ${causes.length ? html`<svg width="100%" height=${HEIGHT} role="img" aria-label=${`costs by ${days > 1 ? "day" : "hour"} and cause`}>
+      ${bars.map((bar, index) => bar.parts.map((part) => html`<rect class="cause-${part.cause}" x="${index * width + width * 0.1}%" width="${width * 0.8}%" y=${HEIGHT * (1 - (part.from + part.size) / most)} height=${HEIGHT * (part.size / most)}><title>${bar.name}, ${phrase(part.cause)}: ${money(part.cost)}, ${duration(part.node_s)}</title></rect>`))}</svg>
+      <div class="title muted"><span>${bars[0].name}</span><div class="end">${bars.at(-1).name}</div></div>
+      <div class="legend">${causes.map((one) => html`<span><i class="cause-${one.cause}"></i>${phrase(one.cause)} ${duration(one.node_s)}, ${money(one.cost)}</span>`)}</div>`
+      : html`<p class="muted">No node was paid for in this time.</p>`}
+    <p>${all.byTime.sentence}</p></div>`;
+}
+
+function Goodput({ goodput }) {
+  const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
+  const losses = goodput.losses.filter((one) => one.node_s);
+  return html`<div class="card"><h2>Goodput</h2><p><b>${percent(goodput.goodput)}</b> <span class="muted">scheduling ${percent(goodput.scheduling)}, runtime ${percent(goodput.runtime)}</span></p>
+    ${losses.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="what did not train"><table><thead><tr><th>what did not train</th><th class="number">time</th><th class="number">cost</th><th class="number">of it to be saved</th><th>by</th></tr></thead>
+      <tbody>${losses.map((one) => html`<tr><td>${phrase(one.cause)}</td><td class="number">${duration(one.node_s)}</td><td class="number">${money(one.cost)}</td><td class="number">${money(one.saved_cost)}</td><td class="message">${one.by}</td></tr>`)}</tbody></table></div>` : null}</div>`;
+}
+
+function Lines({ title, names, report }) {
+  const lines = [...report.lines].sort((one, other) => other.cost - one.cost || other.node_s - one.node_s);
+  const shown = lines.slice(0, MOST_LINES);
+  return html`<div class="card"><h2>${title}</h2><div class="scroll" tabindex="0" role="region" aria-label=${`costs of ${title.toLowerCase()}`}><table>
+      <thead><tr>${names.map((name) => html`<th>${phrase(name)}</th>`)}<th class="number">time</th><th class="number">cost</th><th class="number">share</th></tr></thead>
+      <tbody>${shown.map((line) => html`<tr key=${names.map((name) => line.of[name]).join(" ")}>${names.map((name) => html`<td><${Name} name=${name} value=${line.of[name]} /></td>`)}<td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td>
+        <td class="number">${report.cost ? `${((100 * line.cost) / report.cost).toFixed(1)} %` : "–"}</td></tr>`)}</tbody></table></div>
+    ${lines.length > shown.length ? html`<p class="muted">The ${MOST_LINES} dearest of ${lines.length}; <code>remora ledger --by ${names.join(",")}</code> lists all.</p>` : null}</div>`;
+}
+
+const Name = ({ name, value }) => (!value ? html`<span class="muted">none</span>` : name === "job" ? html`<a href=${addressOf(`jobs/${value}`)}>${value}</a>` : value);
