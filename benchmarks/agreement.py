@@ -30,10 +30,15 @@ def run() -> dict[str, Any]:
 
 def share(what: str) -> float:
     """Of the time of the steps between two comparisons, what one of these takes; rank 0 measures."""
+    return measured(_train, what)
+
+
+def measured(train: Callable[[str, str, str, Any], None], what: str) -> float:
+    """The number that rank 0 of two workers puts into the queue; each runs `train(what, rank, port, queue)`."""
     processes = multiprocessing.get_context("spawn")
     port = str(free_port())
     overheads: Any = processes.Queue()
-    both = [processes.Process(target=_train, args=(what, str(rank), port, overheads)) for rank in range(2)]
+    both = [processes.Process(target=train, args=(what, str(rank), port, overheads)) for rank in range(2)]
     for one in both:
         one.start()
     try:
@@ -45,7 +50,8 @@ def share(what: str) -> float:
     return found
 
 
-def _train(what: str, rank: str, port: str, overheads: Any) -> None:
+def prepare(rank: str, port: str) -> None:
+    """Make this process the worker `rank` of two, and `steady_train` importable."""
     os.environ.update(
         RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
@@ -53,6 +59,10 @@ def _train(what: str, rank: str, port: str, overheads: Any) -> None:
     for name, path in (("elastic_example", "elastic"), ("bytegpt_example", "bytegpt")):
         sys.modules[name] = _module(name, ROOT / "examples" / path / "train.py")
     sys.path.insert(0, str(ROOT / "benchmarks"))
+
+
+def _train(what: str, rank: str, port: str, overheads: Any) -> None:
+    prepare(rank, port)
     import torch
     from steady_train import digits, gpt, loss_of
 

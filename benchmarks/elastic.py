@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import agreement, reshard_planning, resume_bytes, stall, steady, submit, walls
+from benchmarks import agreement, reshard_planning, resume_bytes, stall, steady, submit, verification, walls
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
@@ -77,7 +77,7 @@ def disturbances() -> dict[str, Any]:
 
 def steady_steps() -> dict[str, Any]:
     """What the loop costs when nothing happens."""
-    return {**steady.ratios(steady.run()), **agreement.run()}
+    return {**steady.ratios(steady.run()), **agreement.run(), **verification.run()}
 
 
 def checkpoint_stalls() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.samples import lost_and_doubled
 from benchmarks.steps import after_loss, pause_at_growth, recovered
 from benchmarks.table import rows
+from benchmarks.verification import ratios
 from benchmarks.yardstick import Yardstick
 
 GOOD: dict[str, Any] = {
@@ -91,3 +92,8 @@ def test_a_slowdown_is_what_the_small_task_took_over_its_best() -> None:
     yardstick.measure(0.5)
     assert len(yardstick.times) == 4
     assert yardstick.total_s == pytest.approx(0.06 + yardstick.times[-1])
+
+
+def test_the_cost_of_a_check_is_spread_over_the_steps_between_two() -> None:
+    assert ratios(2.0) == {"1": 2.0, "500": 1.002, "50": 1.02}
+    assert ratios(1.0) == {"1": 1.0, "500": 1.0, "50": 1.0}
