@@ -114,10 +114,11 @@ def write_log(
     """Send all log records of this process, which is a `role`, to standard error.
 
     In the given form, or in that of `REMORA_LOG_FORMAT`; text has the lines of `TextLines` unless others are given.
-    For `of_process` and `trace` see `JsonLines`.
+    For `of_process` and `trace` see `JsonLines`.  Where others are given, handlers that are there already stay.
     """
     is_json = (form or form_of(os.environ)) == "json"
-    _send(JsonLines(role, of_process, trace=trace) if is_json else text or TextLines(), level)
+    formatter = JsonLines(role, of_process, trace=trace) if is_json else text or TextLines()
+    _send(formatter, level, replaces=text is None)
     # Alembic logs at every start that there is nothing to do.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Azure's clients also log what they raise.
@@ -134,13 +135,13 @@ def write_worker_log(
     As text, Python sends them there by itself.
     """
     if form_of(os.environ) == "json":
-        _send(JsonLines(role, of_process, redact), logging.WARNING)
+        _send(JsonLines(role, of_process, redact), logging.WARNING, replaces=True)
 
 
-def _send(formatter: logging.Formatter, level: int) -> None:
+def _send(formatter: logging.Formatter, level: int, *, replaces: bool) -> None:
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[to_stderr], force=True)
+    logging.basicConfig(level=level, handlers=[to_stderr], force=replaces)
 
 
 def _time_of(record: logging.LogRecord) -> str:
