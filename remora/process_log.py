@@ -55,17 +55,15 @@ class JsonLines(logging.Formatter):
         role: str,
         of_process: Mapping[str, str] | None = None,
         redact: Callable[[str], str] | None = None,
-        trace: Callable[[], Mapping[str, str]] | None = None,
     ) -> None:
         """`role` is what the process is; `of_process` is what all of its lines are about.
 
-        `redact` takes secrets out of a text; `trace` gives the ids of the current span, in fields of their own.
+        `redact` takes secrets out of a text.
         """
         super().__init__()
         self._role = role
         self._of_process = dict(of_process or {})
         self._redact = redact or str
-        self._trace = trace
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
@@ -83,8 +81,6 @@ class JsonLines(logging.Formatter):
                 line[name] = value
         if (request := request_id.get()) is not None:
             line["request"] = request
-        if self._trace is not None:
-            line |= self._trace()
         if record.exc_info:
             # Its end says what was raised.
             line["exception"] = self._redact(self.formatException(record.exc_info))[-MOST_EXCEPTION:]
@@ -109,15 +105,14 @@ def write_log(
     level: int = logging.INFO,
     text: logging.Formatter | None = None,
     of_process: Mapping[str, str] | None = None,
-    trace: Callable[[], Mapping[str, str]] | None = None,
 ) -> None:
     """Send all log records of this process, which is a `role`, to standard error.
 
     In the given form, or in that of `REMORA_LOG_FORMAT`; text has the lines of `TextLines` unless others are given.
-    For `of_process` and `trace` see `JsonLines`.  Where others are given, handlers that are there already stay.
+    For `of_process` see `JsonLines`.  Where others are given, handlers that are there already stay.
     """
     is_json = (form or form_of(os.environ)) == "json"
-    formatter = JsonLines(role, of_process, trace=trace) if is_json else text or TextLines()
+    formatter = JsonLines(role, of_process) if is_json else text or TextLines()
     _send(formatter, level, replaces=text is None)
     # Alembic logs at every start that there is nothing to do.
     logging.getLogger("alembic").setLevel(logging.WARNING)

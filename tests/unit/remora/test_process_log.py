@@ -87,11 +87,6 @@ class TestJson:
         assert (found["process"], found["job"], found["attempt"]) == ("worker", "job_1", "att_1")
         assert found["message"] == "[secret KEY]"
 
-    def test_ids_of_the_current_span_are_fields(self) -> None:
-        (raw,) = said("write_log('api', trace=lambda: {'trace_id': 'a', 'span_id': 'b'})\nlog.info('x')")
-        found = json.loads(raw)
-        assert (found["trace_id"], found["span_id"]) == ("a", "b")
-
 
 class TestText:
     @pytest.mark.parametrize("form", [None, "text", "xml"])
