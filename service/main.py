@@ -1,6 +1,6 @@
 """The API process.
 
-    python -m service.main [--home DIR] [--host ADDRESS] [--port N] [--log-format plain|json]
+    python -m service.main [--home DIR] [--host ADDRESS] [--port N] [--log-format text|json]
 
 It writes its address to `<home>/api.url` as soon as it listens.
 """
@@ -25,12 +25,13 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from remora.process_log import write_log
 from service import first_operator
 from service.api.app import create_app
 from service.api.connections import GuardedProtocol
 from service.listening import EVERY_ADDRESS, Listening, ListeningProblem, listening
 from service.private_home import make_private
-from service.process_log import write_log
+from service.request_lines import without_query
 from service.settings import Settings, read_settings
 from service.steady_clock import CLOCK
 from service.store.database import Database
@@ -141,6 +142,7 @@ def serve(settings: Settings) -> int:
         log.error("cannot start at %s:%d with home %s: %s", reached.host, reached.port, settings.home, error)  # noqa: TRY400
         return 1
     _allow_connections()
+    logging.getLogger("uvicorn.access").addFilter(without_query)
     app = create_app(settings)
     # uvicorn calls it with its own arguments, as it would a class.
     protocol: Any = functools.partial(GuardedProtocol, reached=reached)
@@ -153,7 +155,7 @@ def serve(settings: Settings) -> int:
         **options,
         ws="none",
         log_config=None,
-        access_log=False,
+        access_log=settings.access_log,
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
     )
@@ -185,14 +187,14 @@ def _arguments(words: list[str]) -> dict[str, Any]:
     parser.add_argument("--home", type=Path, help="folder of the embedded service (REMORA_HOME)")
     parser.add_argument("--host", help="address to listen on (REMORA_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (REMORA_PORT)")
-    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    parser.add_argument("--log-format", choices=("text", "json"), help="how it logs (REMORA_LOG_FORMAT)")
     return vars(parser.parse_args(words))
 
 
 def main(words: list[str]) -> int:
     """Start with settings from the environment and the command line; the exit status of the process."""
     arguments = _arguments(words)
-    write_log(arguments.pop("log_format"))
+    write_log("api", arguments["log_format"])
     settings = read_settings(arguments)
     return 2 if settings is None else serve(settings)
 

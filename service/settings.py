@@ -114,6 +114,10 @@ class Settings(BaseSettings):
     #: Files with the certificate by which the API is reached over TLS, its own first, and with its key; None: HTTP.
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    #: How all processes log: lines of text, or one JSON object per line.
+    log_format: Literal["text", "json"] = "text"
+    #: Whether the API logs a line for each request.
+    access_log: bool = False
     #: Requests of a second that one principal may send in the long run, and ten times as many at once; 0: any number.
     max_requests_per_s: float = Field(default=50.0, ge=0)
     #: Addresses or networks of proxies that end TLS, separated by commas; what they say of their clients is believed.

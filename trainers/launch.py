@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from remora.process_log import about
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import driver_actors
@@ -204,7 +205,9 @@ class RayLauncher:
         name = driver_actors.name_of(attempt_id)
         if name is not None and driver_actors.is_pending(name):
             log.warning(
-                "the driver of attempt %s is asked for again: Ray's head was started again", attempt_id
+                "the driver of attempt %s is asked for again: Ray's head was started again",
+                attempt_id,
+                extra=about(attempt=attempt_id),
             )
             driver_actors.end(name)
             for known in (self._handles, self._starting, self._limits, self._kept, self._asked):
@@ -387,7 +390,10 @@ class RayLauncher:
         ) as error:  # what has the name of the driver may be no driver; the others are polled on
             self._handles.pop(attempt_id, None)
             log.warning(
-                "the driver of attempt %s cannot be polled, it is tried again: %.300r", attempt_id, error
+                "the driver of attempt %s cannot be polled, it is tried again: %.300r",
+                attempt_id,
+                error,
+                extra=about(attempt=attempt_id),
             )
             return None
 
@@ -413,14 +419,21 @@ class RayLauncher:
             Exception
         ) as error:  # what a driver raises, or an answer that is refused; the others are polled on
             log.warning(
-                "the driver of attempt %s cannot be polled, it is tried again: %.300r", attempt_id, error
+                "the driver of attempt %s cannot be polled, it is tried again: %.300r",
+                attempt_id,
+                error,
+                extra=about(attempt=attempt_id),
             )
             return None
         if records is None and attempt_id not in self._starting:
             return DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt has lost its plan.")
         if records is None or (type(records) is list and all(map(_is_record, records))):
             return records
-        log.warning("the driver of attempt %s answers with what is no records, it is tried again", attempt_id)
+        log.warning(
+            "the driver of attempt %s answers with what is no records, it is tried again",
+            attempt_id,
+            extra=about(attempt=attempt_id),
+        )
         return None
 
     def _gone(self, attempt_id: str) -> DriverGone:

@@ -12,6 +12,7 @@ from cluster.local.certificates import own_environment
 from cluster.local.folders import ClusterFolders
 from cluster.ray.certificates import TLS_VARIABLES
 from cluster.ray.joining import FORKED_VARIABLE, NODE_VARIABLE, RAY_SETTINGS, token_environment
+from remora.process_log import FORMAT_VARIABLE
 
 #: Every process of a machine carries the machine's mark in this variable, so that nothing of it is ever left behind.
 #: The mark names the home too: another cluster on this host may have a machine of the same name.
@@ -32,7 +33,7 @@ _FOREIGN = (
 
 #: Settings of the service begin like this; those in `_OF_MACHINES` are of machines.
 _SETTINGS = "REMORA_"
-_OF_MACHINES = (FORKED_VARIABLE, "REMORA_JOB_UIDS", "REMORA_NETWORK_RULES")
+_OF_MACHINES = (FORKED_VARIABLE, FORMAT_VARIABLE, "REMORA_JOB_UIDS", "REMORA_NETWORK_RULES")
 #: What the service shows to its database and its cloud: machines never need it, whatever runs on them.
 _OF_THE_SERVICE = ("PG", "AZURE_", "IDENTITY_", "MSI_")
 

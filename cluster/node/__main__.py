@@ -35,6 +35,7 @@ from remora import cgroups
 from remora.isolation import sentence
 from remora.machine_isolation import offered
 from remora.network_filter import HeldRules
+from remora.process_log import NODE_LINES, write_log
 
 log = logging.getLogger("cluster.node")
 
@@ -50,7 +51,7 @@ def main(words: Sequence[str]) -> int:
         "file", type=Path, nargs="?", default=Path(NODE_FILE), help=f"{NODE_FILE} unless given"
     )
     path: Path = parser.parse_args(words).file
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    write_log("node", text=logging.Formatter(NODE_LINES))
     for chatty in ("azure", "httpx2", "msal"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     stopping = threading.Event()

@@ -25,6 +25,7 @@ from cluster.node.agent.metadata import URL
 from cluster.node.boot import NodeRuntime, Start, start_of
 from cluster.provider import InvalidRequest, NodeRequest
 from cluster.ray.joining import RAY_SETTINGS, token_environment
+from remora.process_log import NODE_LINES, write_log
 
 log = logging.getLogger("cluster.node.pod")
 
@@ -38,7 +39,7 @@ NEEDED = ("REMORA_HEAD", "POD_NAME", "POD_IP", "RAY_AUTH_TOKEN_PATH")
 
 def main() -> int:
     """Be a node; the exit status of the process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    write_log("node", text=logging.Formatter(NODE_LINES))
     stopping = threading.Event()
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remora.loopback import is_loopback
+from remora.process_log import about, request_about, request_id
 from service.api import sessions
 from service.api.authentication import Authenticator, proof_missing, proof_refused
 from service.api.problem_documents import ApiProblem, of_database
@@ -24,7 +25,6 @@ from service.api.rates import retry_after
 from service.identities.permissions import is_open
 from service.identities.principals import LOCAL, Principal
 from service.listening import Listening
-from service.process_log import request_id
 from service.store.failures import why_failed
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ MAX_QUERY_BYTES = 8 * 1024
 #: Headers that name the addressed host, the origin and who asks: if one comes twice, programs disagree about its value.
 _ONCE = ("host", "authorization", "origin", "sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OBJECT = re.compile(r"/v1/(?:jobs/(?P<job>job_[0-9A-Z]{26})|nodes/(?P<node>node_[0-9A-Z]{26}))(?:/|$)")
 
 
 class Gate:
@@ -51,7 +52,7 @@ class Gate:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         given = _only(headers, "x-request-id") or ""
         identity = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        token = request_id.set(identity)
+        token, token_about = request_id.set(identity), request_about.set(_about(scope["path"]))
         began = time.perf_counter()
         status = 0
 
@@ -79,6 +80,7 @@ class Gate:
         finally:
             self._telemetry.count(scope, status, time.perf_counter() - began)
             request_id.reset(token)
+            request_about.reset(token_about)
 
 
 def _refusal(scope: Scope, headers: Sequence[tuple[str, str]], reached: Listening) -> ApiProblem | None:
@@ -172,6 +174,12 @@ def _too_long(query: bytes) -> ApiProblem | None:
     if len(query) <= MAX_QUERY_BYTES:
         return None
     return ApiProblem(414, "query_too_long", f"the parameters have more than {MAX_QUERY_BYTES} bytes")
+
+
+def _about(path: str) -> dict[str, str]:
+    """The job or the node that a path names."""
+    named = _OBJECT.match(path)
+    return {} if named is None else about(**named.groupdict())
 
 
 def _client_of(scope: Scope) -> str:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 
 from remora.errors import MAX_PROBLEMS, SpecError
+from remora.process_log import request_id
 from remora.views import FieldProblem, Problem
-from service.process_log import request_id
 from service.store.failures import SENTENCES, DatabaseFailure, failure_of, why_failed
 from trainers.storage import FULL, StorageError, StorageFull
 

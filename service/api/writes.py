@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from remora.process_log import request_id
 from service.api.authorisation import operation_of
 from service.api.context import context_of
 from service.api.problem_documents import ApiProblem, forbidden
 from service.identities.permissions import PERMISSIONS
 from service.identities.principals import Forbidden, Principal
-from service.process_log import request_id
 from service.queue.intake import NoRoom
 from service.queue.rows import JobRow
 from service.store import audit

@@ -1,6 +1,6 @@
 """The controller process of one cluster: it scales, dispatches, tracks and sweeps while it holds the lease.
 
-python -m service.controller [--home DIR] [--log-format plain|json]
+python -m service.controller [--home DIR] [--log-format text|json]
 
 Three threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops that
 ask the cloud, and the main thread runs all others.
@@ -21,6 +21,7 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
+from remora.process_log import write_log
 from service.clouds.azure_settings import require_places
 from service.clouds.place_files import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
@@ -36,7 +37,6 @@ from service.loops.sweep import settle_waits, sweep
 from service.loops.tick import Tick
 from service.loops.track import track
 from service.private_home import make_private
-from service.process_log import write_log
 from service.settings import Settings, read_settings
 from service.steady_clock import CLOCK
 from service.storage_locations import close_folders, open_storage
@@ -379,15 +379,15 @@ class Process:
 def _arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m service.controller", description=__doc__)
     parser.add_argument("--home", type=Path, help="folder of the embedded service (REMORA_HOME)")
-    parser.add_argument("--log-format", choices=("plain", "json"), default="plain")
+    parser.add_argument("--log-format", choices=("text", "json"), help="how it logs (REMORA_LOG_FORMAT)")
     return parser.parse_args(words)
 
 
 def main(words: list[str]) -> int:
     """Run the controller until SIGTERM or SIGINT; the exit status of the process."""
     arguments = _arguments(words)
-    write_log(arguments.log_format)
-    settings = read_settings({"home": arguments.home})
+    write_log("controller", arguments.log_format)
+    settings = read_settings({"home": arguments.home, "log_format": arguments.log_format})
     if settings is None:
         return 2
     try:

@@ -24,6 +24,7 @@ from cluster.local.environment import (
 )
 from cluster.ray.joining import FORKED_VARIABLE
 from remora import __version__
+from remora.process_log import FORMAT_VARIABLE
 from service import first_operator
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.private_home import make_private
@@ -57,9 +58,9 @@ def arguments_of(process: ContainerProcess, home: Path, head: str) -> list[str]:
     at_home = ["--home", str(home)]
     match process:
         case ContainerProcess.API:
-            return ["service.main", *at_home, "--log-format", "json"]
+            return ["service.main", *at_home]
         case ContainerProcess.CONTROLLER:
-            return ["service.controller", *at_home, "--log-format", "json"]
+            return ["service.controller", *at_home]
         case ContainerProcess.STARTER:
             return ["cluster.local.node_starter", *at_home]
     name = _drivers_name() if process is ContainerProcess.DRIVERS else str(Part.HEAD)
@@ -72,6 +73,7 @@ def environment_of(process: ContainerProcess, home: Path) -> dict[str, str]:
     Raises ProviderError.
     """
     fixed = {"PYTHONUNBUFFERED": "1", PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: FORKED}
+    fixed[FORMAT_VARIABLE] = os.environ.get(FORMAT_VARIABLE, "json")
     match process:
         case ContainerProcess.API:
             return strangers_environment(**fixed)

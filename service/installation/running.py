@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.local.environment import is_of_machines, machine_environment, process_environment
 from cluster.ray.joining import FORKED_VARIABLE
+from remora.process_log import FORMAT_VARIABLE
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.units import Kind, Unit
 from trainers.preloaded import FORKED, PRELOAD_VARIABLE, PRELOADED
@@ -21,9 +22,9 @@ def arguments_of(unit: Unit, installation: Installation, layout: Layout) -> list
         case Kind.HEAD | Kind.DRIVERS | Kind.MEMBER:
             return ["cluster.head", str(unit.kind), *home, "--head", installation.head, "--name", unit.name]
         case Kind.API:
-            return ["service.main", *home, "--port", str(unit.port), "--log-format", "json"]
+            return ["service.main", *home, "--port", str(unit.port)]
         case Kind.CONTROLLER:
-            return ["service.controller", *home, "--log-format", "json"]
+            return ["service.controller", *home]
 
 
 def environment_of(
@@ -46,7 +47,7 @@ def environment_of(
     if cloud != "azure":
         # Nodes that a controller starts on this machine have them from there.
         fixed |= {PRELOAD_VARIABLE: PRELOADED, FORKED_VARIABLE: FORKED}
-    return {**before, **settings, **fixed}
+    return {FORMAT_VARIABLE: "json", **before, **settings, **fixed}
 
 
 def become(unit: Unit, installation: Installation, layout: Layout, root: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from remora.process_log import about
 from service.loops.tick import Tick
 from service.queue.rows import JobRow
 from service.settings import Settings
@@ -29,7 +30,12 @@ def urls_of(job: JobRow, settings: Settings) -> list[str]:
     try:
         urls.append(url_of(settings, (job.spec.get("checkpoint") or {}).get("store")))
     except UnknownStore as error:
-        log.warning("files of %s may stay where they are: %s", job.id, error)
+        log.warning(
+            "files of %s may stay where they are: %s",
+            job.id,
+            error,
+            extra=about(job=job.id, project=job.project),
+        )
     return list(dict.fromkeys(urls))
 
 
@@ -82,12 +88,14 @@ class Deletion:
         if error is None:
             self._emptied = job_id
             return
-        log.warning("the files of %s cannot be deleted, it is tried again: %s", job_id, error)
+        log.warning(
+            "the files of %s cannot be deleted, it is tried again: %s", job_id, error, extra=about(job=job_id)
+        )
         self._again_at = self._monotonic() + RETRY_S
 
     def _forget(self, tick: Tick, job_id: str) -> None:
         if tick.apply(partial(deletion.forget, job_id=job_id, now=tick.now, most=ROWS)):
-            log.info("%s was deleted as its owner asked", job_id)
+            log.info("%s was deleted as its owner asked", job_id, extra=about(job=job_id))
             self._emptied = None
 
     def _begin(self, job_id: str, settings: Settings, urls: list[str]) -> Future[None]:

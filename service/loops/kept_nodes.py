@@ -11,6 +11,7 @@ from cluster.scheduling.keeping import kept_nodes, owners_of
 from cluster.scheduling.quotas import Counting
 from cluster.scheduling.starts import blocked_owners
 from cluster.scheduling.view import NodeView
+from remora.process_log import about
 from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
 from service.loops.tick import Tick
@@ -63,4 +64,9 @@ def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Ma
             launcher.keep(attempt.id, concerns, tick.lease.token)
         except Exception as error:
             # Its fault alone: what has the name of its driver may be none.
-            log.warning("the driver of attempt %s did not get the list of kept nodes: %s", attempt.id, error)
+            log.warning(
+                "the driver of attempt %s did not get the list of kept nodes: %s",
+                attempt.id,
+                error,
+                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+            )

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from cluster.policies.placement import LASTING
 from remora.errors import SpecError
+from remora.process_log import about
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
@@ -178,7 +179,12 @@ class Launching:
             elif answer:
                 launched.append(attempt.id)
                 self._secrets.forget(attempt.id)
-                log.info("attempt %d of %s was launched", attempt.attempt, job.id)
+                log.info(
+                    "attempt %d of %s was launched",
+                    attempt.attempt,
+                    job.id,
+                    extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                )
         live.launched(launched)
         live.end(ends)
 
@@ -211,7 +217,12 @@ class Launching:
             try:
                 answer = launcher.start(replace(plan, secret_versions=secrets.versions), secrets.pieces)
             except Exception as error:
-                log.warning("the driver of %s cannot be started: %s", attempt.id, error)
+                log.warning(
+                    "the driver of %s cannot be started: %s",
+                    attempt.id,
+                    error,
+                    extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                )
                 why = str(error)[:500]
         if answer is False and self._clock() - since > LAUNCH_TIMEOUT_S:
             message = f"its driver could not be started within {LAUNCH_TIMEOUT_S:g} s: {why}"

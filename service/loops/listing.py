@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from remora.process_log import about
 from service.loops.tick import Tick
 from service.queue import driver_records
 from service.queue.driver_records import CheckpointListRecord
@@ -64,7 +65,12 @@ class Listing:
         error = done.exception()
         if error is None:
             return done.result()
-        log.warning("the checkpoints of %s cannot be listed, it is tried again: %s", job_id, error)
+        log.warning(
+            "the checkpoints of %s cannot be listed, it is tried again: %s",
+            job_id,
+            error,
+            extra=about(job=job_id),
+        )
         reading.again_at = self._clock() + reading.pause_s
         reading.pause_s = min(2 * reading.pause_s, _MAX_PAUSE_S)
         return None
@@ -124,7 +130,12 @@ def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
         try:
             url = url_of(tick.settings, (job.spec.get("checkpoint") or {}).get("store"))
         except UnknownStore as error:
-            log.warning("the checkpoints of %s stay listed as they are: %s", job.id, error)
+            log.warning(
+                "the checkpoints of %s stay listed as they are: %s",
+                job.id,
+                error,
+                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+            )
             found[attempt.id] = None
             continue
         asked.add(attempt.id)

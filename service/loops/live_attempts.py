@@ -9,6 +9,7 @@ from functools import partial
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from remora.process_log import about
 from remora.states import AttemptState, EndReason
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
@@ -86,7 +87,14 @@ class LiveAttempts:
         def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
             if attempt.ended_at is not None:
                 return None
-            log.info("attempt %d of %s ended: %s: %s", attempt.attempt, job.id, reason.value, message)
+            log.info(
+                "attempt %d of %s ended: %s: %s",
+                attempt.attempt,
+                job.id,
+                reason.value,
+                message,
+                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+            )
             return lifecycle.end_attempt(job, attempt, reason, message, self._tick.now, by_driver=False)
 
         return decide
@@ -111,7 +119,12 @@ class LiveAttempts:
                     self._write([attempt_id], work)
                 return
         for attempt_id, why in changed.failed.items():
-            log.error("attempt %s cannot be brought on, it is tried again", attempt_id, exc_info=why)
+            log.error(
+                "attempt %s cannot be brought on, it is tried again",
+                attempt_id,
+                exc_info=why,
+                extra=about(attempt=attempt_id),
+            )
         self._note(changed.pairs)
 
     def _note(self, pairs: Mapping[str, JobAttempt]) -> None:

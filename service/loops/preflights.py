@@ -13,6 +13,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from remora.process_log import about
 from remora.states import NodeState
 from service.loops.ports import Member, Preflights
 from service.loops.tick import Tick
@@ -121,7 +122,9 @@ class PreflightWatch:
             else:
                 self._under_way[answer.node_id] = replace(one, measured=measured, known_at=now)
                 return
-        log.warning("the preflight of node %s is repeated: %s", answer.node_id, why)
+        log.warning(
+            "the preflight of node %s is repeated: %s", answer.node_id, why, extra=about(node=answer.node_id)
+        )
         self._under_way[answer.node_id] = replace(one, tries=one.tries + 1, why=why, ended_at=now)
 
     def _ask(
@@ -183,10 +186,12 @@ class PreflightWatch:
         result = result_of(self._under_way[row.id])
         if found.has_passed:
             _save(tick, row, lifecycle.pass_preflight(row, result, found.message, tick.now))
-            log.info("node %s has passed its preflight: %s", row.id, found.message)
+            log.info("node %s has passed its preflight: %s", row.id, found.message, extra=about(node=row.id))
         elif (decision := lifecycle.fail_preflight(row, result, found.message, tick.now)) is not None:
             _save(tick, row, decision)
-            log.warning("node %s has failed its preflight: %s", row.id, found.message)
+            log.warning(
+                "node %s has failed its preflight: %s", row.id, found.message, extra=about(node=row.id)
+            )
 
 
 def _save(tick: Tick, before: NodeRow, decision: lifecycle.NodeDecision) -> NodeRow:

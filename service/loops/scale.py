@@ -29,6 +29,7 @@ from cluster.scheduling.queue_order import WIDTHS
 from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
+from remora.process_log import about
 from remora.states import NodeState
 from service.clouds.fixed_pool import kept_full
 from service.loops.budget_pause import apply_budget_pause
@@ -378,7 +379,7 @@ def _orphans(tick: Tick, machines: Machines, rows: Rows) -> list[str]:
     for node_id in machines.keys() - rows.keys():
         known = tick.load(partial(store.get_node, node_id=node_id))
         if known is None or known.ended_at is not None:
-            log.warning("machine %s has no living row and is deleted", node_id)
+            log.warning("machine %s has no living row and is deleted", node_id, extra=about(node=node_id))
             orphans.append(node_id)
     return orphans
 
@@ -393,7 +394,7 @@ def _withheld(tick: Tick, access: ClusterAccess, requests: _Requests) -> list[st
             try:
                 access.withhold(node_id)
             except ProviderError as error:
-                log.warning("node %s is not deleted yet: %s", node_id, error)
+                log.warning("node %s is not deleted yet: %s", node_id, error, extra=about(node=node_id))
                 continue
         may_end.append(node_id)
     return may_end
@@ -404,12 +405,14 @@ def _delete(tick: Tick, provider: Provider, node_id: str) -> None:
     try:
         provider.delete(node_id)
     except ProviderError as error:
-        log.warning("node %s cannot be deleted, it is tried again: %s", node_id, error)
+        log.warning(
+            "node %s cannot be deleted, it is tried again: %s", node_id, error, extra=about(node=node_id)
+        )
 
 
 def _begin_drain(tick: Tick, row: NodeRow, action: Drain) -> NodeRow:
     row = _save(tick, row, lifecycle.drain_node(row, action.reason, action.deadline_at, tick.now))
-    log.info("node %s is drained: %s", row.id, action.reason)
+    log.info("node %s is drained: %s", row.id, action.reason, extra=about(node=row.id))
     return row
 
 
@@ -433,7 +436,9 @@ def _drain_discarded(tick: Tick, drains: Drains, rows: Iterable[NodeRow], member
         is_given_up = row.state is NodeState.TERMINATING or row.state in ENDED
         if not is_given_up or member is None or not member.is_alive or member.is_draining:
             continue
-        log.info("node %s is a member although it was given up, and is drained", row.id)
+        log.info(
+            "node %s is a member although it was given up, and is drained", row.id, extra=about(node=row.id)
+        )
         _send_drain(tick, drains, row.id, f"it was given up: {row.message}", tick.now)
 
 
@@ -442,7 +447,9 @@ def _send_drain(tick: Tick, drains: Drains, node_id: str, reason: str, deadline_
     try:
         drains.drain(node_id, reason, deadline_at)
     except Exception as error:  # whatever Ray raises; it is sent again at the next tick
-        log.warning("node %s cannot be drained, it is tried again: %s", node_id, error)
+        log.warning(
+            "node %s cannot be drained, it is tried again: %s", node_id, error, extra=about(node=node_id)
+        )
 
 
 def _record_budget_step(tick: Tick, view: ClusterView, policies: Policies) -> None:
@@ -472,7 +479,7 @@ def _terminate(tick: Tick, row: NodeRow, action: Terminate, machines: Machines) 
         said = action.reason + said
         ended = lifecycle.terminate_node(row, said, is_failure, tick.now, is_cut_off=action.is_cut_off)
         row = _save(tick, row, ended)
-        log.info("node %s is terminated: %s", row.id, row.message)
+        log.info("node %s is terminated: %s", row.id, row.message, extra=about(node=row.id))
 
 
 def _insert(tick: Tick, action: Launch, offering: Offering, project: str | None) -> NodeRow:
@@ -548,16 +555,16 @@ def _record_throttling(tick: Tick, answers: Iterable[ProviderError | None]) -> N
 def _record_outcome(tick: Tick, row: NodeRow, refusal: ProviderError | None) -> None:
     """Record the outcome of a request for a machine."""
     if refusal is None:
-        log.info("node %s starts", row.id)
+        log.info("node %s starts", row.id, extra=about(node=row.id))
         _save(tick, row, lifecycle.observe_node(row, lifecycle.NodeObservation(is_provided=True), tick.now))
     elif isinstance(refusal, Throttled):
-        log.info("node %s is asked for again later: %s", row.id, refusal)
+        log.info("node %s is asked for again later: %s", row.id, refusal, extra=about(node=row.id))
         was_asked = isinstance(refusal, Unanswered)
         delayed = lifecycle.delay_node(row, str(refusal), tick.now, was_asked=was_asked)
         if delayed.node != row:
             _save(tick, row, delayed)
     else:
-        log.warning("node %s was refused: %s", row.id, refusal)
+        log.warning("node %s was refused: %s", row.id, refusal, extra=about(node=row.id))
         _record_refusals(tick, [refusal])
         is_failure = not _closes(refusal, tick.now)
         _save(tick, row, lifecycle.terminate_node(row, str(refusal), is_failure, tick.now))

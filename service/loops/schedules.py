@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from remora.errors import SpecError
+from remora.process_log import about
 from remora.spec.arrays import elements_of
 from remora.spec.fields import MAX_LABELS
 from remora.spec.spec import JobSpec
@@ -89,7 +90,12 @@ def _submit(
     except NoRoom as full:
         outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
     if outcome is Outcome.REFUSED:
-        log.warning("the schedule %s submits nothing this time: %s", schedule.id, made.message)
+        log.warning(
+            "the schedule %s submits nothing this time: %s",
+            schedule.id,
+            made.message,
+            extra=about(project=schedule.project),
+        )
     else:
         _note(connection, tick, schedule, made)
     return _run_of(tick, schedule, at, outcome, made)

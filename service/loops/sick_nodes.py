@@ -9,6 +9,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from remora.process_log import about
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.rows import NodeRow
@@ -54,7 +55,7 @@ def drain_sick(tick: Tick, rows: Sequence[NodeRow]) -> list[NodeRow]:
 
     changed = tick.apply(work)
     for row in changed.values():
-        log.warning("node %s is sick: %s", row.id, row.message)
+        log.warning("node %s is sick: %s", row.id, row.message, extra=about(node=row.id))
     return [changed.get(row.id, row) for row in rows]
 
 
@@ -72,6 +73,7 @@ def _within_limits(reports: Sequence[SickReport], now: float) -> dict[str, SickR
                 one.project,
                 MOST_PER_PROJECT,
                 one.message,
+                extra=about(project=one.project),
             )
             continue
         drained[one.project] += 1

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from remora.errors import SpecError
+from remora.process_log import about
 from service.loops.launching import attempt_plan
 from service.loops.live_attempts import LiveAttempts
 from service.loops.tick import Tick
@@ -45,6 +46,11 @@ def _scopes(job: JobRow, attempt: AttemptRow, settings: Settings) -> Scopes:
         plan = attempt_plan(job, attempt, settings)
     except (SpecError, UnknownStore) as error:
         # Its start says so, too.
-        log.warning("%s reaches no storage: %s", attempt.id, error)
+        log.warning(
+            "%s reaches no storage: %s",
+            attempt.id,
+            error,
+            extra=about(job=job.id, attempt=attempt.id, project=job.project),
+        )
         return {}
     return {url: scope for url, scope in job_scopes(plan).items() if is_brokered(url)}

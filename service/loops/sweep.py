@@ -9,6 +9,7 @@ import logging
 
 import sqlalchemy as sa
 
+from remora.process_log import about
 from remora.states import JobState
 from service.loops.arrays import settle_arrays
 from service.loops.dependencies import BATCH, settle_dependencies
@@ -80,12 +81,17 @@ def _end_strays(tick: Tick, launcher: Launcher) -> None:
     if not found:
         return
     for attempt_id in tick.load(lambda connection: jobs.unknown_attempts(connection, found)):
-        log.warning("the driver of the unknown attempt %s is ended", attempt_id)
+        log.warning(
+            "the driver of the unknown attempt %s is ended", attempt_id, extra=about(attempt=attempt_id)
+        )
         try:
             launcher.kill(attempt_id)
         except Exception as error:
             log.warning(
-                "it is not sure that attempt %s runs no more, it is tried again: %s", attempt_id, error
+                "it is not sure that attempt %s runs no more, it is tried again: %s",
+                attempt_id,
+                error,
+                extra=about(attempt=attempt_id),
             )
 
 
@@ -100,7 +106,12 @@ def _is_over(tick: Tick, launcher: Launcher, attempt: AttemptRow) -> bool:
             return False
         return launcher.kill(attempt.id)
     except Exception as error:
-        log.warning("it is not sure that attempt %s runs no more, it is tried again: %s", attempt.id, error)
+        log.warning(
+            "it is not sure that attempt %s runs no more, it is tried again: %s",
+            attempt.id,
+            error,
+            extra=about(job=attempt.job_id, attempt=attempt.id),
+        )
         return False
 
 

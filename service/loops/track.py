@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from cluster.policies.policies import BudgetStep
+from remora.process_log import about
 from remora.states import AttemptState, EndReason
 from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
@@ -64,7 +65,12 @@ def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
             if launcher.resize(attempt.id, job.sizes, order):
                 taken[attempt.id] = _sizes_taken(order, tick.now)
         except Exception as error:
-            log.warning("attempt %s cannot be resized, it is tried again: %s", attempt.id, error)
+            log.warning(
+                "attempt %s cannot be resized, it is tried again: %s",
+                attempt.id,
+                error,
+                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+            )
     live.change(taken)
 
 
@@ -88,7 +94,12 @@ def _request_stacks(live: LiveAttempts, launcher: Launcher) -> None:
             if launcher.request_stacks(attempt.id, order):
                 taken[attempt.id] = _stacks_taken(order)
         except Exception as error:
-            log.warning("attempt %s cannot be asked for stacks, it is tried again: %s", attempt.id, error)
+            log.warning(
+                "attempt %s cannot be asked for stacks, it is tried again: %s",
+                attempt.id,
+                error,
+                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+            )
     live.change(taken)
 
 
@@ -195,10 +206,20 @@ def _stop(tick: Tick, launcher: Launcher, attempt: AttemptRow, reason: EndReason
             # Also when it is recorded already: the controller may have died between the record and the request.
             launcher.stop(attempt.id, reason)
         else:
-            log.warning("attempt %s did not end within %g s and is killed", attempt.id, grace_s)
+            log.warning(
+                "attempt %s did not end within %g s and is killed",
+                attempt.id,
+                grace_s,
+                extra=about(job=attempt.job_id, attempt=attempt.id),
+            )
             launcher.kill(attempt.id)
     except Exception as error:
-        log.warning("attempt %s cannot be stopped, it is tried again: %s", attempt.id, error)
+        log.warning(
+            "attempt %s cannot be stopped, it is tried again: %s",
+            attempt.id,
+            error,
+            extra=about(job=attempt.job_id, attempt=attempt.id),
+        )
         if is_asked:
             return _Stopping.UNDER_WAY
     if not is_asked:

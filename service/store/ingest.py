@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cluster.policies.policies import Policies
+from remora.process_log import about
 from remora.states import AttemptState, JobState
 from service.queue import driver_records, early_stop, lifecycle
 from service.queue.early_stop import Score
@@ -137,7 +138,13 @@ def _in_sequence(attempt: AttemptRow, new: Sequence[Record], batch: _Batch) -> l
         if record.seq == last:
             continue
         if record.seq != last + 1 and taken:
-            log.warning("attempt %s: records %d to %d are missing", attempt.id, last + 1, record.seq - 1)
+            log.warning(
+                "attempt %s: records %d to %d are missing",
+                attempt.id,
+                last + 1,
+                record.seq - 1,
+                extra=about(job=attempt.job_id, attempt=attempt.id),
+            )
             break
         if record.seq != last + 1:
             lost = record.seq - last - 1

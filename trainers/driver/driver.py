@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import ray
 
 from remora.commands.launchers import describe, unwrap
+from remora.process_log import about, write_worker_log
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import ray_train
@@ -105,6 +106,7 @@ class Driver:
 
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
+        write_worker_log("driver", about(job=plan.job_id, attempt=plan.attempt_id))
         self._plan = plan
         self._backend = backend_of(plan.backend)
         self._account = Account(plan.log_limit_bytes, self._clock, self._now)

@@ -134,7 +134,7 @@ class Supervisor:
         self._decided_by: object | None = None
         self._storages = JobStorages(assignment.plan, ask_through(assignment.driver))
         self._checkpoints = CheckpointUploads(
-            assignment.plan, self._storages, assignment.driver, self._outbox, self._clean
+            assignment.plan, self._storages, assignment.driver, self._outbox, self.redacted
         )
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
@@ -163,10 +163,10 @@ class Supervisor:
             raise ChildFailed(str(error)) from error
         except Exception as error:
             # So that the driver learns what has failed.
-            why = self._clean(f"the supervisor failed: {type(error).__name__}: {error}")
+            why = self.redacted(f"the supervisor failed: {type(error).__name__}: {error}")
             self._report_trouble(why[:1000])
             # Ray writes what an error came from into its logs, as it is.
-            raise ChildFailed(self._clean(str(error))) from (None if self._redactor else error)
+            raise ChildFailed(self.redacted(str(error))) from (None if self._redactor else error)
 
     def _run(self) -> None:
         identity = self._identity
@@ -220,7 +220,7 @@ class Supervisor:
             except (BundleError, BackendUnusable, CommandUnusable, InputMissing) as error:
                 self._finish({"start_failed": str(error)})
             except (EnvironmentFailed, EnvironmentImpossible) as error:
-                self._finish({"environment_failed": self._clean(str(error))[:4000]})
+                self._finish({"environment_failed": self.redacted(str(error))[:4000]})
             except CheckpointDamaged as damaged:
                 where = {"folder": damaged.folder, "file": damaged.file}
                 self._outbox.put({"type": "damaged", **where, "why": str(damaged)})
@@ -229,7 +229,7 @@ class Supervisor:
             except (StorageError, OSError) as error:
                 self._report_trouble(f"preparing the code failed: {error}")
                 # Ray writes what an error came from into its logs, as it is.
-                raise ChildFailed(self._clean(str(error))) from (None if self._redactor else error)
+                raise ChildFailed(self.redacted(str(error))) from (None if self._redactor else error)
             else:
                 self._conclude(child, launch)
             finally:
@@ -283,7 +283,7 @@ class Supervisor:
             self._may_begin.wait()
         return prepared
 
-    def _clean(self, text: str) -> str:
+    def redacted(self, text: str) -> str:
         """The text without values of secrets, before it is cut."""
         return text if self._redactor is None else self._redactor.redact(text)
 
@@ -356,7 +356,7 @@ class Supervisor:
             self._outbox.put({"type": "stack", "text": "The command was not started yet."})
             return
         self._collectives.ask(child)
-        text = stacks_below(child.pid, self._clean)
+        text = stacks_below(child.pid, self.redacted)
         self._outbox.put({"type": "stack", "text": text, "collectives": self._collectives.answer()})
 
     def _scan_outputs(self, message: channel.Message) -> None:
@@ -569,12 +569,12 @@ class Supervisor:
         elif message["type"] == "collectives":
             self._collectives.receive(message)
         elif message["type"] == "refused":
-            self._refusal = self._clean(str(message.get("message", "")))[:1000]
+            self._refusal = self.redacted(str(message.get("message", "")))[:1000]
         elif message["type"] == "checkpoint":
             try:
                 offer = CheckpointOffer.from_message(message, self._identity.generation)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
-                why = self._clean(f"a checkpoint message was not understood: {error!r}")
+                why = self.redacted(f"a checkpoint message was not understood: {error!r}")
                 self._say(why[:400])
             else:
                 self._take(offer)
@@ -610,7 +610,7 @@ class Supervisor:
             return
         if self._stop_requested:
             raise PlannedStop
-        raise ChildFailed(self._clean(str(status)))
+        raise ChildFailed(self.redacted(str(status)))
 
     def _driver_is_gone(self) -> None:
         """The driver is gone: end the child."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
+from remora.process_log import about, write_worker_log
 from remora.script import channel
 from trainers.secret_values import values_of
 from trainers.supervisor.assignment import Assignment
@@ -45,6 +46,8 @@ def supervise() -> None:
     if _assignment is None:
         raise RuntimeError("this worker was started without an assignment")
     running = Supervisor(_assignment)
+    identity = _assignment.identity
+    write_worker_log("worker", about(job=identity.job_id, attempt=identity.attempt_id), running.redacted)
     with _starting:
         for message in _early:
             running.instruct(message)

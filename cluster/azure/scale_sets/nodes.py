@@ -42,6 +42,7 @@ from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
 from cluster.policies.offerings import Offering
 from cluster.provider import InvalidRequest, NodeRequest, ProvidedNode, ProviderError, QuotaExceeded
+from remora.process_log import about
 
 log = logging.getLogger(__name__)
 
@@ -343,7 +344,9 @@ class ScaleSetNodes:
     def _refuse(self, seen: SeenSet, decision: Decision, why: ProviderError | None) -> None:
         """Remember which nodes Azure had no machine for."""
         for one in decision.refused:
-            log.info("%s has no machine for %s: %s", seen.name, one.node_id, why)
+            log.info(
+                "%s has no machine for %s: %s", seen.name, one.node_id, why, extra=about(node=one.node_id)
+            )
             node = _waiting_node(seen, one)
             message = str(why or "Azure could not make it")
             self._memory.refused[one.node_id] = replace(node, is_running=False, message=message, refusal=why)

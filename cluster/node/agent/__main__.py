@@ -19,6 +19,7 @@ from cluster.node.agent.agent import Agent
 from cluster.node.agent.gpus import Gpus
 from cluster.node.agent.head_client import RayHead
 from cluster.node.agent.metadata import URL, MetadataService
+from remora.process_log import NODE_LINES, about, write_log
 
 log = logging.getLogger("cluster.node.agent")
 
@@ -57,8 +58,7 @@ def end_ray(pid_file: Path | None, reason: str) -> None:
 def main(words: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; the exit status of the process."""
     arguments = _arguments(words)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    write_log("agent", text=logging.Formatter(NODE_LINES), of_process=about(node=arguments.node_id))
     if not arguments.node_id:
         print("cluster.node.agent: give --node-id or REMORA_NODE_ID", file=sys.stderr)
         return 2

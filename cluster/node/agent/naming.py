@@ -16,6 +16,7 @@ from types import FrameType
 
 from cluster.azure.body import NODE_TAG
 from cluster.node.agent.metadata import TIMEOUT_S, URL, MetadataAway, MetadataService
+from remora.process_log import NODE_LINES, write_log
 
 log = logging.getLogger("cluster.node.agent.naming")
 
@@ -56,8 +57,7 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.node.agent.naming", description=__doc__)
     parser.add_argument("--metadata-url", default=URL, help="the metadata service, for the emulator")
     arguments = parser.parse_args(words)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    write_log("agent", text=logging.Formatter(NODE_LINES))
     stopping = threading.Event()
 
     def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001

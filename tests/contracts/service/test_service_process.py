@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import socket
@@ -486,6 +487,32 @@ class TestStarting:
         assert code == 1
         assert "the database does not answer" in said
         assert len(said.splitlines()) == 1
+
+
+class TestLog:
+    def test_a_request_is_a_line_of_json_without_its_parameters(self, home: Path) -> None:
+        settings = {"REMORA_LOG_FORMAT": "json", "REMORA_ACCESS_LOG": "true"}
+        with running_api(home, **settings) as started:
+            url = f"{started.url}/v1/jobs/job_01KBC0000000000000000000AA/events?code=hunter22"
+            httpx2.get(url, headers={"X-Request-ID": "asked-1"})
+            assert started.stop() == 0
+        text = started.log.read_text()
+        assert "hunter22" not in text
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert {line["process"] for line in lines} == {"api"}
+        (one,) = [line for line in lines if line.get("request") == "asked-1"]
+        assert one["logger"] == "uvicorn.access"
+        assert (one["method"], one["path"], one["status"]) == (
+            "GET",
+            "/v1/jobs/job_01KBC0000000000000000000AA/events",
+            422,
+        )
+        assert one["job"] == "job_01KBC0000000000000000000AA"
+
+    def test_requests_are_not_logged_unless_that_is_asked_for(self, api: Api) -> None:
+        httpx2.get(f"{api.url}/v1/jobs")
+        assert api.stop() == 0
+        assert "/v1/jobs" not in api.log.read_text()
 
 
 class TestControllerProcess:

@@ -15,6 +15,7 @@ import sys
 import threading
 from pathlib import Path
 
+from remora.process_log import write_log
 from trainers.inputs.mounts.blocks import BlockReader
 from trainers.inputs.mounts.mountable import may_allow_others, unmount
 from trainers.inputs.mounts.tree import tree_of
@@ -108,5 +109,5 @@ def _serve(folder: Path, writing: int) -> None:
 
 if __name__ == "__main__":
     # Clients of storages write a page about each request.
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    write_log("mounts", level=logging.WARNING, text=logging.Formatter("%(levelname)s %(message)s"))
     sys.exit(main(Path(sys.argv[1])))

@@ -142,7 +142,11 @@ def test_a_process_gets_the_settings_and_what_the_installation_fixes() -> None:
     assert made["REMORA_RAY_ADDRESS"] == "10.0.0.4:6379"
     assert "REMORA_FORKED_MODULES" not in made
     assert "REMORA_FORKED_MODULES" in environment_of(units["head"], installation(), LAYOUT, {}, {})
-    assert arguments_of(units["api-2"], installation(), LAYOUT)[-4:-2] == ["--port", "7266"]
+    assert arguments_of(units["api-2"], installation(), LAYOUT)[-2:] == ["--port", "7266"]
+    # Whatever collects their lines reads JSON, unless the settings say otherwise.
+    assert made["REMORA_LOG_FORMAT"] == "json"
+    as_text = environment_of(units["head"], installation(), LAYOUT, {"REMORA_LOG_FORMAT": "text"}, {})
+    assert as_text["REMORA_LOG_FORMAT"] == "text"
 
 
 def test_a_wheel_is_known_by_version_and_digest(tmp_path: Path) -> None:
