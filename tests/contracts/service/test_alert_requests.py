@@ -223,8 +223,9 @@ def test_without_its_key_an_alert_is_kept_and_says_what_to_do(team: Team) -> Non
     path.write_bytes(kept)
     team.owner.world.now += 60.0
     team.owner.world.controller.holder.step(team.owner.world.now)
-    team.owner.world.tick(1)
-    team.owner.world.controller.alerts.wait(20.0)
+    for _ in range(3):
+        team.owner.world.tick()
+        team.owner.world.controller.alerts.wait(20.0)
     assert len(team.receiver.received) == 1
 
 
