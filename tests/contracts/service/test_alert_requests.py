@@ -221,6 +221,7 @@ def test_without_its_key_an_alert_is_kept_and_says_what_to_do(team: Team) -> Non
     )
     assert (again.status_code, again.json()["code"]) == (409, "keys_unusable"), "and no other key is made"
     path.write_bytes(kept)
+    path.chmod(0o600)
     team.owner.world.now += 60.0
     team.owner.world.controller.holder.step(team.owner.world.now)
     for _ in range(3):

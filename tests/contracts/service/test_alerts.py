@@ -314,6 +314,25 @@ def failing_at(database: Database, number: int) -> Iterator[list[str]]:
         sa.event.remove(database.engine, "before_cursor_execute", fail)
 
 
+def test_of_several_controllers_one_sends(alerted: Alerted) -> None:
+    """Also of those of other clusters, and whichever has the lease."""
+    alert = alerted.create("job_ended")
+    second = alerted.world.new_controller()
+    other = World(alerted.world.database, alerted.world.settings.model_copy(update={"cluster": "ward"}))
+    job_ids = []
+    for _ in range(3):
+        job_ids.append(alerted.end())
+        for _ in range(3):
+            alerted.tick()
+            second.tick(alerted.world.now)
+            other.now = alerted.world.now
+            other.tick()
+    assert [r.content["data"]["job_id"] for r in alerted.receiver.received] == job_ids
+    assert [one["tries"] for one in alerted.shown(alert)] == [1, 1, 1]
+    for controller in (second, other.controller):
+        controller.alerts.close()
+
+
 class TestKinds:
     def test_a_job_that_waits_is_reported_once_for_each_wait(self, alerted: Alerted) -> None:
         alert = alerted.create("job_waits", wait_s=600.0)

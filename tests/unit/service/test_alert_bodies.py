@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from service.alerts.bodies import email_of, slack_body, webhook_body, webhook_headers
 from service.queue.alerts import NotificationRow
+from tests.architecture.repository import blocks
 
 
 def notification(message: str = "job digits failed", **data: Any) -> NotificationRow:
@@ -63,6 +65,20 @@ class TestWebhooks:
             },
         }
         assert webhook_body(one) == webhook_body(one)
+
+
+def test_the_function_of_the_page_takes_what_is_signed_and_nothing_else() -> None:
+    (block,) = [one for page, one in blocks("python") if page == "docs/alerts.md" and "is_from_remora" in one]
+    named: dict[str, Any] = {}
+    exec(compile(block, "docs/alerts.md", "exec"), named)  # noqa: S102 - our own page
+    is_from_remora = named["is_from_remora"]
+    secret, body = f"whsec_{base64.b64encode(b'k' * 32).decode()}", webhook_body(notification())
+    headers = webhook_headers("ntf_1", secret, body, time.time())
+    assert is_from_remora(secret, headers, body)
+    assert not is_from_remora(secret, headers, body + b" ")
+    assert not is_from_remora(secret, {**headers, "webhook-id": "ntf_2"}, body)
+    assert not is_from_remora(f"whsec_{base64.b64encode(b'x' * 32).decode()}", headers, body)
+    assert not is_from_remora(secret, webhook_headers("ntf_1", secret, body, time.time() - 1000), body)
 
 
 class TestSlack:
