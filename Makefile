@@ -17,7 +17,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -246,6 +246,18 @@ bench-planner: setup
 bench-service: initdb setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks service
 
+# How the web page keeps up with many jobs, watchers and lines of log, beside the pages of Ray and MLflow.
+bench-page: setup browser page-peers
+	PYTHONPATH=. $(BIN)/python -m benchmarks page
+
+page-peers: .venv-page-peers/.installed
+
+.venv-page-peers/.installed: requirements/page-peers.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-page-peers
+	.venv-page-peers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	    -r requirements/page-peers.txt
+	touch $@
+
 # Whether /healthz answers within 200 ms while the service is sent hostile requests.
 bench-hostile: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks.hostile
@@ -266,4 +278,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-browser .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-browser .venv-page-peers .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, elastic, environments, planner, ray_packer, service, what_if
+from benchmarks import backends, elastic, environments, page, planner, ray_packer, service, what_if
 
 OUT = Path(__file__).parent / "out"
 
@@ -25,6 +25,7 @@ def main() -> int:
         "backends": lambda: backends.run(leave_out=arguments.leave_out, rounds=arguments.rounds),
         "service": service.run,
         "environments": environments.run,
+        "page": page.run,
         "planner": lambda: {**planner.run(), **ray_packer.run(), **what_if.run()},
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -44,7 +45,7 @@ def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "name", nargs="?", choices=["backends", "elastic", "environments", "planner", "service"]
+        "name", nargs="?", choices=["backends", "elastic", "environments", "page", "planner", "service"]
     )
     parser.add_argument(
         "--leave-out",

@@ -20,9 +20,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -35,6 +32,7 @@ import psutil
 import sqlalchemy as sa
 
 from benchmarks import driver_cost, idle, short_jobs
+from benchmarks.served import serve
 from remora.states import JobState
 from service.settings import Settings
 from service.store.database import Database
@@ -52,7 +50,6 @@ ROUNDS = 3
 #: Nodes of the controller that is measured.
 NODES = 50
 TICKS = 9
-_ROOT = Path(__file__).parent.parent
 _BODY = json.dumps(
     {
         "name": "digits",
@@ -163,7 +160,7 @@ def _ours(url: str) -> Iterator[tuple[str, psutil.Process]]:
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         words = ["-m", "service.main", "--home", folder, "--port", "0"]
         settings = {"REMORA_DATABASE_URL": url, "REMORA_MAX_ACTIVE_JOBS": "1000000"}
-        with _server(words, settings, Path(folder) / "api.url") as server:
+        with serve(words, settings, Path(folder) / "api.url") as server:
             yield server
 
 
@@ -173,53 +170,8 @@ def _bare(url: str) -> Iterator[tuple[str, psutil.Process]]:
         address = Path(folder) / "url"
         if url.startswith("postgresql://"):
             url = url.replace("postgresql://", "postgresql+psycopg://", 1)
-        with _server(["-m", "benchmarks.bare_service", url, str(address)], {}, address) as server:
+        with serve(["-m", "benchmarks.bare_service", url, str(address)], {}, address) as server:
             yield server
-
-
-@contextlib.contextmanager
-def _server(
-    words: list[str], settings: dict[str, str], address: Path
-) -> Iterator[tuple[str, psutil.Process]]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("REMORA_")}
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        env={**environment, **settings, "PYTHONPATH": str(_ROOT)},
-        cwd=_ROOT,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        while not address.exists() or not address.read_text().endswith("\n"):
-            if process.poll() is not None:
-                raise RuntimeError(f"the server ended with {process.returncode}")
-            time.sleep(0.05)
-        host = address.read_text().strip().removeprefix("http://")
-        _until_it_answers(host)
-        yield host, psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _until_it_answers(host: str) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            connection = http.client.HTTPConnection(host, timeout=5)
-            connection.request("GET", "/healthz")
-            connection.getresponse().read()
-            connection.close()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-        else:
-            return
 
 
 def tick(running: int, reporting: int, queued: int) -> dict[str, Any]:

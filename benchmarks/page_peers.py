@@ -1,0 +1,110 @@
+"""python -m benchmarks.page_peers ray|mlflow COUNT FOLDER: a peer of `benchmarks/page.py` with that number of entries.
+
+It runs in the environment of `make page-peers`.  Prints `{"address": URL}` once the peer answers, and ends it when
+its own standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from remora.ports import free_port
+
+_PATIENCE_S = 120.0
+
+
+def _ray(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
+    """Command, address, and what adds the jobs to Ray's own store of them."""
+    gcs, dashboard, client = (free_port() for _ in range(3))
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=1"),
+        *(f"--port={gcs}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"),
+        *("--include-dashboard=true", "--disable-usage-stats", "--object-store-memory=100000000"),
+        *("--node-ip-address=127.0.0.1", f"--temp-dir={folder}"),
+    ]
+
+    def add() -> None:
+        from ray._raylet import GcsClient
+        from ray.dashboard.modules.job.common import JobInfoStorageClient
+        from ray.job_submission import JobInfo, JobStatus
+
+        store = JobInfoStorageClient(GcsClient(address=f"127.0.0.1:{gcs}"))
+
+        async def put() -> None:
+            for number in range(count):
+                info = JobInfo(
+                    JobStatus.SUCCEEDED,
+                    entrypoint="python train.py",
+                    start_time=1000 * number,
+                    end_time=1000 * number + 1,
+                )
+                await store.put_info(f"raysubmit_{number:016d}", info)
+
+        asyncio.run(put())
+
+    return command, f"http://127.0.0.1:{dashboard}", add
+
+
+def _mlflow(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
+    """Command, address, and nothing to add: the runs are stored before."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    url = f"sqlite:///{folder}/mlflow.db"
+    store = SqlAlchemyStore(url, str(folder))
+    for number in range(count):
+        run = store.create_run("0", "user", 1000 * number, [], f"run {number}")
+        store.update_run_info(run.info.run_id, "FINISHED", 1000 * number + 1, None)
+    port = free_port()
+    words = ["-m", "mlflow", "server", "--backend-store-uri", url, "--host", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, *words, "--workers", "1"], f"http://127.0.0.1:{port}", lambda: None
+
+
+_PEERS: Mapping[str, Callable[[int, Path], tuple[list[str], str, Callable[[], None]]]] = {
+    "ray": _ray,
+    "mlflow": _mlflow,
+}
+
+
+def main(name: str, count: int, folder: Path) -> int:
+    """The exit status of the process."""
+    command, address, add = _PEERS[name](count, folder)
+    with (folder / "peer.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _until_it_answers(address, process)
+            add()
+            print(json.dumps({"address": address}), flush=True)
+            sys.stdin.read()
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return 0
+
+
+def _until_it_answers(address: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=5):  # noqa: S310 - its own address
+                return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))
