@@ -126,13 +126,17 @@ class TestDelivery:
 
     def test_is_in_order_and_the_next_waits_for_the_one_before(self, alerted: Alerted) -> None:
         alert = alerted.create("job_ended")
-        alerted.receiver.answers.append(500)
+        alerted.receiver.answers += [500, 500]
         jobs = [alerted.end() for _ in range(3)]
         alerted.tick(2)
-        assert {r.content["data"]["job_id"] for r in alerted.receiver.received} == {jobs[0]}
+        assert [r.content["data"]["job_id"] for r in alerted.receiver.received] == jobs[:1]
         alerted.pass_time(6.0)
+        alerted.tick(2)
+        # All three are due, and the first one is refused again.
+        assert [r.content["data"]["job_id"] for r in alerted.receiver.received] == jobs[:1] * 2
+        alerted.pass_time(11.0)
         alerted.tick(3)
-        assert [r.content["data"]["job_id"] for r in alerted.receiver.received] == [jobs[0], *jobs]
+        assert [r.content["data"]["job_id"] for r in alerted.receiver.received] == [*jobs[:1] * 2, *jobs]
         assert [one["state"] for one in alerted.shown(alert)] == ["delivered"] * 3
 
     def test_ends_after_a_day_and_goes_on_with_what_is_younger(self, alerted: Alerted) -> None:
