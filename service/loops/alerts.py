@@ -27,7 +27,7 @@ from service.queue.deliveries import LIFETIME_S, Answer, Try, after_tries
 from service.secrets.encryption import CannotOpen, Key
 from service.secrets.key_file import KeyFile, KeysUnusable
 from service.settings import Settings
-from service.store import alert_facts, alerts
+from service.store import alerts
 
 log = logging.getLogger(__name__)
 
@@ -63,19 +63,18 @@ class Alerts:
     def step(self, tick: Tick) -> None:
         """One step of everything.  Raises Fenced."""
         # 1. Load.
-        has_facts, has_due = tick.load(
-            lambda connection: (alert_facts.is_any(connection), alerts.has_due(connection, tick.now))
-        )
+        has_facts, has_watches, has_notifications = tick.load(partial(alerts.what_is_due, now=tick.now))
         # 2. What has happened.
         if has_facts:
             tick.apply(partial(take_facts, tick=tick))
         # 3. What is watched.
-        if has_due:
+        if has_watches:
             tick.apply(partial(look, tick=tick))
         # 4. What became of tries.
-        self._settle(tick)
+        has_news = self._settle(tick)
         # 5. What is due.
-        self._send(tick)
+        if has_facts or has_watches or has_notifications or has_news:
+            self._send(tick)
         self._forget(tick)
 
     def wait(self, timeout_s: float) -> None:
@@ -91,7 +90,8 @@ class Alerts:
         """Begin no further try; those that are under way end within seconds, and are made again later."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _settle(self, tick: Tick) -> None:
+    def _settle(self, tick: Tick) -> bool:
+        """Store what became of tries that have ended; whether some have."""
         self.landed.clear()
         ended = [alert_id for alert_id, flight in self._flights.items() if flight.tries.done()]
         # Also where the lease is lost: then another process makes these tries again.
@@ -106,6 +106,7 @@ class Alerts:
         for alert_id, outcome in outcomes.items():
             if outcome.error is not None:
                 log.warning("the alert %s could not be sent: %s", alert_id, outcome.error)
+        return bool(flights)
 
     def _send(self, tick: Tick) -> None:
         room = MOST_AT_ONCE - len(self._flights)

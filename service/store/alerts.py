@@ -18,7 +18,7 @@ from service.queue.intake import Kept
 from service.store import holdings
 from service.store.project_lists import newest_of
 from service.store.rows import in_parts, insert_into, upsert
-from service.store.tables import PENDING_NOTIFICATIONS, alert_watches, alerts, notifications
+from service.store.tables import PENDING_NOTIFICATIONS, alert_facts, alert_watches, alerts, notifications
 
 _ALERT = sa.select(alerts).where(alerts.c.id == sa.bindparam("of"))
 _LOCKED = _ALERT.with_for_update()
@@ -119,10 +119,13 @@ def due_watches(connection: sa.Connection, now: float, limit: int) -> list[Watch
     return [Watch(**row._mapping) for row in connection.execute(due.limit(limit))]
 
 
-def has_due(connection: sa.Connection, now: float) -> bool:
-    """Whether a watch is due."""
-    due = sa.select(alert_watches.c.kind).where(alert_watches.c.due_at <= now).limit(1)
-    return connection.execute(due).first() is not None
+def what_is_due(connection: sa.Connection, now: float) -> tuple[bool, bool, bool]:
+    """Whether there are facts of which nothing was made yet, watches that are due, and alerts that may be sent now."""
+    facts = sa.select(alert_facts.c.seq).exists()
+    watches = sa.select(alert_watches.c.kind).where(alert_watches.c.due_at <= now).exists()
+    due_alerts = sa.select(alerts.c.id).where(alerts.c.due_at.is_not(None), alerts.c.due_at <= now).exists()
+    found = connection.execute(sa.select(facts, watches, due_alerts)).one()
+    return bool(found[0]), bool(found[1]), bool(found[2])
 
 
 def notify(connection: sa.Connection, rows: Sequence[NotificationRow], now: float) -> None:
