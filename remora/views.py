@@ -555,8 +555,8 @@ class Project(View):
     """A project: what is kept of it, beside its limits in the policies."""
 
     name: str
-    #: `jobs` that wait or run, `bundle_bytes`, `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, and the
-    #: `streams` that are open at the process that answered.
+    #: `jobs` that wait or run, `bundle_bytes`, `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, `alerts`,
+    #: and the `streams` that are open at the process that answered.
     uses: dict[str, ProjectUse]
 
 

@@ -194,6 +194,20 @@ class Settings(BaseSettings):
     #: Bytes that a node keeps of each project's caches, for later jobs of the project; 0: none.  Where jobs have users.
     project_cache_bytes: int = Field(default=50 * 2**30, ge=0)
 
+    #: Hosts, or hosts with ports, to which alerts may be sent although they are not on the public Internet, and without
+    #: TLS; separated by commas.
+    alert_hosts: str = ""
+    #: The SMTP server by which alerts are sent as e-mail; empty: none is.
+    smtp_host: str = ""
+    smtp_port: int = Field(default=587, ge=1, le=65535)
+    #: Whether the conversation with it is encrypted from the beginning, after STARTTLS, or not at all.
+    smtp_tls: Literal["starttls", "tls", "none"] = "starttls"
+    #: The address from which e-mail is sent.
+    smtp_from: str = ""
+    #: Who logs in at the SMTP server, and a file with the password; empty: no login.
+    smtp_user: str = ""
+    smtp_password_file: Path | None = None
+
     #: Days that the audit is kept; 0: for ever.
     audit_days: float = Field(default=400.0, ge=0)
     #: Days that jobs, nodes and their records are kept after their end, and bundles after their last use; 0: for ever.
@@ -212,6 +226,11 @@ class Settings(BaseSettings):
     def secrets_key(self) -> Path:
         """The file in force with the keys of secrets."""
         return (self.secrets_key_file or self.home / "secrets.key").expanduser()
+
+    @property
+    def allowed_alert_hosts(self) -> frozenset[str]:
+        """Names in `alert_hosts`, in lower case."""
+        return frozenset(name.lower() for part in self.alert_hosts.split(",") if (name := part.strip()))
 
     @property
     def azure(self) -> Path:

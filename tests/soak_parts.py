@@ -109,6 +109,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_resized_jobs.py",
             f"{CONTRACTS}/test_retry_rules.py",
             f"{CONTRACTS}/test_rights_of_schedules.py",
+            f"{CONTRACTS}/test_alert_requests.py",
             f"{CONTRACTS}/test_secrets_of_projects.py",
             f"{CONTRACTS}/test_service_api.py",
             f"{CONTRACTS}/test_service_buying.py",

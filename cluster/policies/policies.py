@@ -157,6 +157,7 @@ class ProjectLimits(_Policy):
     schedules: Count = 1000
     #: That have a role in it and were not revoked.
     tokens: Count = 1000
+    alerts: Count = 100
     #: Streams of events and logs of its jobs that are open at one process of the API.
     streams: Count | None = None
 
@@ -168,6 +169,7 @@ class PrincipalLimits(_Policy):
     bundle_bytes: Bytes | None = None
     #: That it created and that were not revoked.
     tokens: Count = 1000
+    alerts: Count = 20
     #: Streams of events and logs that are open at one process of the API.
     streams: Count = 64
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from remora.cli import (
+    alerts,
     arrays,
     changes,
     cluster,
@@ -85,6 +86,7 @@ for command in (
 app.callback()(cluster.options)
 app.add_typer(arrays.app, name="arrays")
 app.add_typer(schedules.app, name="schedules")
+app.add_typer(alerts.app, name="alerts")
 app.add_typer(models.app, name="models")
 app.add_typer(local.env_app, name="env")
 app.add_typer(policies.app, name="policy")

@@ -23,7 +23,9 @@ from typing import Any, Literal, Self, TypeVar, overload
 import httpx2
 from pydantic import PrivateAttr
 
-from remora.client import flows, identity_requests, pipeline_flow, requests, what_if
+from remora.alert_kinds import AlertKind, Channel
+from remora.alert_views import Alert, NewAlert, Notification
+from remora.client import alert_requests, flows, identity_requests, pipeline_flow, requests, what_if
 from remora.client.credentials import TokenSource
 from remora.client.flows import Flow, Paging, Work
 from remora.client.requests import Answer, Request, Stream
@@ -191,6 +193,57 @@ class Client(Shell):
     def delete_schedule(self, schedule_id: str) -> Schedule:
         """Delete a schedule: it submits nothing any more.  Jobs that it has submitted stay."""
         return self._send(requests.delete_schedule(schedule_id))
+
+    def create_alert(
+        self,
+        kinds: Sequence[AlertKind | str],
+        *,
+        project: str | None,
+        webhook: str | None = None,
+        slack: str | None = None,
+        email: str | None = None,
+        all_jobs: bool = False,
+        wait_s: float | None = None,
+        budget_percents: Sequence[int] | None = None,
+        slow_factor: float | None = None,
+    ) -> NewAlert:
+        """Have the service notify a URL or an address of your jobs, or of all jobs of a project; None: of the cluster.
+
+        The secret that signs the requests of a webhook is in this answer alone.  Raises Invalid, ConfigurationError.
+        """
+        channel, target = alert_requests.target_of(
+            {Channel.WEBHOOK: webhook, Channel.SLACK: slack, Channel.EMAIL: email}
+        )
+        options = {
+            "wait_s": wait_s,
+            "budget_percents": None if budget_percents is None else list(budget_percents),
+            "slow_factor": slow_factor,
+        }
+        return self._send(
+            alert_requests.create_alert(project, kinds, channel, target, all_jobs=all_jobs, options=options)
+        )
+
+    def alerts(self) -> list[Alert]:
+        """Your alerts and those of the projects that you administer, newest first."""
+        return self._run(flows.all_pages(alert_requests.list_alerts))
+
+    def alert(self, alert_id: str) -> Alert:
+        """One alert."""
+        return self._send(alert_requests.get_alert(alert_id))
+
+    def notifications(self, alert_id: str, *, limit: int | None = None) -> list[Notification]:
+        """What an alert has reported, newest first, and what became of it."""
+        return self._run(
+            flows.all_pages(lambda cursor: alert_requests.list_notifications(alert_id, cursor), limit)
+        )
+
+    def test_alert(self, alert_id: str) -> Notification:
+        """Have a notification sent that reports nothing.  Raises Conflict where the receiver is gone."""
+        return self._send(alert_requests.test_alert(alert_id))
+
+    def delete_alert(self, alert_id: str) -> Alert:
+        """Delete an alert: what was not sent yet is not sent any more."""
+        return self._send(alert_requests.delete_alert(alert_id))
 
     def clone(
         self, job_id: str, values: Mapping[str, Any] | None = None, *, idempotency_key: str | None = None

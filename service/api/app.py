@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI
 import remora
 from remora.views import Problem
 from service.api import (
+    alerts,
     arrays,
     audit,
     bundles,
@@ -146,6 +147,7 @@ def create_app(settings: Settings) -> FastAPI:
         jobs.router,
         changes.router,
         arrays.router,
+        alerts.router,
         schedules.router,
         streams.router,
         checkpoints.router,

@@ -2,8 +2,8 @@
 
 python -m service.controller [--home DIR] [--log-format text|json]
 
-Three threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops that
-ask the cloud, and the main thread runs all others.
+Four threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops that
+ask the cloud, one makes and sends notifications of alerts, and the main thread runs all others.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from service.clouds.place_files import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
 from service.controller.leases_held import ControllerLeases
+from service.loops.alerts import Alerts
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
 from service.loops.ledger_entries import write_ledger_entries
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 #: What the controller of each cluster does for its own jobs and nodes alone, under the lease of its cluster.
 OF_CLUSTER = ("track", "account", "sweep", "dispatch", "storage", "prepare", "drill", "scale")
 #: What one of the controllers does for all clusters, under a lease of its own.
-OF_SERVICE = ("waits", "deletion", "retention", "recount")
+OF_SERVICE = ("waits", "deletion", "retention", "recount", "alerts")
 #: Seconds between two attempts to connect.
 RETRY_S = 1.0
 #: Seconds that a thread may take to return from a call at the end of the process.
@@ -64,7 +65,7 @@ Loops = tuple[tuple[str, Callable[[], None]], ...]
 class Controller:
     """Runs the loops while this process holds the lease; of any number of controllers of a cluster one acts.
 
-    `work` and `ask_cloud` run in one thread each; `tick` runs all loops once in the thread that calls it.
+    `work`, `ask_cloud` and `alert` run in one thread each; `tick` runs all loops once in the thread that calls it.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Controller:
         self._scopes = StorageScopes()
         self.listing = Listing(monotonic, partial(read_list, opened=partial(open_storage, settings)))
         self.deletion = self._cloud.deletion
+        self.alerts = Alerts(settings, monotonic)
         #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
         self.holder = holder or ControllerLeases(database, settings, monotonic)
@@ -103,7 +105,10 @@ class Controller:
         def clock() -> float:
             return now
 
-        return self.ask_cloud(clock) and self.work(clock)
+        is_mine = self.ask_cloud(clock) and self.work(clock)
+        if is_mine:
+            self.alert(clock)
+        return is_mine
 
     def work(self, clock: Callable[[], float] = CLOCK) -> bool:
         """Run once the loops that users wait for; False when another controller holds the lease.  Raises DBAPIError."""
@@ -157,6 +162,10 @@ class Controller:
             self._serve_all(clock, self._cloud.upkeep)
         return is_mine
 
+    def alert(self, clock: Callable[[], float] = CLOCK) -> None:
+        """Make and send notifications once, if this controller does so for all clusters.  Raises DBAPIError."""
+        self._serve_all(clock, lambda of_all: (("alerts", lambda: self.alerts.step(of_all)),))
+
     def _serve_all(self, clock: Callable[[], float], loops_of: Callable[[Tick], Loops]) -> None:
         """Run loops that one controller runs for all clusters, if this is the one.  Raises DBAPIError."""
         lease = self.holder.held_for_all()
@@ -203,6 +212,7 @@ class Controller:
 
     def close(self) -> None:
         """Close all connections to Ray and the cloud; no tick may follow."""
+        self.alerts.close()
         self._cloud.close()
 
     def resign(self) -> None:
@@ -258,6 +268,7 @@ class Process:
         self._holder = ControllerLeases(database, settings)
         self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
         self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
+        self._alerts_thread = Repeated("alerts", self._alert, threading.Event())
         #: The newest problem of each thread, by its name; empty: none.
         self._complaints: dict[str, str] = {}
         self.stopping = threading.Event()
@@ -275,6 +286,7 @@ class Process:
         self._holder.report_idle()
         self._lease_thread.start()
         self._cloud_thread.start()
+        self._alerts_thread.start()
         while not self.stopping.is_set():
             began = time.monotonic()
             said = self._tick()
@@ -348,6 +360,17 @@ class Process:
         self._complain("cloud", said)
         return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
 
+    def _alert(self) -> float:
+        """One tick of the thread that sends notifications; seconds until the next one."""
+        began, said = time.monotonic(), ""
+        try:
+            if self._controller is not None:
+                self._controller.alert()
+        except DBAPIError as error:
+            said = f"{why_failed(error)}; trying again"
+        self._complain("alerts", said)
+        return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
+
     def _keep(self) -> float:
         """One step of the thread that renews the lease; seconds until the next one."""
         said, lease = "", None
@@ -364,7 +387,7 @@ class Process:
         if not self._cloud_thread.stop(END_S):
             log.warning("the cloud does not answer: this process ends without it, and its lease runs out")
             self.is_stuck = True
-        if not self._lease_thread.stop(END_S):
+        if not self._alerts_thread.stop(END_S) or not self._lease_thread.stop(END_S):
             self.is_stuck = True
         if self.is_stuck:
             return
@@ -374,6 +397,8 @@ class Process:
             log.warning("%s; the lease runs out", why_failed(error))
         if self._controller is not None:
             self._controller.close()
+            # The interpreter would wait for what receivers of alerts do not answer; it is sent again.
+            self.is_stuck = self._controller.alerts.is_busy
 
 
 def _arguments(words: list[str]) -> argparse.Namespace:

@@ -48,6 +48,8 @@ LIST = Permission(Role.VIEWER, Where.LISTED)
 CHANGE = Permission(Role.SUBMITTER, Where.OBJECT)
 SUBMIT = Permission(Role.SUBMITTER, Where.NAMED)
 DELETE = Permission(Role.ADMIN, Where.OBJECT, is_enough_to_own=True)
+#: What of others is for admins: where an alert is sent to, and what it has reported.
+OWN = DELETE
 GRANT = Permission(Role.ADMIN, Where.NAMED)
 #: What one's own projects pay; what the cluster pays is for operators.
 SPENT = Permission(Role.SUBMITTER, Where.LISTED)
@@ -83,6 +85,12 @@ PERMISSIONS: Mapping[str, Permission] = {
     "show_schedule": VIEW,
     "list_runs": VIEW,
     "delete_schedule": CHANGE,
+    "create_alert": SUBMIT,
+    "list_alerts": LIST,
+    "show_alert": OWN,
+    "list_notifications": OWN,
+    "test_alert": OWN,
+    "delete_alert": OWN,
     "list_projects": LIST,
     "list_models": LIST,
     "list_model_versions": LIST,

@@ -46,6 +46,7 @@ class Kept(StrEnum):
     SECRETS = "secrets"
     SCHEDULES = "schedules"
     TOKENS = "tokens"
+    ALERTS = "alerts"
 
 
 #: What people call it, the stable word of a refusal, and what makes room.
@@ -60,6 +61,7 @@ _WORDS = {
     Kept.SECRETS: ("secrets", "too_many_secrets", "delete some: remora secrets delete"),
     Kept.SCHEDULES: ("schedules", "too_many_schedules", "delete some: remora schedules delete"),
     Kept.TOKENS: ("tokens", "too_many_tokens", "revoke some: remora tokens revoke"),
+    Kept.ALERTS: ("alerts", "too_many_alerts", "delete some: remora alerts delete"),
 }
 
 

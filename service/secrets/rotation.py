@@ -1,4 +1,4 @@
-"""Encrypts all secrets with a new key.
+"""Encrypts all secrets, and where alerts are sent to, with a new key.
 
 A new key is put into the key file first, then rows are written again in batches, and last the old keys leave the file.
 Each step can be the last one of this process: a file with several keys says that a rotation is under way, and the next
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from service.secrets.alert_contents import open_content, seal_content
 from service.secrets.encryption import CannotOpen, Key, Sealed, unseal
 from service.secrets.key_file import KeyFile, KeysUnusable
 from service.secrets.storing import sealed_again
+from service.store import alerts
 from service.store import secret_rows as store
 from service.store.database import Database
 
@@ -29,7 +31,7 @@ class Rotation:
     rewritten: int
     #: One that was interrupted was brought to its end.
     is_resumed: bool
-    #: `project/name` of those that cannot be decrypted, which are left as they are.
+    #: `project/name` of secrets, and `project/id` of alerts, that cannot be decrypted, which are left as they are.
     unreadable: tuple[str, ...] = ()
 
 
@@ -52,6 +54,11 @@ def rotate(database: Database, key_file: KeyFile) -> Rotation:
             after = done.last
             rewritten += done.rewritten
             unreadable += done.unreadable
+        last = ""
+        while (of_alerts := _rewrite_alerts(database, keys, last)) is not None:
+            last = of_alerts.last[1]
+            rewritten += of_alerts.rewritten
+            unreadable += of_alerts.unreadable
         key_file.write(keys[:1])
         return Rotation(
             key_id=keys[0].id, rewritten=rewritten, is_resumed=is_resumed, unreadable=tuple(unreadable)
@@ -79,5 +86,24 @@ def _rewrite(database: Database, keys: tuple[Key, ...], after: tuple[str, str] |
         if not rows:
             return None
         return _Batch((rows[-1].project, rows[-1].name), len(rows) - len(unreadable), unreadable)
+
+    return database.transact(work)
+
+
+def _rewrite_alerts(database: Database, keys: tuple[Key, ...], after: str) -> _Batch | None:
+    def work(connection: sa.Connection) -> _Batch | None:
+        rows = alerts.of_other_keys(connection, keys[0].id, after, BATCH)
+        unreadable = []
+        for row in rows:
+            try:
+                content = open_content(keys, row)
+            except CannotOpen:
+                unreadable.append(f"{row.project}/{row.id}")
+            else:
+                sealed = seal_content(keys[0], row.project, row.id, content)
+                alerts.seal_again(connection, row.id, sealed.key_id, sealed.ciphertext)
+        if not rows:
+            return None
+        return _Batch((rows[-1].project, rows[-1].id), len(rows) - len(unreadable), unreadable)
 
     return database.transact(work)

@@ -42,19 +42,11 @@ def store_secret(
     KeysUnusable, NoRoom.
     """
     with key_file.locked():
-        keys = key_file.read()
-        if not keys:
-            # Never where rows need the key of a lost file: its copy has to come back, and not another key.
-            if database.query(store.is_any):
-                raise KeysUnusable(
-                    f"the key file {key_file.path} is gone, and there are secrets that need it; restore it from its"
-                    " copy, or delete all secrets"
-                )
-            keys = key_file.add()
+        key = newest_key(database, key_file)
 
         def work(connection: sa.Connection) -> SecretRow:
             before = store.lock(connection, new.project, new.name)
-            row = _next(connection, keys[0], before, new, now)
+            row = _next(connection, key, before, new, now)
             store.put(connection, row, most(connection))
             also(connection, before, row)
             return row
@@ -64,6 +56,20 @@ def store_secret(
         except IntegrityError:
             # The API of another machine stored the first version at the same moment.
             return database.transact(work)
+
+
+def newest_key(database: Database, key_file: KeyFile) -> Key:
+    """What new rows are encrypted with, for who has the lock of the key file.  Raises KeysUnusable."""
+    keys = key_file.read()
+    if not keys:
+        # Never where rows need the key of a lost file: its copy has to come back, and not another key.
+        if database.query(store.is_any):
+            raise KeysUnusable(
+                f"the key file {key_file.path} is gone, and there are secrets that need it; restore it from its"
+                " copy, or delete all secrets and alerts"
+            )
+        keys = key_file.add()
+    return keys[0]
 
 
 def _next(

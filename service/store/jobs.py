@@ -10,9 +10,10 @@ import sqlalchemy as sa
 
 from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queue_key
 from remora.states import AttemptState, JobState
+from service.queue.alerts import Fact, facts_of
 from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NewEvent
-from service.store import arrays, dependencies, labels
+from service.store import alert_facts, arrays, dependencies, labels
 from service.store.labels import Label
 from service.store.project_lists import newest_of
 from service.store.rows import (
@@ -227,6 +228,7 @@ def insert_jobs(connection: sa.Connection, decisions: Sequence[Decision]) -> lis
     _insert_events(
         connection, [row for decision in decisions for row in _event_rows(decision.job, decision.events)]
     )
+    alert_facts.record(connection, [fact for decision in decisions for fact in _facts(decision)])
     return new
 
 
@@ -243,6 +245,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     new, old, moved, told, after = [], [], [], [], []
     begun: list[dict[str, Any]] = []
     ends, waited, in_arrays = [], [], []
+    facts: list[Fact] = []
     counted = Counted()
     for change in changes:
         before, decision, attempt = change.before, change.decision, change.decision.attempt
@@ -263,6 +266,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
             in_arrays.append(job.array_id)
         moved.append(job)
         told += _event_rows(decision.job, decision.events)
+        facts += _facts(decision)
         after.append(job)
     if new:
         connection.execute(insert_into(attempts), new)
@@ -271,6 +275,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     if moved:
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
     _insert_events(connection, told)
+    alert_facts.record(connection, facts)
     if begun:
         connection.execute(insert_into(phases), begun)
     dependencies.note_ends(connection, ends, waited)
@@ -310,6 +315,10 @@ def _event_rows(job: JobRow, new: Sequence[NewEvent]) -> list[dict[str, Any]]:
         }
         for offset, event in enumerate(new, start=1)
     ]
+
+
+def _facts(decision: Decision) -> list[Fact]:
+    return facts_of(decision.job, decision.job.event_seq + 1, decision.events)
 
 
 def _insert_events(connection: sa.Connection, rows: list[dict[str, Any]]) -> None:

@@ -10,8 +10,10 @@ import sqlalchemy as sa
 
 from remora.states import NodeState
 from remora.views import NodeEvent
+from service.queue.alerts import fact_of_node
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow
+from service.store import alert_facts
 from service.store.failures import Fenced
 from service.store.rows import columns, to_row, to_rows
 from service.store.tables import LIVE_NODES, node_events, nodes
@@ -39,6 +41,8 @@ def save_node(connection: sa.Connection, before: NodeRow, decision: NodeDecision
     if changed.rowcount != 1:
         raise Fenced(f"node {before.id} was changed by another transaction")
     _insert_events(connection, decision)
+    fact = fact_of_node(before, node, decision.events)
+    alert_facts.record(connection, [] if fact is None else [fact])
     count_node_start(connection, before, node)
     return node
 

@@ -13,6 +13,7 @@ from remora.roles import EVERYWHERE
 from service.queue.intake import Kept
 from service.store import holdings
 from service.store.tables import (
+    alerts,
     bundle_holders,
     bundles,
     jobs,
@@ -71,6 +72,12 @@ def _sources(kind: Kept) -> tuple[_Source, ...]:
             return (
                 _Source(given, _ONE, project=token_grants.c.project, where=(_GOOD, known)),
                 _Source(tokens, _ONE, holder=tokens.c.created_by, where=(_GOOD,)),
+            )
+        case Kept.ALERTS:
+            named = alerts.c.project != EVERYWHERE
+            return (
+                _Source(alerts, _ONE, project=alerts.c.project, where=(named,)),
+                _Source(alerts, _ONE, holder=alerts.c.owner),
             )
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from service.identities.principals import Access
+from service.queue.alerts import AlertRow
 from service.queue.arrays import ArrayRow
 from service.queue.rows import JobRow
 from service.queue.schedules import ScheduleRow
-from service.store import arrays, jobs, schedules
+from service.store import alerts, arrays, jobs, schedules
 from service.store.ids import is_id
 from service.store.rows import in_parts
 from service.store.tables import jobs as jobs_table
@@ -59,6 +60,20 @@ def find_schedule(
     if row is None or not access.sees(row.project):
         return None
     access.check(row.project, row.submitted_by)
+    return row
+
+
+def find_alert(
+    connection: sa.Connection, access: Access, alert_id: str, *, lock: bool = False
+) -> AlertRow | None:
+    """The alert for this principal, locked if asked, or None; one of the whole cluster is there for operators.
+
+    Raises Forbidden.
+    """
+    row = alerts.get(connection, alert_id, lock=lock) if is_id("alert", alert_id) else None
+    if row is None or not access.sees(row.project):
+        return None
+    access.check(row.project, row.owner)
     return row
 
 

@@ -11,7 +11,7 @@ from remora.errors import SpecError, SpecProblem
 from remora.spec.spec import JobSpec
 from service.queue.intake import Kept
 from service.queue.secrets import SecretRow
-from service.store import holdings
+from service.store import alerts, holdings
 from service.store.rows import upsert
 from service.store.tables import secret_versions, secrets
 
@@ -67,8 +67,10 @@ def delete(connection: sa.Connection, project: str, name: str) -> None:
 
 
 def is_any(connection: sa.Connection) -> bool:
-    """True when some project has a secret."""
-    return connection.execute(sa.select(secrets.c.name).limit(1)).first() is not None
+    """True when some project has a secret, or there is an alert, whose destination is one."""
+    if connection.execute(sa.select(secrets.c.name).limit(1)).first() is not None:
+        return True
+    return alerts.is_any(connection)
 
 
 def of_other_keys(

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
+from remora.alert_kinds import AlertKind, Channel, DeliveryState
 from remora.clusters import DEFAULT_CLUSTER
 from remora.roles import Role
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
@@ -60,6 +61,8 @@ ENDED_DEPENDENCIES = sa.text("ended_as IS NOT NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
 OPEN_DRILLS = sa.text("ended_at IS NULL")
 OPEN_USES = sa.text("ended_at IS NULL")
+DUE_ALERTS = sa.text("due_at IS NOT NULL")
+PENDING_NOTIFICATIONS = sa.text("state = 'pending'")
 
 
 def _partial(
@@ -713,6 +716,89 @@ grants = sa.Table(
     sa.Column("created_by", sa.String(300), nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Index("ix_grants_project", "project", "subject"),
+)
+
+# Whom to notify of what, and where to: `service.queue.alerts`.
+alerts = sa.Table(
+    "alerts",
+    metadata,
+    sa.Column("id", sa.String(40), primary_key=True),
+    # `*`: of the whole cluster.
+    sa.Column("project", sa.String(63), nullable=False),
+    sa.Column("owner", sa.String(300), nullable=False),
+    # As in `schedules`.
+    sa.Column("credential", sa.String(40)),
+    sa.Column("groups", sa.JSON(none_as_null=True)),
+    sa.Column("is_own_only", sa.Boolean, nullable=False),
+    sa.Column("kinds", sa.JSON, nullable=False),
+    sa.Column("channel", Word(Channel), nullable=False),
+    sa.Column("address", sa.String(300), nullable=False),
+    sa.Column("key_id", sa.String(40), nullable=False),
+    sa.Column("ciphertext", sa.LargeBinary, nullable=False),
+    sa.Column("wait_s", sa.Double, nullable=False),
+    sa.Column("budget_percents", sa.JSON, nullable=False),
+    sa.Column("slow_factor", sa.Double, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("due_at", sa.Double),
+    sa.Column("failures", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("error", sa.Text),
+    sa.Column("ended_at", sa.Double),
+    sa.Index("ix_alerts_project_id", "project", "id"),
+    _partial("ix_alerts_due", "due_at", where=DUE_ALERTS),
+)
+
+# What alerts may report, until the next tick has looked at it: written with the event that it is.
+alert_facts = sa.Table(
+    "alert_facts",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("kind", Word(AlertKind), nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("submitted_by", sa.Text),
+    sa.Column("about", sa.String(40), nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("event", sa.Text, nullable=False),
+    sa.Column("event_seq", sa.BigInteger, nullable=False),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
+# What alerts look at from time to time: `service.queue.alert_watches`.
+alert_watches = sa.Table(
+    "alert_watches",
+    metadata,
+    sa.Column("alert_id", sa.String(40), sa.ForeignKey("alerts.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("kind", Word(AlertKind), primary_key=True),
+    sa.Column("about", sa.String(40), primary_key=True),
+    sa.Column("due_at", sa.Double, nullable=False),
+    sa.Column("state", sa.JSON, nullable=False),
+    sa.Index("ix_alert_watches_due_at", "due_at"),
+)
+
+notifications = sa.Table(
+    "notifications",
+    metadata,
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True),
+    sa.Column("id", sa.String(40), nullable=False),
+    sa.Column("alert_id", sa.String(40), sa.ForeignKey("alerts.id", ondelete="CASCADE"), nullable=False),
+    # The database itself refuses that an alert reports something twice.
+    sa.Column("key", sa.String(200), nullable=False),
+    # When it happened, and when this row was written.
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+    sa.Column("state", Word(DeliveryState), nullable=False),
+    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("error", sa.Text),
+    sa.Column("settled_at", sa.Double),
+    sa.UniqueConstraint("alert_id", "key", name="uq_notifications_alert_id_key"),
+    _partial("ix_notifications_pending", "alert_id", "seq", where=PENDING_NOTIFICATIONS),
+    sa.Index("ix_notifications_alert_id_seq", "alert_id", "seq"),
+    sa.Index("ix_notifications_settled_at", "settled_at"),
 )
 
 # Who wrote what, when and from where: appended to in the transaction of each write, and deleted by age alone.

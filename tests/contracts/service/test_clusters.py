@@ -519,6 +519,7 @@ OF_ALL = {
         "models",
     ),
     *("node_events", "outputs", "phases", "policies", "pool_reopenings", "schedule_runs", "schedules"),
+    *("alert_facts", "alert_watches", "alerts", "notifications"),
     *("secret_versions", "secrets", "token_grants", "tokens", "totals"),
 }
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 import yaml
 
 from cluster.policies.policies import Policies
+from remora.alert_kinds import Channel
 from remora.roles import EVERYWHERE, Role
 from remora.spec.spec import JobSpec
 from service.clouds.fixed_pool import fixed_pool
@@ -23,11 +24,13 @@ from service.identities.tokens import TokenRow
 from service.loops.recount import Recount
 from service.loops.tick import Tick
 from service.queue import lifecycle
+from service.queue.alerts import AlertRow
 from service.queue.intake import LINES_LEFT, Kept, NoRoom
 from service.queue.schedules import ScheduleRow
 from service.queue.secrets import SecretRow, SecretSource
 from service.settings import Settings
 from service.store import (
+    alerts,
     bundles,
     deletion,
     holdings,
@@ -57,9 +60,9 @@ LIMITS = Policies.model_validate(
     {
         "projects": {
             "red": {"limits": {"bundle_bytes": 700, "output_bytes": 900, "log_lines": 30, "secrets": 2}},
-            "blue": {"limits": {"schedules": 2, "tokens": 3}},
+            "blue": {"limits": {"schedules": 2, "tokens": 3, "alerts": 2}},
         },
-        "principals": {"bundle_bytes": 900, "tokens": 4},
+        "principals": {"bundle_bytes": 900, "tokens": 4, "alerts": 4},
     }
 )
 
@@ -81,6 +84,10 @@ def recounted(database: Database) -> dict[tuple[str, Kept], int]:
         for table, kind in ((tables.secrets, Kept.SECRETS), (tables.schedules, Kept.SCHEDULES)):
             for row in connection.execute(sa.select(table.c.project)):
                 found[f"project:{row.project}", kind] += 1
+        for row in connection.execute(sa.select(tables.alerts)):
+            found[row.owner, Kept.ALERTS] += 1
+            if row.project != EVERYWHERE:
+                found[f"project:{row.project}", Kept.ALERTS] += 1
         good = set()
         for row in connection.execute(sa.select(tables.tokens).where(tables.tokens.c.revoked_at.is_(None))):
             good.add(row.id)
@@ -128,7 +135,8 @@ class Life:
             [
                 self.upload, self.upload, self.submit, self.submit, self.report, self.report, self.report,
                 self.delete_job, self.prune, self.forget_bundles, self.secret, self.secret, self.delete_secret,
-                self.schedule, self.delete_schedule, self.token, self.token, self.revoke, self.forget_tokens,
+                self.schedule, self.delete_schedule, self.alert, self.alert, self.delete_alert,
+                self.token, self.token, self.revoke, self.forget_tokens,
             ]
         )  # fmt: skip
         try:
@@ -212,6 +220,31 @@ class Life:
         row = self.one(connection, tables.schedules)
         if row is not None:
             schedules.delete(connection, ScheduleRow(**row._mapping))
+
+    def alert(self, connection: sa.Connection) -> None:
+        row = AlertRow(
+            id=new_id("alert", self.now),
+            project=self.draw.choice([*PROJECTS, EVERYWHERE]),
+            owner=self.draw.choice(PRINCIPALS),
+            is_own_only=True,
+            kinds=["job_ended"],
+            channel=Channel.EMAIL,
+            address="ann@example.com",
+            key_id="key",
+            ciphertext=b"x",
+            wait_s=60.0,
+            budget_percents=[50],
+            slow_factor=2.0,
+            created_at=self.now,
+        )
+        alerts.insert(connection, row, LIMITS.limits_of(row.project).alerts, LIMITS.principals.alerts)
+
+    def delete_alert(self, connection: sa.Connection) -> None:
+        row = self.one(connection, tables.alerts)
+        if row is not None:
+            alert = alerts.get(connection, row.id, lock=True)
+            assert alert is not None
+            alerts.delete(connection, alert)
 
     def token(self, connection: sa.Connection) -> None:
         grants = dict.fromkeys(self.draw.sample([*PROJECTS], self.draw.randrange(1, 3)), Role.VIEWER)
@@ -445,7 +478,7 @@ def test_limits_over_http(service: Service) -> None:
     uses = {kind: (use["used"], use["limit"]) for kind, use in shown["uses"].items()}
     assert uses == {
         "jobs": (1, 5), "bundle_bytes": (len(one), 200), "output_bytes": (0, None), "log_lines": (0, None),
-        "secrets": (1, 1), "schedules": (1, 1), "tokens": (3, 10), "streams": (0, 0),
+        "secrets": (1, 1), "schedules": (1, 1), "tokens": (3, 10), "alerts": (0, 100), "streams": (0, 0),
     }  # fmt: skip
     stranger = service.token({"blue": "viewer"})
     assert [one["name"] for one in service.ask(stranger, "GET", "/v1/projects").json()["items"]] == ["blue"]

@@ -100,6 +100,19 @@ def fresh_grant(service: Service, objects: Objects) -> str:
     return path
 
 
+def alert_of(objects: Objects) -> dict[str, Any]:
+    return {
+        "project": objects.project,
+        "jobs": "own",
+        "kinds": ["job_ended"],
+        "webhook": "https://example.com/x",
+    }
+
+
+def fresh_alert(service: Service, objects: Objects) -> str:
+    return f"/v1/alerts/{service.made('POST', '/v1/alerts', json=alert_of(objects))['id']}"
+
+
 def fresh_secret(service: Service, objects: Objects) -> str:
     path = f"/v1/projects/{objects.project}/secrets/FRESH"
     service.made("PUT", path, json={"value": "a long enough value"})
@@ -147,6 +160,12 @@ RULES: dict[str, Rule] = {
     "list_jobs": Rule("any", "GET", "/v1/jobs", kind="list"),
     "list_arrays": Rule("any", "GET", "/v1/arrays", kind="list"),
     "list_schedules": Rule("any", "GET", "/v1/schedules", kind="list"),
+    "create_alert": Rule("submitter", "POST", "/v1/alerts", alert_of, kind="named"),
+    "list_alerts": Rule("any", "GET", "/v1/alerts"),
+    "show_alert": Rule("admin", "GET", "/v1/alerts/{alert}"),
+    "list_notifications": Rule("admin", "GET", "/v1/alerts/{alert}/notifications"),
+    "test_alert": Rule("admin", "POST", "/v1/alerts/{alert}/test"),
+    "delete_alert": Rule("admin", "DELETE", "", fresh=fresh_alert),
     "list_projects": Rule("any", "GET", "/v1/projects"),
     "list_models": Rule("any", "GET", "/v1/models", kind="list"),
     "show_cluster_ledger": Rule("any", "GET", "/v1/ledger"),
@@ -272,7 +291,7 @@ def check(service: Service, operation: str, who: Any, project: str) -> None:
     said = f"{operation} in {project} by {who}: {answer.status_code} {answer.text[:300]}"
     if refusal is not None:
         assert answer.status_code == refusal, said
-        secret = (objects.done, objects.queued, objects.array, objects.model, "a secret")
+        secret = (objects.done, objects.queued, objects.array, objects.model, objects.alert, "a secret")
         named = [one for one in secret if one in answer.text and one not in path]
         assert named == [] or refusal != 404, said
     elif operation in NOT_HERE:
@@ -286,7 +305,7 @@ def check_list(service: Service, rule: Rule, who: Any, answer: Any) -> None:
     """A list has all that the principal sees, and nothing else; sentences name no job of others."""
     hidden = [one for one in service.objects.values() if not sees(who, one.project)]
     for one in hidden:
-        for text in (one.done, one.queued, one.array, one.schedule, one.model, one.token):
+        for text in (one.done, one.queued, one.array, one.schedule, one.model, one.token, one.alert):
             assert text not in answer.text
     if rule.kind == "list":
         projects = {

@@ -50,6 +50,8 @@ class Objects:
     model: str = ""
     #: A token with a role in it.
     token: str = ""
+    #: An operator's, of all of its jobs.
+    alert: str = ""
 
 
 @dataclass
@@ -160,6 +162,8 @@ def _objects(service: Service, project: str) -> Objects:
     found.array = service.made("POST", "/v1/arrays", json=array)["id"]
     schedule = {"command": COMMAND, "project": project, "schedule": {"cron": "0 3 * * *"}}
     found.schedule = service.made("POST", "/v1/schedules", json=schedule)["id"]
+    about = {"project": project, "jobs": "all", "kinds": ["job_ended"], "webhook": "https://example.com/x"}
+    found.alert = service.made("POST", "/v1/alerts", json=about)["id"]
     wanted = {"name": f"of {project}", "grants": {project: Role.VIEWER}}
     found.token = service.made("POST", "/v1/tokens", json=wanted)["id"]
     service.made("PUT", f"/v1/grants/{project}/user:someone", json={"role": "viewer"})

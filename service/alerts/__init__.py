@@ -1,0 +1,1 @@
+"""Sends notifications: signed webhooks, Slack's JSON, and e-mail."""
