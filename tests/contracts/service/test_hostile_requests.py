@@ -26,8 +26,8 @@ from tests.steps import stopped_after
 MOST_STEPS = 50_000
 #: Values that one request may leave for the garbage collector, which stops all threads while it looks at them.
 MOST_GARBAGE = 1_000
-#: What a request takes on the event loop however it is checked, with room to spare.
-STEPS_OF_A_REQUEST = 5_000
+#: What a request takes on the event loop however it is checked, with room to spare: its route is looked for in turn.
+STEPS_OF_A_REQUEST = 6_000
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
