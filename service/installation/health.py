@@ -17,11 +17,17 @@ from service.installation.layout import InstallationProblem
 from service.settings import Settings, read_settings
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from service.store.database import Database
     from service.store.leases import LeaseRow
 
 #: Seconds between two looks at a lease.
 _LOOK_S = 0.5
+NO_TABLES = (
+    "the database has no tables of Remora yet: `remora-server prepare` makes them, and so do the API and the controller"
+    " when they start"
+)
 
 
 def is_led(before: LeaseRow | None, now: LeaseRow | None) -> bool:
@@ -94,13 +100,22 @@ def _check_controllers_of(settings: Settings) -> None:
     import sqlalchemy as sa
 
     from service.store.database import Database
-    from service.store.failures import StoreError
+    from service.store.failures import StoreError, why_failed
 
     try:
         with contextlib.closing(Database(settings.database)) as database:
             check_controllers(database, settings)
-    except (StoreError, sa.exc.SQLAlchemyError) as error:
-        raise InstallationProblem(f"the database does not answer: {str(error)[:300]}") from None
+    except StoreError as error:
+        raise InstallationProblem(str(error)) from None
+    except (sa.exc.ProgrammingError, sa.exc.OperationalError) as error:
+        raise InstallationProblem(NO_TABLES if _lacks_a_table(error) else why_failed(error)) from None
+    except sa.exc.SQLAlchemyError as error:
+        raise InstallationProblem(why_failed(error)) from None
+
+
+def _lacks_a_table(error: sa.exc.DBAPIError) -> bool:
+    """By PostgreSQL's `undefined_table`, and by SQLite's message, for which it has no code of its own."""
+    return getattr(error.orig, "sqlstate", None) == "42P01" or str(error.orig).startswith("no such table")
 
 
 def answers(port: int, settings: Mapping[str, str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
@@ -9,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from cluster.local.node_starter import VARIABLE
 from service.installation import containers
 from service.installation.__main__ import main
 from service.installation.containers import ContainerProcess, arguments_of, environment_of, prepare
-from service.installation.health import check_api, check_controllers, is_led
+from service.installation.health import NO_TABLES, check_api, check_controllers, is_led
 from service.installation.layout import InstallationProblem, Layout, layout_of, read_installation
 from service.settings import Settings
 from service.store import leases
@@ -167,6 +169,16 @@ def test_a_controller_that_renews_its_lease_is_healthy_and_a_silent_one_is_not(
     with pytest.raises(InstallationProblem, match=r"no controller has led the cluster default for 1 s"):
         check_controllers(database, given, lambda: clock[0], rest)
     database.close()
+
+
+def test_a_database_without_tables_is_named_in_one_sentence(
+    given: Settings, capsys: pytest.CaptureFixture[str], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMORA_DATABASE_URL", database_url)
+    with contextlib.closing(Database(database_url)) as database:
+        database.transact(lambda connection: connection.execute(sa.text("DROP TABLE leases")))
+    assert main(["health", "controller"]) == 1
+    assert capsys.readouterr().err == f"remora-server: {NO_TABLES}\n"
 
 
 def test_an_api_that_does_not_answer_is_not_healthy(given: Settings) -> None:
