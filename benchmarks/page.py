@@ -9,8 +9,8 @@ of runs where `make page-peers` has installed them.
 `watchers`: microseconds of the server's CPU for one event and one watcher, by the number of watchers of one job; the
 peer is a bare Starlette that sends the same bytes.
 
-`logs`: milliseconds until the view of a job shows its newest line, and of the API alone for its newest lines, all or of
-one rank that prints rarely, by the number of lines that the job has printed.
+`logs`: milliseconds until the view of a job shows its newest line, and of the API alone for its newest lines, all, of
+one rank that prints rarely, or with a text that none has, by the number of lines that the job has printed.
 """
 
 from __future__ import annotations
@@ -225,6 +225,7 @@ def _logs(browser: Any, count: int) -> dict[str, float]:
             ],
             "newest_ms": answer_ms(newest),
             "newest_of_rank_ms": answer_ms(f"{newest}&rank={RANKS - 1}"),
+            "search_without_result_ms": answer_ms(f"{newest}&contains=never+printed"),
         }
 
 

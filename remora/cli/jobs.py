@@ -158,6 +158,9 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last N lines.")
     ] = None,
+    contains: Annotated[
+        str | None, typer.Option("--contains", metavar="TEXT", help="Only lines with this text in them.")
+    ] = None,
     raw: RawOption = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
@@ -166,7 +169,10 @@ def logs(
     with connect(server) as client:
         job_id = client.find(job).id
         with detaching(job_id, "logs -f"):
-            for line in client.logs(job_id, follow=follow, rank=rank, attempt=attempt, tail=tail):
+            lines = client.logs(
+                job_id, follow=follow, rank=rank, attempt=attempt, tail=tail, contains=contains
+            )
+            for line in lines:
                 if as_json:
                     output.print_json_line(line)
                 else:

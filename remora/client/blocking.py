@@ -331,12 +331,18 @@ class Client(Shell):
         rank: int | None = None,
         attempt: int | None = None,
         tail: int | None = None,
+        contains: str | None = None,
     ) -> Iterator[LogLine]:
-        """A job's log lines after a sequence number (or the last `tail`), of one rank or attempt or of all."""
+        """A job's log lines after a sequence number (or the last `tail`), of one rank or attempt or of all.
+
+        `contains`: only lines with this text in them; ASCII letters match in either case.
+        """
         if follow:
-            stream = requests.follow_logs(job_id, after=after, rank=rank, attempt=attempt, tail=tail)
+            stream = requests.follow_logs(
+                job_id, after=after, rank=rank, attempt=attempt, tail=tail, contains=contains
+            )
             return self._follow(stream, job_id)
-        return self._pages(flows.logs(job_id, after, rank, attempt, tail))
+        return self._pages(flows.logs(job_id, after, rank, attempt, tail, contains))
 
     def metrics(
         self, job_id: str, *, after_step: int | None = None, points: int | None = None

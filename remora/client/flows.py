@@ -247,7 +247,14 @@ def events(job_id: str, after: int) -> Paging[Event]:
     return lambda last: requests.list_events(job_id, after=after if last is None else last.seq)
 
 
-def logs(job_id: str, after: int, rank: int | None, attempt: int | None, tail: int | None) -> Paging[LogLine]:
+def logs(
+    job_id: str,
+    after: int,
+    rank: int | None,
+    attempt: int | None,
+    tail: int | None,
+    contains: str | None,
+) -> Paging[LogLine]:
     """Pages of the log lines after a sequence number, or of the last `tail`."""
     return lambda last: requests.list_logs(
         job_id,
@@ -255,6 +262,7 @@ def logs(job_id: str, after: int, rank: int | None, attempt: int | None, tail: i
         rank=rank,
         attempt=attempt,
         tail=tail if last is None else None,
+        contains=contains,
     )
 
 

@@ -361,9 +361,10 @@ def list_logs(
     rank: int | None = None,
     attempt: int | None = None,
     tail: int | None = None,
+    contains: str | None = None,
 ) -> Request[Page[LogLine]]:
     """Log lines after a sequence number, oldest first; with `tail` only the last lines, at most that many."""
-    params = _params(after=after, limit=limit, rank=rank, attempt=attempt, tail=tail)
+    params = _params(after=after, limit=limit, rank=rank, attempt=attempt, tail=tail, contains=contains)
     return Request(method="GET", path=job_path(job_id, "logs"), params=params, parse=_one(Page[LogLine]))
 
 
@@ -654,6 +655,7 @@ def follow_logs(
     rank: int | None = None,
     attempt: int | None = None,
     tail: int | None = None,
+    contains: str | None = None,
 ) -> Stream[LogLine]:
     """A job's log lines until it has ended."""
     return Stream(
@@ -662,7 +664,7 @@ def follow_logs(
         parse=LogLine.model_validate_json,
         seq=lambda line: line.seq,
         after=after,
-        params=_params(rank=rank, attempt=attempt),
+        params=_params(rank=rank, attempt=attempt, contains=contains),
         first_params=_params(tail=tail),
     )
 

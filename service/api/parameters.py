@@ -89,6 +89,8 @@ class LogsParameters(EventsParameters):
     rank: Annotated[int, Field(ge=-1, le=MAX_NUMBER)] | None = None
     attempt: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     tail: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    #: PostgreSQL has no text with the character 0.
+    contains: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")] | None = None
 
 
 class MetricsParameters(Parameters):

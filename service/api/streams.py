@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
@@ -151,13 +152,9 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     """What the workers printed: a page, a stream, or text with `Accept: text/plain`."""
     job = await job_of(request, job_id)
     context = context_of(request)
-    wanted = LogFilter(query.rank, query.attempt)
+    wanted = LogFilter(query.rank, query.attempt, query.contains)
     after = read_number_cursor(query.cursor, query.after)
-
-    async def read(after: int, limit: int) -> Sequence[LogLine]:
-        return await context.database.read(
-            lambda connection: telemetry.page_of_logs(connection, job_id, wanted, after, limit)
-        )
+    read = partial(_wanted_lines, context, job_id, wanted)
 
     resumes = request.headers.get("last-event-id") and _wants(request, "text/event-stream")
     if query.tail is not None and query.cursor is None and not resumes:
@@ -174,11 +171,28 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")
 
-    def work(connection: sa.Connection) -> bytes:
-        found = telemetry.page_of_logs(connection, job_id, wanted, after, query.limit)
-        return write_page(found, lambda line: line, lambda line: line.seq, query.limit)
+    lines = await read(after, query.limit)
+    written = partial(write_page, lines, lambda line: line, lambda line: line.seq, query.limit)
+    return as_json(await asyncio.to_thread(written))
 
-    return as_json(await context.database.read(work))
+
+async def _wanted_lines(
+    context: Context, job_id: str, wanted: LogFilter, after: int, limit: int
+) -> Sequence[LogLine]:
+    """The first `limit` wanted lines above `after`, by one query after the other, between which others have theirs."""
+    found: list[LogLine] = []
+    position: int | None = after
+    while position is not None:
+        look = partial(
+            telemetry.scan_logs,
+            job_id=job_id,
+            wanted=wanted,
+            after=position,
+            limit=limit - len(found),
+        )
+        lines, position = await context.database.read(look)
+        found += lines
+    return found
 
 
 async def _text(after: int, read: ReadPage[LogLine]) -> AsyncIterator[bytes]:

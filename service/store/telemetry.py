@@ -45,30 +45,75 @@ def page_of_events(connection: sa.Connection, job_id: str, after: int, limit: in
     return [Event(**row._mapping) for row in connection.execute(statement)]
 
 
+#: Lines that one query looks at for those that a filter wants, so that none holds a connection for long.
+SCANNED = 100_000
+#: Newest lines among which the last wanted ones are looked for.
+SCANNED_FOR_TAIL = 1_000_000
+
+
 @dataclass(frozen=True)
 class LogFilter:
     """Which lines of a job's log are wanted; None: all."""
 
     rank: int | None = None
     attempt: int | None = None
+    #: Part of the text; ASCII letters match in either case.
+    contains: str | None = None
+
+    @property
+    def wants_all(self) -> bool:
+        """No line is left out."""
+        return self == LogFilter()
 
 
 def page_of_logs(
     connection: sa.Connection, job_id: str, wanted: LogFilter, after: int, limit: int
 ) -> list[LogLine]:
     """Wanted lines with a number above `after`, in order."""
+    return scan_logs(connection, job_id, wanted, after, limit, None)[0]
+
+
+def scan_logs(
+    connection: sa.Connection,
+    job_id: str,
+    wanted: LogFilter,
+    after: int,
+    limit: int,
+    scanned: int | None = SCANNED,
+) -> tuple[list[LogLine], int | None]:
+    """The first `limit` wanted lines of the next `scanned` ones, and the number after which to go on.
+
+    That number is None when no line follows, or when the limit was reached.
+    """
     statement = _wanted(job_id, wanted).where(log_lines.c.seq > after).order_by(log_lines.c.seq).limit(limit)
-    return [LogLine(**row._mapping) for row in connection.execute(statement)]
+    is_bounded = scanned is not None and not wanted.wants_all
+    end = after + scanned if scanned is not None and is_bounded else None
+    if end is not None:
+        statement = statement.where(log_lines.c.seq <= end)
+    found = [LogLine(**row._mapping) for row in connection.execute(statement)]
+    goes_on = end is not None and len(found) < limit and end < _newest(connection, job_id)
+    return found, end if goes_on else None
 
 
 def tail_start(connection: sa.Connection, job_id: str, wanted: LogFilter, tail: int) -> int:
-    """The number after which exactly the last `tail` wanted lines follow."""
+    """The number after which the last `tail` wanted lines follow; with a filter, of the newest `SCANNED_FOR_TAIL`."""
+    newest = _newest(connection, job_id)
     if tail == 0:
-        newest = connection.execute(sa.select(jobs.c.log_seq).where(jobs.c.id == job_id)).scalar()
-        return int(newest or 0)
-    statement = _wanted(job_id, wanted).order_by(log_lines.c.seq.desc()).limit(1).offset(tail - 1)
+        return newest
+    first = 0 if wanted.wants_all else max(0, newest - SCANNED_FOR_TAIL)
+    statement = (
+        _wanted(job_id, wanted)
+        .where(log_lines.c.seq > first)
+        .order_by(log_lines.c.seq.desc())
+        .limit(1)
+        .offset(tail - 1)
+    )
     row = connection.execute(statement).first()
-    return 0 if row is None else row.seq - 1
+    return first if row is None else row.seq - 1
+
+
+def _newest(connection: sa.Connection, job_id: str) -> int:
+    return int(connection.execute(sa.select(jobs.c.log_seq).where(jobs.c.id == job_id)).scalar() or 0)
 
 
 def _wanted(job_id: str, wanted: LogFilter) -> sa.Select[tuple[int, float, int, int, str, str]]:
@@ -80,6 +125,8 @@ def _wanted(job_id: str, wanted: LogFilter) -> sa.Select[tuple[int, float, int, 
         statement = statement.where(line.rank == wanted.rank)
     if wanted.attempt is not None:
         statement = statement.where(line.attempt == wanted.attempt)
+    if wanted.contains is not None:
+        statement = statement.where(line.text.icontains(wanted.contains, autoescape=True))
     return statement
 
 

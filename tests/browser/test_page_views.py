@@ -101,6 +101,10 @@ def test_a_job_shows_its_life_line_metrics_and_logs(page: Tab, job: str) -> None
     page.page.get_by_role("img", name="loss by step").wait_for(timeout=PATIENCE_MS)
     page.page.get_by_label("contains").fill("step 1")
     page.page.locator(".log mark").first.wait_for(timeout=PATIENCE_MS)
+    page.page.get_by_label("contains").fill("printed by no rank")
+    page.shows("No such line was printed yet.")
+    page.page.get_by_label("contains").fill("")
+    page.page.locator(".log .stdout").first.wait_for(timeout=PATIENCE_MS)
     page.page.get_by_role("button", name="zoom in").click()
     assert page.page.get_by_role("button", name="all").is_enabled()
     assert page.findings() == []

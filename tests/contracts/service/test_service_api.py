@@ -494,6 +494,10 @@ class TestReading:
         assert texts("tail=100") == texts("")
         assert texts("after=1&limit=1") == ["two"]
         assert texts("attempt=2") == []
+        assert texts("contains=T") == ["two", "three \u00e9"]
+        assert texts("contains=T&rank=0&tail=5") == ["three \u00e9"]
+        assert texts("contains=%25") == texts("contains=_") == []
+        assert client.get(f"{path}/logs?contains=a%00").status_code == 422
         plain = client.get(f"{path}/logs", headers={"Accept": "text/plain"})
         assert plain.content.decode() == "one\ntwo\nthree \u00e9\n"
         first = client.get(f"{path}/metrics?limit=1").json()

@@ -246,6 +246,20 @@ class TestIngest:
             "node.lost",
         ]
 
+    def test_a_search_reads_a_bounded_number_of_lines_at_once(self, database: Database) -> None:
+        job, lease = submit(database), take_lease(database)
+        attempt = start(database, job.id)
+        texts = [*(["other"] * 4), "found", *(["other"] * 4)]
+        lines = [("log", {"rank": 0, "stream": "stdout", "text": text}) for text in texts]
+        take_in(database, lease, attempt, records(RUNNING, *lines))
+        wanted = LogFilter(contains="FOUND")
+
+        def scan(after: int) -> tuple[list[int], int | None]:
+            found, position = read(database, lambda c: telemetry.scan_logs(c, job.id, wanted, after, 10, 3))
+            return [line.seq for line in found], position
+
+        assert [scan(0), scan(3), scan(6)] == [([], 3), ([5], 6), ([], None)]
+
     def test_what_comes_twice_is_stored_once(self, database: Database) -> None:
         job, lease = submit(database), take_lease(database)
         attempt = start(database, job.id)

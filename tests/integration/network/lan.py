@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cluster.local import head, machine, provider
+from cluster.local import head, node_starter, provider
 from cluster.policies.placement import ZONE_LABEL
 from tests.needed import is_missing
 
@@ -156,7 +156,7 @@ def open_lan() -> Iterator[Lan]:
             patch.setattr(head, "head_address", lambda home: lan.head)
             patch.setattr(provider, "node_address", lan.plug_in)
             patch.setattr(
-                machine, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": lan.start_inside})
+                node_starter, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": lan.start_inside})
             )
             yield lan
     finally:

@@ -7,7 +7,6 @@ import sqlalchemy as sa
 from benchmarks import page
 from service.store.tables import log_lines
 
-
 #: A kernel counts the CPU of a process in hundredths of a second: a few events would cost the bare server nothing.
 EVENTS = 200
 
