@@ -61,7 +61,6 @@ PARTS: Mapping[str, Part] = {
     "rounds": Part(
         ("tests/chaos/test_soak.py",),
         ("service", "trainers", "cluster/local", "cluster/ray", "cluster/node", "tests/chaos"),
-        is_marked=False,
     ),
     "seeds": Part(
         ("tests/chaos/test_chaos.py",),
@@ -324,32 +323,52 @@ PARTS: Mapping[str, Part] = {
     "changes": Part(
         (
             f"{TRAINERS}/test_changes_on_nodes.py",
+            f"{TRAINERS}/test_diverged.py",
             f"{TRAINERS}/test_elastic.py",
             f"{TRAINERS}/test_hangs.py",
             f"{TRAINERS}/test_kept_nodes.py",
             f"{TRAINERS}/test_left_alone.py",
             f"{TRAINERS}/test_notices.py",
+            f"{TRAINERS}/test_owners_changes.py",
             f"{TRAINERS}/test_placement_on_nodes.py",
+            f"{TRAINERS}/test_straggling.py",
+            f"{TRAINERS}/test_wrong_machine.py",
         ),
         ("trainers/driver", "trainers/ray_train", f"{TRAINERS}/elastic_script.py", *LAB),
     ),
     "attempts": Part(
-        (f"{TRAINERS}/test_attempts.py", f"{TRAINERS}/test_mpi.py"),
+        (
+            "tests/e2e/test_job_images.py",
+            f"{TRAINERS}/test_attempts.py",
+            f"{TRAINERS}/test_builds_ahead.py",
+            f"{TRAINERS}/test_horovod.py",
+            f"{TRAINERS}/test_mpi.py",
+        ),
         ("trainers", *LAB),
     ),
     "examples": Part(
         (
+            "tests/e2e/test_azureml_pipeline.py",
             "tests/e2e/test_bad_input.py",
+            "tests/e2e/test_deepspeed_example.py",
             "tests/e2e/test_examples.py",
             "tests/e2e/test_huggingface_example.py",
             "tests/e2e/test_mpi_example.py",
             "tests/e2e/test_sharded_example.py",
+            "tests/foreign/test_example_counts.py",
         ),
-        ("examples", "remora/cli", "remora/spec", "remora/torch"),
+        ("examples", "remora/cli", "remora/foreign", "remora/spec", "remora/torch"),
     ),
     "nodes": Part(
-        ("tests/integration/cluster/test_local_cluster.py",),
-        ("cluster/local", "cluster/node", "cluster/ray"),
+        (
+            "tests/integration/cluster/test_azure_machines.py",
+            "tests/integration/cluster/test_hostile_head.py",
+            "tests/integration/cluster/test_local_cluster.py",
+            "tests/integration/cluster/test_member_of_a_server.py",
+            "tests/integration/cluster/test_nodes_for_a_gang.py",
+            "tests/integration/cluster/test_pod_joins.py",
+        ),
+        ("cluster/azure", "cluster/head", "cluster/kuberay", "cluster/local", "cluster/node", "cluster/ray"),
     ),
     "head": Part(
         (
@@ -366,6 +385,23 @@ PARTS: Mapping[str, Part] = {
             "trainers/ray_train/coordinator.py",
             "trainers/ray_train/start_limit.py",
             "trainers/ray_train/starting.py",
+        ),
+    ),
+    "service-of-a-machine": Part(
+        (
+            "tests/architecture/test_make_venv.py",
+            "tests/e2e/test_drill.py",
+            "tests/e2e/test_head_lost.py",
+            "tests/e2e/test_home_removed.py",
+            "tests/e2e/test_installed_wheel.py",
+        ),
+        (
+            "cluster/local",
+            "deploy/make-venv",
+            "examples/demo.py",
+            "service/embedded",
+            "service/loops",
+            "service/up.py",
         ),
     ),
     "containers": Part(

@@ -22,7 +22,7 @@ from tests.e2e.processes import until
 ROUNDS = int(os.environ.get("REMORA_SOAK_ROUNDS", len(VICTIMS)))
 SEED = int(os.environ.get("REMORA_SOAK_SEED", "1"))
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 60 * ROUNDS)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(300 + 60 * ROUNDS)]
 
 
 def test_every_acknowledged_job_ends_once_and_no_command_runs_twice(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from remora.states import JobState
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 PIPELINE = """\
 type: pipeline

@@ -10,7 +10,7 @@ from remora import Client
 from remora.states import JobState
 from tests.e2e.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepspeed"
 

@@ -15,7 +15,7 @@ from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, until
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: More than it ever does, however fast the machine is.
 STEPS = 1_000_000

@@ -14,7 +14,7 @@ from tests.e2e.processes import kill, until
 from tests.e2e.raw_http import RawClient
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EMULATOR = "cluster.azure.emulator"
 POLICIES = """\
@@ -88,7 +88,6 @@ def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     assert RawClient(url).send("GET", "/control/state").json["machines"] == {}
 
 
-@pytest.mark.soak
 def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go_on(
     emulated: Embedded, tmp_path: Path
 ) -> None:
@@ -130,7 +129,6 @@ def test_a_spent_budget_pauses_a_job_at_its_checkpoint_and_more_money_lets_it_go
         assert client.job(job.id).repeated_steps == 0
 
 
-@pytest.mark.soak
 def test_a_drill_takes_a_spot_machine_as_azure_does_and_the_rest_ends_with_the_service(
     emulated: Embedded, tmp_path: Path
 ) -> None:

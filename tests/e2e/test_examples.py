@@ -63,6 +63,7 @@ def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
     assert sum(checkpoint.files.values()) == checkpoint.size_bytes > 2**20
 
 
+@pytest.mark.soak
 def test_an_azure_ml_job_trains_as_it_is_and_its_output_becomes_a_model(
     service: Embedded, client: Client, tmp_path: Path
 ) -> None:

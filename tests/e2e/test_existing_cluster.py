@@ -24,7 +24,7 @@ from tests.e2e.processes import PATIENCE_S, JobProcesses, until
 from tests.e2e.scripts import Steps
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(900)]
 
 #: What the processes of the cluster carry in their environment: the node that they belong to.
 MARK = "TEST_EXISTING_NODE"
@@ -202,7 +202,6 @@ def test_a_job_trains_through_the_loss_of_a_node_and_the_cluster_stays_as_it_was
     assert (after["actors"], after["groups"], after["entries"]) == ([], [], [])
 
 
-@pytest.mark.soak
 def test_workers_run_on_as_many_nodes_as_the_policies_allow(cluster: ForeignCluster, tmp_path: Path) -> None:
     folder = tmp_path / "code"
     folder.mkdir()
@@ -249,7 +248,6 @@ def test_workers_run_on_as_many_nodes_as_the_policies_allow(cluster: ForeignClus
         service.end()
 
 
-@pytest.mark.soak
 def test_what_a_killed_service_left_is_removed_from_elsewhere(
     cluster: ForeignCluster, tmp_path: Path
 ) -> None:
@@ -273,7 +271,6 @@ def test_what_a_killed_service_left_is_removed_from_elsewhere(
     service.end()
 
 
-@pytest.mark.soak
 def test_a_secret_that_is_wrong_is_told_with_the_variables_that_give_it(
     cluster: ForeignCluster, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from tests.e2e.scripts import Steps
 from trainers.checkpoints.catalog import Catalog
 from trainers.storage import Storage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 def kill_head(home: Path) -> None:

@@ -11,7 +11,7 @@ from cluster.local.folders import ClusterFolders
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, processes_with, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def test_a_service_whose_home_was_removed_ends_and_leaves_nothing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from remora.states import JobState
 from tests.e2e.embedded import Embedded
 from tests.frameworks.transformers_environment import transformers_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
 STEPS = 40
@@ -35,7 +35,6 @@ def losses_by_hand(folder: Path, *launcher: str) -> list[str]:
     return re.findall(r"'(?:train_|eval_)?loss': '([0-9.]+)'", done.stdout)
 
 
-@pytest.mark.soak
 @pytest.mark.framework("transformers", "exact samples")
 def test_by_hand_and_under_torchrun_it_trains_the_same(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("alone", "several")]

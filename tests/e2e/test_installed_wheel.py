@@ -56,6 +56,7 @@ def test_no_folder_of_a_script_meets_one_of_the_service(wheel: Path, tmp_path: P
     assert shown.stdout == "[]\n", shown.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_demo_runs_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     programs = install(wheel, tmp_path / "env", "service")

@@ -12,7 +12,7 @@ from tests.container_images import containers, image, podman
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, kill, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Two ranks meet at the rendezvous, save, and wait in their first attempt; in the second one they go on and end.
 SCRIPT = """

@@ -15,6 +15,7 @@ from tests.e2e.embedded import Embedded
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("mpirun"),
 ]
@@ -22,7 +23,6 @@ pytestmark = [
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mpi"
 
 
-@pytest.mark.soak
 def test_plain_mpirun_trains_it() -> None:
     script = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "5"]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}

@@ -12,12 +12,11 @@ from remora import Client
 from remora.states import JobState
 from tests.e2e.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp"
 
 
-@pytest.mark.soak
 def test_torchrun_trains_it_on_two_workers() -> None:
     program = Path(sys.executable).with_name("torchrun")
     command = [

@@ -114,6 +114,7 @@ def test_scripts_that_need_no_accelerator_are_run(tmp_path: Path, monkeypatch: p
     }
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "end"), [("print(1)", "ran"), ("raise SystemExit(3)", "exit code")])
 def test_a_script_is_run_as_a_job(tmp_path: Path, text: str, end: str) -> None:

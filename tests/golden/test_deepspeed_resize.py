@@ -13,7 +13,7 @@ import pytest
 import remora
 from remora.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 SITE = Path(remora.__file__).parent / "deepspeed" / "site"

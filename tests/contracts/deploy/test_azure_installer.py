@@ -104,6 +104,7 @@ def machine(azure: Subscription, tmp_path: Path) -> Iterator[Machine]:
     return Machine(azure, tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     azure: Subscription, machine: Machine, tmp_path: Path

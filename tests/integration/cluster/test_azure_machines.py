@@ -24,7 +24,7 @@ from cluster.ray.connection import connect
 from cluster.ray.membership import RayMembership
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, IB_SIZE, AzureRig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from remora.ray_resources import DRIVER_SHARE, DRIVERS
 from tests.integration.trainers.lab import until
 from trainers.ray_train import coordinator
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(300)]
 
 #: One loopback address for each node: the head and those for drivers.
 HEAD = "127.0.84.1"
@@ -138,7 +138,6 @@ def test_the_coordinator_of_ray_train_holds_no_node_that_retires(server: Server)
     assert stands_on(ours) == node_id(new)
 
 
-@pytest.mark.soak
 def test_a_coordinator_that_a_program_had_bound_to_a_node_stays_until_its_last_driver_ends(
     server: Server,
 ) -> None:

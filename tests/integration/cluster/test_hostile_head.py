@@ -13,7 +13,7 @@ from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.records import MachineRecord
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Writes the id of each process that unpickles its actor's class or answer into a file.
 HOSTILE = """

@@ -26,6 +26,7 @@ from tests.rootless import PROCESSES, as_other_user, home_of_another
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.getuid() != 0, reason="only root makes a namespace of processes here"),
 ]

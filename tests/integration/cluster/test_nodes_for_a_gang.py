@@ -41,7 +41,7 @@ from service.store.nodes import current_nodes
 from tests.e2e.processes import until
 from tests.service_fakes import FakeLauncher, FakeSupply
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(580)]
 
 SOLD = Offering(
     size="local", zone=None, capacity=CapacityType.ON_DEMAND, resources={"CPU": 2.0}, price_per_hour=0.01

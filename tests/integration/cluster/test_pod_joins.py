@@ -24,7 +24,7 @@ from tests.contracts.cluster.kuberay_rig import KubeRayRig, request
 from tests.integration.cluster.test_head_started_again import DRIVERS, Server
 from tests.integration.trainers.lab import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Loopback address of the pod.
 POD = "127.0.83.7"

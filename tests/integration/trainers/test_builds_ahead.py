@@ -10,7 +10,7 @@ from trainers.builds_ahead import BuildsAhead
 from trainers.environments.request import EnvironmentRequest
 from trainers.plan import BuildAhead
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(300)]
 
 FILES = {"train.py": "import marker; print('built', marker.WHEN)"}
 #: Adds a module to the environment.

@@ -11,7 +11,7 @@ import pytest
 from tests.frameworks.transformers_environment import transformers_python
 from tests.integration.trainers.lab import Lab, Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(900)]
 
 #: Seconds in which groups of DeepSpeed and transformers start one after the other on a busy machine.
 LONG_S = 300.0
@@ -99,7 +99,6 @@ def metrics(running: Running) -> dict[int, dict[str, float]]:
     return found
 
 
-@pytest.mark.soak
 @pytest.mark.framework("Trainer with DeepSpeed", "runs")
 @pytest.mark.framework("Trainer with DeepSpeed", "resumes")
 @pytest.mark.framework("Trainer with DeepSpeed", "exact samples")
@@ -108,7 +107,6 @@ def test_a_lost_node_changes_neither_losses_nor_learning_rates_nor_the_best_mode
     compare_with_a_loss(lab, stage=2)
 
 
-@pytest.mark.soak
 def test_the_best_weights_of_which_no_worker_has_all_survive_a_lost_node(lab: Lab) -> None:
     compare_with_a_loss(lab, stage=3)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.trainers.lab import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 SCRIPT = """
 import torch

@@ -15,7 +15,7 @@ from tests.integration.trainers.jax_environment import jax_python
 from tests.integration.trainers.lab import Lab, Running
 from tests.integration.trainers.tensorflow_environment import tensorflow_python
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STEPS = 2000
@@ -106,7 +106,6 @@ def test_a_later_attempt_goes_on_from_the_checkpoint_with_as_many_workers(lab: L
     assert second.world_sizes == [2]
 
 
-@pytest.mark.soak
 @pytest.mark.backend("tensorflow", "unmodified script")
 def test_a_script_of_tensorflow_that_knows_nothing_of_remora_trains_on_two_workers(lab: Lab) -> None:
     lab.nodes(2)

@@ -13,7 +13,7 @@ from cluster.ray.membership import RayMembership
 from tests.integration.trainers.fsdp_scripts import SHARDED, UNMODIFIED
 from tests.integration.trainers.lab import Lab, Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def regrouped(run: Running) -> list[tuple[str, int]]:
@@ -52,7 +52,6 @@ def test_a_sharded_model_goes_on_from_memory_after_a_loss_and_leaves_a_node_in_t
     run.close()
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["shard", "tensor"])
 def test_of_three_that_are_left_two_go_on_with_a_model_that_two_hold_together(lab: Lab, layout: str) -> None:
     lab.nodes(4)
@@ -70,7 +69,6 @@ def test_of_three_that_are_left_two_go_on_with_a_model_that_two_hold_together(la
     run.close()
 
 
-@pytest.mark.soak
 @pytest.mark.backend("fsdp", "resumes same size")
 @pytest.mark.backend("fsdp", "resumes other size")
 def test_a_sharded_checkpoint_resumes_with_as_many_and_with_more_workers(lab: Lab) -> None:
@@ -89,7 +87,6 @@ def test_a_sharded_checkpoint_resumes_with_as_many_and_with_more_workers(lab: La
         run.close()
 
 
-@pytest.mark.soak
 @pytest.mark.backend("fsdp", "unmodified script")
 def test_a_script_with_its_own_checkpoints_goes_on_from_them_with_one_worker_less(
     lab: Lab, tmp_path: Path

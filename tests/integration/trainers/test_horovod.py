@@ -11,6 +11,7 @@ from tests.integration.trainers.lab import Lab
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("mpirun"),
 ]

@@ -14,14 +14,13 @@ from tests.integration.trainers.listener import Listener
 from trainers import launch
 from trainers.launch import RayLauncher
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 WAITS = {
     "wait.py": "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)\n"
 }
 
 
-@pytest.mark.soak
 def test_a_node_that_is_kept_for_a_job_is_there_for_it_and_for_others_only_then(
     lab: Lab, tmp_path: Path
 ) -> None:

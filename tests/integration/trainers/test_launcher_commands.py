@@ -10,7 +10,7 @@ from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "torchrun"
 
@@ -40,7 +40,6 @@ def test_torchrun_in_a_script_for_a_shell_starts_no_second_training(lab: Lab) ->
     assert said == "remora: torchrun is not started: every worker runs `python train.py --lr 0.1`."
 
 
-@pytest.mark.soak
 def test_a_script_with_its_own_snapshot_goes_on_from_it_with_the_workers_that_are_left(lab: Lab) -> None:
     lab.nodes(2)
     job = JobSpec.from_yaml(EXAMPLE / "job.yaml")

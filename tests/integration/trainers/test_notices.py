@@ -12,7 +12,7 @@ from cluster.ray.membership import RayMembership
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def notice(node_id: str, seconds: float) -> float:
@@ -29,7 +29,6 @@ def living(node_ids: list[str]) -> list[str]:
     ]
 
 
-@pytest.mark.soak
 @pytest.mark.backend("ddp", "notice")
 def test_two_notices_at_once_and_rank_0_is_among_them(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(3)
@@ -47,7 +46,6 @@ def test_two_notices_at_once_and_rank_0_is_among_them(lab: Lab, tmp_path: Path) 
     assert training.run.events("node.lost") == []
 
 
-@pytest.mark.soak
 def test_a_notice_of_five_seconds(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=1, max_workers=2)
@@ -60,7 +58,6 @@ def test_a_notice_of_five_seconds(lab: Lab, tmp_path: Path) -> None:
     training.finish_without_repetition()
 
 
-@pytest.mark.soak
 def test_a_notice_that_comes_to_nothing_costs_no_step(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=1, max_workers=2)
@@ -97,7 +94,6 @@ def test_nodes_that_all_drain_may_go_as_soon_as_their_state_is_saved(lab: Lab, t
     assert training.run.progress["repeated_steps"] == 0
 
 
-@pytest.mark.soak
 def test_a_node_that_cannot_be_done_without_is_left_at_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=2, max_workers=2)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Knows nothing of Remora: goes on from its own snapshot, or writes one and waits for its machine to go.
 OWN_SNAPSHOT = """
@@ -123,7 +123,6 @@ if not epochs_run:
 """
 
 
-@pytest.mark.soak
 def test_a_script_that_saves_one_file_in_its_working_folder_goes_on_from_it(lab: Lab) -> None:
     lab.nodes(1)
     files = {"outputs": ("snapshot",), "output_files": {"snapshot.pt": "snapshot"}}

@@ -12,7 +12,7 @@ from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab, Running, until
 from tests.integration.trainers.scripts import LOCKSTEP
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def resize(run: Running, least: int, most: int, order: float) -> None:

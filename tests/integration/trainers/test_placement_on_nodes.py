@@ -10,7 +10,7 @@ from cluster.policies.placement import LASTING, Placement
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def test_a_job_keeps_to_its_pool_when_it_starts_loses_and_grows(lab: Lab, tmp_path: Path) -> None:
@@ -34,7 +34,6 @@ def test_a_job_keeps_to_its_pool_when_it_starts_loses_and_grows(lab: Lab, tmp_pa
     training.finish_without_repetition()
 
 
-@pytest.mark.soak
 def test_a_job_in_a_fabric_domain_starts_and_grows_nowhere_else(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(1)
     lab.add_node(fabric="other")
@@ -50,7 +49,6 @@ def test_a_job_in_a_fabric_domain_starts_and_grows_nowhere_else(lab: Lab, tmp_pa
     training.finish_without_repetition()
 
 
-@pytest.mark.soak
 def test_rank_0_is_on_the_node_that_stays(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(0)
     spot = [lab.add_node(capacity="spot") for _ in range(2)]
@@ -70,7 +68,6 @@ def test_rank_0_is_on_the_node_that_stays(lab: Lab, tmp_path: Path) -> None:
     training.finish_without_repetition()
 
 
-@pytest.mark.soak
 def test_each_worker_of_a_job_that_asks_for_that_has_a_node_of_its_own(lab: Lab, tmp_path: Path) -> None:
     first, second = lab.nodes(2)
     training = Training(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: The second worker's part of a step takes long for a reason of its own.
 UNEVEN = """

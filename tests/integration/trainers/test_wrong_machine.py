@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.trainers.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 STEPS, EVERY = 24, 4
 #: The second worker's machine changes the lowest bit of one number from the twelfth step on.
