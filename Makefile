@@ -274,7 +274,7 @@ frameworks-table: setup deepspeed transformers tensorflow jax
 
 # Exact versions and hashes, without any URL; PyTorch stands alone in requirements/torch.txt.
 lock: setup
-	$(BIN)/uv pip compile pyproject.toml --extra service --extra azure --extra examples --extra dev --generate-hashes --no-annotate --no-header \
+	$(BIN)/uv pip compile pyproject.toml --extra service --extra azure --extra tracing --extra examples --extra dev --generate-hashes --no-annotate --no-header \
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:

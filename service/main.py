@@ -37,6 +37,7 @@ from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.failures import StoreError
 from service.store.migrate import migrate
+from service.tracing.opening import TracingUnusable, check_tracing
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,8 @@ def serve(settings: Settings) -> int:
     try:
         reached = listening(settings)
         options = _tls_options(reached)
-    except ListeningProblem as problem:
+        check_tracing(settings)
+    except (ListeningProblem, TracingUnusable) as problem:
         log.error("%s", problem)  # noqa: TRY400 - the sentence says it all
         return 2
     try:

@@ -7,6 +7,7 @@ import logging
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
@@ -62,6 +63,14 @@ def check_no_credential(what: str, url: str) -> None:
 
 def _storage_url(url: str) -> str:
     check_no_credential("the service's storage", url)
+    return url
+
+
+def _otlp_endpoint(url: str) -> str:
+    check_no_credential("the collector", url)
+    parts = urlsplit(url)
+    if url and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError("it needs the form http://collector:4318, with http or https and the name of a host")
     return url
 
 
@@ -207,6 +216,11 @@ class Settings(BaseSettings):
     #: Who logs in at the SMTP server, and a file with the password; empty: no login.
     smtp_user: str = ""
     smtp_password_file: Path | None = None
+
+    #: URL of an OpenTelemetry collector that takes OTLP over HTTP, to which traces are sent; empty: none are made.
+    otlp_endpoint: Annotated[str, AfterValidator(_otlp_endpoint)] = ""
+    #: File with headers for it, such as a token, one `Name: value` in a line; None: no header is added.
+    otlp_headers_file: Path | None = None
 
     #: Days that the audit is kept; 0: for ever.
     audit_days: float = Field(default=400.0, ge=0)

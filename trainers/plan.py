@@ -65,6 +65,8 @@ class AttemptPlan:
     mount_cache_bytes: int = 256 * 2**20
     #: The user's environment variables.
     variables: dict[str, str] = field(default_factory=dict)
+    #: The W3C trace context of the attempt, for spans of its command; None: it is in no trace.
+    traceparent: str | None = None
     #: The job's secrets by name, each with the variable that has its value; None: a file alone has it.  Values are
     #: no part of the plan (`trainers.secret_values`).
     secrets: dict[str, str | None] = field(default_factory=dict)

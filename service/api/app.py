@@ -63,6 +63,7 @@ from service.steady_clock import CLOCK
 from service.storage_locations import close_folders, open_storage
 from service.store.database import Database
 from service.store.migrate import migrate
+from service.tracing.opening import request_spans
 
 #: Seconds after which an upload that did not end is taken for interrupted.
 STALE_UPLOAD_S = 24 * 3600.0
@@ -76,8 +77,12 @@ def _problem_schema() -> dict[str, Any]:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The API as an ASGI application; its lifespan opens and migrates the database.  Raises StoreError there."""
+    """The API as an ASGI application; its lifespan opens and migrates the database.  Raises StoreError there.
+
+    Raises TracingUnusable for settings with a collector to which no traces can be sent.
+    """
     telemetry = Telemetry()
+    spans = request_spans(settings)
     reached = listening(settings)
 
     @contextlib.asynccontextmanager
@@ -125,8 +130,11 @@ def create_app(settings: Settings) -> FastAPI:
                 with contextlib.suppress(asyncio.CancelledError):
                     await looking
             await asyncio.to_thread(database.close)
+            if spans is not None:
+                await asyncio.to_thread(spans.close)
 
     app = FastAPI(
+        telemetry={"tracing": False, "metrics": False, "logs": False} if spans is None else spans.telemetry,
         title="Remora",
         version=remora.__version__,
         lifespan=lifespan,

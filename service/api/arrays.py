@@ -19,6 +19,7 @@ from service.api.pages import as_json, write_page
 from service.api.parameters import PageParameters, Parameters, read_cursor
 from service.api.problem_documents import ApiProblem
 from service.api.submissions import answer_once, check_bundle, read_elements, read_spec
+from service.api.trace_contexts import traceparent_of
 from service.api.views import array_view
 from service.api.writes import Noted, write
 from service.queue import lifecycle
@@ -48,11 +49,18 @@ async def submit(request: Request, _: Annotated[Parameters, Query()]) -> Respons
     elements = await read_elements(request, body.spec)
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)
+    traceparent = traceparent_of(request)
 
     def create(connection: sa.Connection, noted: Noted, policies: Policies) -> tuple[str, str]:
-        by = access.principal.id
         row = submissions.submit_array(
-            connection, body.spec, elements, now, access=access, by=by, policies=policies
+            connection,
+            body.spec,
+            elements,
+            now,
+            access=access,
+            by=access.principal.id,
+            policies=policies,
+            traceparent=traceparent,
         )
         noted.project, noted.object = row.project, row.id
         noted.after = {"name": row.name, "jobs": row.size, "code": body.spec.bundle}

@@ -28,6 +28,7 @@ from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, SubmitParameters, read_cursor
 from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.submissions import answer_once, check_bundle, read_spec
+from service.api.trace_contexts import traceparent_of
 from service.api.views import attempt_view, job_view
 from service.api.writes import Noted, write
 from service.policies_in_force import policies_in_force
@@ -58,10 +59,17 @@ async def submit(request: Request, query: Annotated[SubmitParameters, Query()]) 
     body = await read_spec(request, _one_job)
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)
+    traceparent = traceparent_of(request)
 
     def create(connection: sa.Connection, noted: Noted, policies: Policies) -> tuple[str, str]:
         job = submissions.submit(
-            connection, body.spec, now, access=access, by=access.principal.id, policies=policies
+            connection,
+            body.spec,
+            now,
+            access=access,
+            by=access.principal.id,
+            policies=policies,
+            traceparent=traceparent,
         )
         noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
@@ -98,11 +106,19 @@ async def clone(request: Request, job_id: str, _: Annotated[Parameters, Query()]
     body = await read_spec(request, changed, salt=job_id)
     await check_bundle(request, body.spec)
     now, access = context_of(request).clock(), access_of(request)
+    traceparent = traceparent_of(request)
 
     def create(connection: sa.Connection, noted: Noted, policies: Policies) -> tuple[str, str]:
-        origin = f"a clone of {job_id}"
-        by = access.principal.id
-        job = submissions.submit(connection, body.spec, now, origin, access=access, by=by, policies=policies)
+        job = submissions.submit(
+            connection,
+            body.spec,
+            now,
+            f"a clone of {job_id}",
+            access=access,
+            by=access.principal.id,
+            policies=policies,
+            traceparent=traceparent,
+        )
         noted.of_job(None, job)
         return job.id, job_view(job).model_dump_json()
 

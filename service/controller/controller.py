@@ -2,8 +2,9 @@
 
 python -m service.controller [--home DIR] [--log-format text|json]
 
-Four threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops that
-ask the cloud, one makes and sends notifications of alerts, and the main thread runs all others.
+Several threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops
+that ask the cloud, one makes and sends notifications of alerts, one sends traces where there is a collector, and the
+main thread runs all others.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from service.clouds.place_files import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
 from service.controller.connecting import ClusterConnection, connect, ray_address
 from service.controller.leases_held import ControllerLeases
+from service.controller.repeated import RETRY_S, Repeated
 from service.loops.alerts import Alerts
 from service.loops.dispatch import dispatch
 from service.loops.launching import Launching
@@ -36,6 +38,7 @@ from service.loops.live_attempts import LiveAttempts
 from service.loops.storage_scopes import StorageScopes
 from service.loops.sweep import settle_waits, sweep
 from service.loops.tick import Tick
+from service.loops.traces import Traces
 from service.loops.track import track
 from service.private_home import make_private
 from service.settings import Settings, read_settings
@@ -46,15 +49,16 @@ from service.store.failures import Fenced, StoreError, is_database_wide, why_fai
 from service.store.leases import Lease
 from service.store.migrate import migrate
 from service.store.nodes import live_offerings
+from service.tracing.opening import TracingUnusable, check_tracing
 
 log = logging.getLogger(__name__)
 
 #: What the controller of each cluster does for its own jobs and nodes alone, under the lease of its cluster.
 OF_CLUSTER = ("track", "account", "sweep", "dispatch", "storage", "prepare", "drill", "scale")
 #: What one of the controllers does for all clusters, under a lease of its own.
-OF_SERVICE = ("waits", "deletion", "retention", "recount", "alerts")
-#: Seconds between two attempts to connect.
-RETRY_S = 1.0
+OF_SERVICE = ("waits", "deletion", "retention", "recount", "alerts", "traces")
+#: Seconds between two looks for spans to send.
+TRACE_EVERY_S = 1.0
 #: Seconds that a thread may take to return from a call at the end of the process.
 END_S = 3.0
 
@@ -65,7 +69,8 @@ Loops = tuple[tuple[str, Callable[[], None]], ...]
 class Controller:
     """Runs the loops while this process holds the lease; of any number of controllers of a cluster one acts.
 
-    `work`, `ask_cloud` and `alert` run in one thread each; `tick` runs all loops once in the thread that calls it.
+    `work`, `ask_cloud`, `alert` and `trace` run in one thread each; `tick` runs all loops once in the thread that calls
+    it.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Controller:
         self.listing = Listing(monotonic, partial(read_list, opened=partial(open_storage, settings)))
         self.deletion = self._cloud.deletion
         self.alerts = Alerts(settings, monotonic)
+        self.traces = Traces(settings, monotonic)
         #: Held while the dispatch loop or the scale loop decides which jobs get which nodes.
         self._deciding = threading.Lock()
         self.holder = holder or ControllerLeases(database, settings, monotonic)
@@ -108,6 +114,7 @@ class Controller:
         is_mine = self.ask_cloud(clock) and self.work(clock)
         if is_mine:
             self.alert(clock)
+            self.trace(clock)
         return is_mine
 
     def work(self, clock: Callable[[], float] = CLOCK) -> bool:
@@ -166,6 +173,10 @@ class Controller:
         """Make and send notifications once, if this controller does so for all clusters.  Raises DBAPIError."""
         self._serve_all(clock, lambda of_all: (("alerts", lambda: self.alerts.step(of_all)),))
 
+    def trace(self, clock: Callable[[], float] = CLOCK) -> None:
+        """Send spans of attempts once, if this controller does so for all clusters.  Raises DBAPIError."""
+        self._serve_all(clock, lambda of_all: (("traces", lambda: self.traces.step(of_all)),))
+
     def _serve_all(self, clock: Callable[[], float], loops_of: Callable[[Tick], Loops]) -> None:
         """Run loops that one controller runs for all clusters, if this is the one.  Raises DBAPIError."""
         lease = self.holder.held_for_all()
@@ -213,45 +224,12 @@ class Controller:
     def close(self) -> None:
         """Close all connections to Ray and the cloud; no tick may follow."""
         self.alerts.close()
+        self.traces.close()
         self._cloud.close()
 
     def resign(self) -> None:
         """Give the lease up, so that another controller takes it at once; no tick may be under way."""
         self.holder.resign()
-
-
-class Repeated:
-    """Calls a function repeatedly in a thread of its own, until `stop` is called."""
-
-    def __init__(self, name: str, step: Callable[[], float], wake: threading.Event) -> None:
-        """`step` returns the seconds until its next call; setting `wake` ends that pause."""
-        self._step = step
-        self._wake = wake
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float) -> bool:
-        """Call it no more; True when the thread ended within `timeout_s` seconds."""
-        self._is_over = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._is_over:
-            pause_s = RETRY_S
-            try:
-                pause_s = self._step()
-            except Exception:
-                log.exception("the %s thread failed, it is tried again", self._thread.name)
-            if not self._is_over:
-                self._wake.wait(pause_s)
-                self._wake.clear()
 
 
 class Process:
@@ -267,8 +245,9 @@ class Process:
         self._controller: Controller | None = None
         self._holder = ControllerLeases(database, settings)
         self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
-        self._cloud_thread = Repeated("cloud", self._ask_cloud, threading.Event())
-        self._alerts_thread = Repeated("alerts", self._alert, threading.Event())
+        self._cloud_thread = self._repeated("cloud", Controller.ask_cloud, settings.tick_s)
+        self._alerts_thread = self._repeated("alerts", Controller.alert, settings.tick_s)
+        self._traces_thread = self._repeated("traces", Controller.trace, TRACE_EVERY_S)
         #: The newest problem of each thread, by its name; empty: none.
         self._complaints: dict[str, str] = {}
         self.stopping = threading.Event()
@@ -287,6 +266,8 @@ class Process:
         self._lease_thread.start()
         self._cloud_thread.start()
         self._alerts_thread.start()
+        if self._settings.otlp_endpoint:
+            self._traces_thread.start()
         while not self.stopping.is_set():
             began = time.monotonic()
             said = self._tick()
@@ -349,27 +330,20 @@ class Process:
             return "the cluster cannot be seen for too long: connecting again"
         return ""
 
-    def _ask_cloud(self) -> float:
-        """One tick of the thread that asks the cloud; seconds until the next one."""
-        began, said = time.monotonic(), ""
-        try:
-            if self._controller is not None:
-                self._controller.ask_cloud()
-        except DBAPIError as error:
-            said = f"{why_failed(error)}; trying again"
-        self._complain("cloud", said)
-        return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
+    def _repeated(self, name: str, step: Callable[[Controller], object], every_s: float) -> Repeated:
+        """A thread that does this so often, while there is a controller."""
 
-    def _alert(self) -> float:
-        """One tick of the thread that sends notifications; seconds until the next one."""
-        began, said = time.monotonic(), ""
-        try:
-            if self._controller is not None:
-                self._controller.alert()
-        except DBAPIError as error:
-            said = f"{why_failed(error)}; trying again"
-        self._complain("alerts", said)
-        return RETRY_S if said else max(0.0, self._settings.tick_s - (time.monotonic() - began))
+        def once() -> float:
+            began, said = time.monotonic(), ""
+            try:
+                if self._controller is not None:
+                    step(self._controller)
+            except DBAPIError as error:
+                said = f"{why_failed(error)}; trying again"
+            self._complain(name, said)
+            return RETRY_S if said else max(0.0, every_s - (time.monotonic() - began))
+
+        return Repeated(name, once, threading.Event())
 
     def _keep(self) -> float:
         """One step of the thread that renews the lease; seconds until the next one."""
@@ -383,6 +357,10 @@ class Process:
         return self._holder.pause_s if lease is not None else min(self._holder.pause_s, self._settings.tick_s)
 
     def _end(self) -> None:
+        # A collector that does not answer holds nothing up: after this, its thread sends and writes nothing.
+        if self._controller is not None:
+            self._controller.traces.close()
+        self._traces_thread.stop(TRACE_EVERY_S)
         # The lease is given up last, when nothing is done under it any more.
         if not self._cloud_thread.stop(END_S):
             log.warning("the cloud does not answer: this process ends without it, and its lease runs out")
@@ -416,14 +394,15 @@ def main(words: list[str]) -> int:
     if settings is None:
         return 2
     try:
+        check_tracing(settings)
         make_private(settings.home)
         make_private(settings.cluster_home)
         close_folders(settings)
         database = Database(settings.database)
         migrate(database)
-    except StoreError as error:
+    except (StoreError, TracingUnusable) as error:
         log.error("%s", error)  # noqa: TRY400 - the sentence says it all
-        return 1
+        return 2 if isinstance(error, TracingUnusable) else 1
     except OSError as error:
         log.error("cannot start with home %s: %s", settings.home, error)  # noqa: TRY400
         return 1

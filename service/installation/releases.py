@@ -60,7 +60,7 @@ def make(layout: Layout, wheel: Path, python: str, packages_of: str = "") -> str
         _layer(folder, packages_of)
     else:
         pip = [inside, "-m", "pip", "--disable-pip-version-check"]
-        _call([*pip, "install", "--quiet", f"remora[service,azure] @ {wheel.resolve().as_uri()}"])
+        _call([*pip, "install", "--quiet", f"remora[service,azure,tracing] @ {wheel.resolve().as_uri()}"])
     (folder / _WHOLE).touch()
     return release
 

@@ -27,6 +27,7 @@ from service.queue.demand import placement_in
 from service.queue.intake import Kept, output_room
 from service.queue.preflights import not_ready_yet
 from service.queue.rows import AttemptRow, JobRow
+from service.queue.spans import traceparent_of
 from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, url_of
 from service.store import holdings, outputs
@@ -73,6 +74,7 @@ def attempt_plan(
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
         mount_cache_bytes=settings.mount_cache_bytes,
         variables=dict(spec.environment.variables),
+        traceparent=_traceparent(job, attempt, settings),
         secrets={use.name: use.variable for use in spec.environment.secrets},
         outputs=tuple(spec.outputs),
         output_paths=_paths(spec, is_file=False),
@@ -97,6 +99,12 @@ def attempt_plan(
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
     )
+
+
+def _traceparent(job: JobRow, attempt: AttemptRow, settings: Settings) -> str | None:
+    """Where nothing is traced here, its command has the trace of who submitted the job, if there is one."""
+    is_traced = bool(settings.otlp_endpoint) or job.traceparent is not None
+    return traceparent_of(job, attempt.id) if is_traced else None
 
 
 def _output_limit(job: JobRow, settings: Settings, room: int | None) -> dict[str, Any]:

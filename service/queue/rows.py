@@ -122,6 +122,8 @@ class JobRow:
     pruned_at: float | None = None
     #: Id of the principal that submitted it; None: before there were principals.
     submitted_by: str | None = None
+    #: The W3C trace context of the request that submitted it; None: there was none.
+    traceparent: str | None = None
     #: The Ray cluster on which it runs, from its acceptance to its end.
     cluster: str = DEFAULT_CLUSTER
 
@@ -232,6 +234,10 @@ class AttemptRow:
     listed_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    #: Until when its spans were sent to the collector: `service.queue.spans`.
+    traced_at: float | None = None
+    #: Its end was sent, too, so that nothing of it is left.
+    is_traced: bool = False
     #: That of its job.
     cluster: str = DEFAULT_CLUSTER
 

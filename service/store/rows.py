@@ -37,12 +37,17 @@ FIXED_OF_JOBS = (
     "parameters",
     "stop_rule",
     "submitted_by",
+    "traceparent",
     "cluster",
     # Changed by statements of their own.
     "labels",
     "deleted_at",
 )
-_FIXED = {"jobs": FIXED_OF_JOBS, "attempts": ("job_id", "attempt", "created_at", "fabric", "cluster")}
+_FIXED = {
+    "jobs": FIXED_OF_JOBS,
+    # Spans are noted by a statement of their own.
+    "attempts": ("job_id", "attempt", "created_at", "fabric", "traced_at", "is_traced", "cluster"),
+}
 
 
 def in_parts(ids: Sequence[str]) -> list[Sequence[str]]:

@@ -147,14 +147,17 @@ def submit(
     access: Access = EVERYTHING,
     by: str | None = None,
     policies: Policies | None = None,
+    traceparent: str | None = None,
 ) -> JobRow:
     """Store a new job, which begins to wait; `origin` says where it comes from, for people, `by` who submits it.
+
+    `traceparent` is the W3C trace context of the request.
 
     Raises BundleMissing, and SpecError for secrets that its project does not have, and for jobs that it names and that
     are not there or ended otherwise; NoRoom when its project has as much as `policies` allow.
     """
     _check(connection, spec, now, access, policies)
-    row = replace(row_of(spec, now, policies), submitted_by=by)
+    row = replace(row_of(spec, now, policies), submitted_by=by, traceparent=traceparent)
     awaited = _awaited(connection, row)
     row = store.insert_job(connection, lifecycle.submit(row, awaited, origin))
     dependencies.insert(connection, [one for one in awaited if not one.is_met])
@@ -170,6 +173,7 @@ def submit_array(
     access: Access = EVERYTHING,
     by: str | None = None,
     policies: Policies | None = None,
+    traceparent: str | None = None,
 ) -> ArrayRow:
     """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
     assert spec.array is not None
@@ -196,7 +200,7 @@ def submit_array(
             array_index=one.index,
             parameters=one.parameters,
         )
-        row = replace(row, stop_rule=rule, submitted_by=by)
+        row = replace(row, stop_rule=rule, submitted_by=by, traceparent=traceparent)
         row = replace(row, compared_at=first_comparison(row))
         # All of them wait for the same jobs, which are locked once.
         others = (

@@ -57,6 +57,7 @@ GOING_JOBS = sa.text("delete_requested_at IS NOT NULL AND deleted_at IS NULL")
 LIVE_ATTEMPTS = sa.text("state IN ('starting', 'running', 'draining')")
 UNRELEASED_ATTEMPTS = sa.text("released_at IS NULL")
 UNLISTED_ATTEMPTS = sa.text("state = 'ended' AND released_at IS NOT NULL AND listed_at IS NULL")
+UNTRACED_ATTEMPTS = sa.text("state = 'ended' AND NOT is_traced")
 ENDED_DEPENDENCIES = sa.text("ended_as IS NOT NULL")
 LIVE_NODES = sa.text("ended_at IS NULL")
 OPEN_DRILLS = sa.text("ended_at IS NULL")
@@ -148,6 +149,8 @@ jobs = sa.Table(
     sa.Column("pruned_at", sa.Double),
     # Id of the principal that submitted it; none: before there were principals.
     sa.Column("submitted_by", sa.Text),
+    # The W3C trace context of the request that submitted it.
+    sa.Column("traceparent", sa.String(55)),
     _cluster(),
     _partial("ix_jobs_kept", "ended_at", where=KEPT_JOBS),
     sa.Index("ix_jobs_project_id", "project", "id"),
@@ -291,6 +294,9 @@ attempts = sa.Table(
     sa.Column("listed_at", sa.Double),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
+    # Until when its spans were sent, and whether its end was; nothing else than `service.store.traced` writes them.
+    sa.Column("traced_at", sa.Double),
+    sa.Column("is_traced", sa.Boolean, nullable=False, server_default=sa.false()),
     _cluster(),
     sa.UniqueConstraint("job_id", "attempt", name="uq_attempts_job_id_attempt"),
     # The database itself refuses that a job runs twice.
@@ -298,6 +304,7 @@ attempts = sa.Table(
     _partial("ix_attempts_live", "cluster", "id", where=LIVE_ATTEMPTS),
     _partial("ix_attempts_unreleased", "cluster", "id", where=UNRELEASED_ATTEMPTS),
     _partial("ix_attempts_unlisted", "cluster", "id", where=UNLISTED_ATTEMPTS),
+    _partial("ix_attempts_untraced", "ended_at", where=UNTRACED_ATTEMPTS),
 )
 
 events = sa.Table(

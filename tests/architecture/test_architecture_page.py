@@ -16,7 +16,8 @@ PAGE = "docs/architecture.md"
 #: What the table of changes has a row for.
 CHANGES = (
     "a backend", "a provider", "a policy field", "an end reason", "an event", "a route",
-    "a CLI command", "a metric", "a setting", "a migration", "a trace format", "an integration", "a format of jobs",
+    "a CLI command", "a span", "a metric", "a setting", "a migration", "a trace format", "an integration",
+    "a format of jobs",
 )  # fmt: skip
 
 PICTURES = [block for page, block in blocks("mermaid") if page == PAGE]

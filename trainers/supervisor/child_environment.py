@@ -10,6 +10,8 @@ from trainers.worker_identity import WorkerIdentity
 
 #: Variables of ours and of Ray, and credentials of storages, that a user's process must not see.
 _HIDDEN_PREFIXES = ("RAY_", "REMORA_", "PYTHONPATH", "AZURE_STORAGE_")
+#: The trace of whatever started the node is not the job's.
+_TRACE = ("TRACEPARENT", "TRACESTATE")
 
 
 def variables_in_container(inherited: Mapping[str, str], image: Mapping[str, str]) -> dict[str, str]:
@@ -40,17 +42,19 @@ def child_environment(
     cpus: float,
     interface: str | None,
     path_folders: Sequence[str],
+    traceparent: str | None = None,
 ) -> dict[str, str]:
     """What the user's command sees: the machine's own variables, torchrun's, ours, and the user's above them.
 
     `interface` is the network interface that carries the node's address, for gloo and NCCL; programs are looked
-    for in `path_folders` first, where `python` and `pip` are the job's.  Names of the rendezvous are torchrun's:
-    https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+    for in `path_folders` first, where `python` and `pip` are the job's.  Spans of the command join the trace of
+    `traceparent` (https://opentelemetry.io/docs/specs/otel/context/env-carriers/).  Names of the rendezvous are
+    torchrun's: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     base = {
         name: value
         for name, value in inherited.items()
-        if name in MACHINE_MARKS or not name.startswith(_HIDDEN_PREFIXES)
+        if name in MACHINE_MARKS or not name.startswith((*_HIDDEN_PREFIXES, *_TRACE))
     }
     base["PATH"] = ":".join([*path_folders, base.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
     base.setdefault("PYTHONUNBUFFERED", "1")
@@ -60,6 +64,8 @@ def child_environment(
         base["NCCL_SOCKET_IFNAME"] = interface
     if _OLD_RECORDER not in base and _OLD_RECORDER not in variables:
         base.setdefault(_RECORDER, _RECORDED)
+    if traceparent is not None:
+        base["TRACEPARENT"] = traceparent
     base.update(variables)
     base.update(
         {

@@ -109,6 +109,7 @@ def prepare_launch(
         cpus=plan.resources.get("CPU", 1.0),
         interface=interface,
         path_folders=() if python is None else python.path_folders,
+        traceparent=plan.traceparent,
     )
     if python is not None:
         environment["VIRTUAL_ENV"] = str(python.python.parent.parent)

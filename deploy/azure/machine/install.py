@@ -196,7 +196,15 @@ def install_release(machine):
         install_package("python3-venv")
     run(sys.executable, "-m", "venv", str(folder))
     python = str(folder / "bin/python")
-    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[service,azure]")
+    run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        f"{wheel}[service,azure,tracing]",
+    )
     wheel.unlink()
     (folder / ".complete").touch()
     return folder

@@ -43,7 +43,15 @@ def access(*projects: str) -> Access:
 
 
 #: Columns of jobs that came later.
-LATER = ("submitted_by", "metric_reports", "metric_sum", "metric_step", "cluster", "stacks_requested_at")
+LATER = (
+    "submitted_by",
+    "metric_reports",
+    "metric_sum",
+    "metric_step",
+    "cluster",
+    "stacks_requested_at",
+    "traceparent",
+)
 
 
 def test_models_and_bundles_belong_to_the_projects_of_their_jobs(unmigrated: Database) -> None:

@@ -14,7 +14,10 @@ IDENTITY = WorkerIdentity(
 
 
 def environment(
-    inherited: dict[str, str] | None = None, variables: dict[str, str] | None = None, cpus: float = 2.0
+    inherited: dict[str, str] | None = None,
+    variables: dict[str, str] | None = None,
+    cpus: float = 2.0,
+    traceparent: str | None = None,
 ) -> dict[str, str]:
     return child_environment(
         inherited or {},
@@ -23,6 +26,7 @@ def environment(
         cpus=cpus,
         interface="lo",
         path_folders=("/node/python-5/bin", "/opt/env/bin"),
+        traceparent=traceparent,
     )
 
 
@@ -86,3 +90,12 @@ def test_pytorch_keeps_the_newest_collectives_unless_the_job_or_its_image_says_h
     assert environment({recorder: "0"})[recorder] == "0"
     for seen in (environment({old: "7"}), environment(variables={old: "7"})):
         assert (seen[old], seen.get(recorder)) == ("7", None), "the new name would count"
+
+
+def test_the_trace_is_the_jobs_and_not_that_of_what_started_the_node() -> None:
+    of_node = {"TRACEPARENT": "00-of-the-node", "TRACESTATE": "of=the-node"}
+    assert "TRACEPARENT" not in environment(of_node)
+    seen = environment(of_node, traceparent="00-of-the-attempt")
+    assert (seen["TRACEPARENT"], seen.get("TRACESTATE")) == ("00-of-the-attempt", None)
+    chosen = environment(variables={"TRACEPARENT": "00-of-the-owner"}, traceparent="00-of-the-attempt")
+    assert chosen["TRACEPARENT"] == "00-of-the-owner"

@@ -1,0 +1,1 @@
+"""Traces for OpenTelemetry: spans of requests and of attempts, sent to a collector by OTLP over HTTP."""
