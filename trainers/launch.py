@@ -300,6 +300,9 @@ class RayLauncher:
 
     def request_profile(self, attempt_id: str, request: ProfileRequest) -> bool:
         """Have the driver profile a rank; to be called until it is True: the driver knows of it."""
+        handle = self._handle(attempt_id)
+        if handle is not None and not hasattr(handle, "request_profile"):
+            return True  # a driver of an older release, which says nothing of it
         return self._give(
             self._profiling, attempt_id, request.number, lambda driver: driver.request_profile.remote(request)
         )
