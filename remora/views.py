@@ -388,6 +388,28 @@ class GoodputReport(View):
     sentence: str
 
 
+class Profile(View):
+    """A profile of the next steps of one rank, made while its job runs."""
+
+    #: 1, 2, ... of the job's profiles.
+    number: int
+    attempt: int
+    rank: int
+    #: How many steps were asked for.
+    steps: int
+    #: `requested`, `running`, `ready` or `failed`.
+    state: str
+    requested_at: float
+    ended_at: float | None = None
+    #: Why there is no trace, in one sentence.
+    message: str | None = None
+    #: How many steps the trace has.
+    profiled_steps: int | None = None
+    size_bytes: int | None = None
+    #: Hexadecimal SHA-256 of the trace.
+    sha256: str | None = None
+
+
 class OutputFile(View):
     """One file that a job's script left in its outputs folder."""
 

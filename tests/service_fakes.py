@@ -26,7 +26,7 @@ from service.settings import Settings
 from service.store import jobs, leases, nodes
 from service.store.database import Database
 from service.store.ids import new_id
-from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record
 from trainers.preflight.answers import LinkAnswer, OwnAnswer
 from trainers.preflight.product import DIGEST
 from trainers.secret_values import values_of
@@ -94,6 +94,8 @@ class FakeDriver:
     orders: list[float] = field(default_factory=list)
     #: The requests for stacks that it knows of.
     stacks_requested: list[float] = field(default_factory=list)
+    #: The requests for profiles that it knows of.
+    profiles_requested: list[ProfileRequest] = field(default_factory=list)
     #: The values of the secrets that it was sent.
     secrets: dict[str, str] = field(default_factory=dict)
 
@@ -194,6 +196,11 @@ class FakeLauncher:
         if self.loses_stacks:
             return False
         self.drivers[attempt_id].stacks_requested.append(order)
+        return True
+
+    def request_profile(self, attempt_id: str, request: ProfileRequest) -> bool:
+        self._maybe_fail("request_profile")
+        self.drivers[attempt_id].profiles_requested.append(request)
         return True
 
     def stop(self, attempt_id: str, reason: EndReason) -> None:

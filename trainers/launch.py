@@ -22,7 +22,7 @@ from trainers.builds_ahead import BuildsAhead
 from trainers.claims import Claims
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.driver.nominations import NO_JOB, RENEWED_S
-from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record
 from trainers.ray_train import (
     StartLimit,
     forget_reservations,
@@ -117,6 +117,7 @@ class RayLauncher:
         self._stopping: dict[str, tuple[EndReason, Any]] = {}
         self._resizing: dict[str, tuple[float, Any]] = {}
         self._asking: dict[str, tuple[float, Any]] = {}
+        self._profiling: dict[str, tuple[float, Any]] = {}
         #: What drivers were sent of kept nodes.
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
@@ -297,6 +298,15 @@ class RayLauncher:
             return True  # a driver of an older release, which reports none
         return self._give(self._asking, attempt_id, order, lambda driver: driver.request_stacks.remote(order))
 
+    def request_profile(self, attempt_id: str, request: ProfileRequest) -> bool:
+        """Have the driver profile a rank; to be called until it is True: the driver knows of it."""
+        handle = self._handle(attempt_id)
+        if handle is not None and not hasattr(handle, "request_profile"):
+            return True  # a driver of an older release, which says nothing of it
+        return self._give(
+            self._profiling, attempt_id, request.number, lambda driver: driver.request_profile.remote(request)
+        )
+
     def _give(
         self,
         sent_before: dict[str, tuple[float, Any]],
@@ -453,6 +463,7 @@ class RayLauncher:
         self._stopping.pop(attempt_id, None)
         self._resizing.pop(attempt_id, None)
         self._asking.pop(attempt_id, None)
+        self._profiling.pop(attempt_id, None)
         self._kept.pop(attempt_id, None)
         free_resources(attempt_id)
 

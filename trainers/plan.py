@@ -19,7 +19,9 @@ from remora.states import EndReason
 from trainers.environments.request import EnvironmentRequest
 from trainers.inputs.source import InputSource
 
-RecordKind = Literal["event", "log", "metric", "checkpoint", "checkpoints", "output", "progress", "ended"]
+RecordKind = Literal[
+    "event", "log", "metric", "checkpoint", "checkpoints", "output", "profile", "progress", "ended"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,16 @@ class Record:
     at: float
     kind: RecordKind
     body: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """An owner asks for a profile of one rank."""
+
+    #: Of the job's profiles, from 1; a driver takes each once.
+    number: int
+    rank: int
+    steps: int
 
 
 @dataclass(frozen=True)

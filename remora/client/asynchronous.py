@@ -70,6 +70,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Profile,
     Project,
     Pruned,
     RayRequest,
@@ -302,6 +303,24 @@ class AsyncClient(Shell):
         Raises Conflict when it does not train.
         """
         return await self._send(requests.request_stacks(job_id))
+
+    async def request_profile(self, job_id: str, *, steps: int = 10, rank: int = 0) -> Profile:
+        """Ask for a profile of the next `steps` steps of a rank of a running job; `profiles` says how it goes.
+
+        Raises Conflict when it does not train, and while another profile of it is under way.
+        """
+        return await self._send(requests.request_profile(job_id, steps, rank))
+
+    async def profiles(self, job_id: str) -> list[Profile]:
+        """The profiles that were asked for, the oldest first."""
+        return (await self._send(requests.list_profiles(job_id))).items
+
+    async def download_profile(self, job_id: str, number: int, target: str | Path) -> Profile:
+        """Write the trace of a profile, in the format of Chrome's traces and compressed by gzip, to a new file.
+
+        Raises NotFound without such a trace, and DownloadError when this machine does not take it.
+        """
+        return await self._run(flows.download_profile(job_id, number, Path(target)))
 
     async def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
         """Set labels of a job, also after its end, and remove those whose value is None; others stay."""

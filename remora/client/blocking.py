@@ -70,6 +70,7 @@ from remora.views import (
     PolicyCheck,
     PolicyVersion,
     Pool,
+    Profile,
     Project,
     Pruned,
     RayRequest,
@@ -300,6 +301,24 @@ class Client(Shell):
         Raises Conflict when it does not train.
         """
         return self._send(requests.request_stacks(job_id))
+
+    def request_profile(self, job_id: str, *, steps: int = 10, rank: int = 0) -> Profile:
+        """Ask for a profile of the next `steps` steps of a rank of a running job; `profiles` says how it goes.
+
+        Raises Conflict when it does not train, and while another profile of it is under way.
+        """
+        return self._send(requests.request_profile(job_id, steps, rank))
+
+    def profiles(self, job_id: str) -> list[Profile]:
+        """The profiles that were asked for, the oldest first."""
+        return (self._send(requests.list_profiles(job_id))).items
+
+    def download_profile(self, job_id: str, number: int, target: str | Path) -> Profile:
+        """Write the trace of a profile, in the format of Chrome's traces and compressed by gzip, to a new file.
+
+        Raises NotFound without such a trace, and DownloadError when this machine does not take it.
+        """
+        return self._run(flows.download_profile(job_id, number, Path(target)))
 
     def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
         """Set labels of a job, also after its end, and remove those whose value is None; others stay."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shutil
 import tarfile
 import tempfile
@@ -36,6 +37,30 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise DownloadError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """A file that becomes `target` when the block ends well, and goes when it does not.
+
+    Raises DownloadError when `target` is there already, or this machine does not take it.
+    """
+    if not target.name:
+        raise DownloadError(f"{target} is no name of a file")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target):
+            raise DownloadError(f"{target} is there already; name a file that is not there")
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise DownloadError(f"cannot write {target}: {error.strerror or error}") from error
+    try:
+        yield folder / target.name
+        (folder / target.name).replace(target)
+    except OSError as error:
+        raise DownloadError(f"cannot write {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def target_path(folder: Path, file: OutputFile) -> Path:

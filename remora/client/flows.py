@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from remora.client import requests
-from remora.client.downloads import check_digest, extract, new_folder, target_path
+from remora.client.downloads import check_digest, extract, new_file, new_folder, target_path
 from remora.client.requests import Request
 from remora.code.bundle import PackedBundle, pack
 from remora.code.checks import check_code
@@ -36,6 +36,7 @@ from remora.views import (
     ModelVersion,
     OutputFile,
     Page,
+    Profile,
     Pruned,
     Schedule,
 )
@@ -304,6 +305,20 @@ def download_outputs(job_id: str, target: Path) -> Flow[list[OutputFile]]:
         raise NotFound(404, "output_not_found", f"the job {job_id} has no outputs yet")
     yield from _receive(files, target, lambda file, path: requests.get_output(job_id, file.name, path))
     return files
+
+
+def download_profile(job_id: str, number: int, target: Path) -> Flow[Profile]:
+    """Write the trace of a profile to the new file `target`."""
+    found: Page[Profile] = yield requests.list_profiles(job_id)
+    profile = next((one for one in found.items if one.number == number), None)
+    if profile is None or profile.sha256 is None:
+        hint = None if profile is None else profile.message
+        raise NotFound(404, "profile_not_found", f"the job {job_id} has no trace {number}", hint=hint)
+    file = OutputFile(name=target.name, size_bytes=profile.size_bytes or 0, sha256=profile.sha256)
+    with new_file(target) as draft:
+        yield requests.get_profile_content(job_id, number, draft)
+        yield Work(partial(check_digest, draft, file))
+    return profile
 
 
 def download_model(name: str, target: Path, version: int | None) -> Flow[ModelVersion]:

@@ -43,6 +43,7 @@ from remora.views import (
     PolicyVersion,
     Pool,
     Problem,
+    Profile,
     Project,
     Pruned,
     RayRequest,
@@ -329,6 +330,23 @@ def resize_job(job_id: str, least: int | None, most: int | None) -> Request[Job]
 def request_stacks(job_id: str) -> Request[Job]:
     """Ask what the workers of a running job are doing."""
     return Request(method="POST", path=job_path(job_id, "stacks"), parse=_one(Job))
+
+
+def request_profile(job_id: str, steps: int, rank: int) -> Request[Profile]:
+    """Ask for a profile of the next steps of a rank of a running job."""
+    body = {"steps": steps, "rank": rank}
+    return Request(method="POST", path=job_path(job_id, "profiles"), json=body, parse=_one(Profile))
+
+
+def list_profiles(job_id: str) -> Request[Page[Profile]]:
+    """The profiles of a job."""
+    return Request(method="GET", path=job_path(job_id, "profiles"), parse=_one(Page[Profile]))
+
+
+def get_profile_content(job_id: str, number: int, save_to: Path) -> Request[None]:
+    """The compressed trace of a profile, written to `save_to`."""
+    path = job_path(job_id, "profiles", str(number), "content")
+    return Request(method="GET", path=path, save_to=save_to, parse=_nothing)
 
 
 def label_job(job_id: str, labels: Mapping[str, str | None]) -> Request[Job]:

@@ -19,6 +19,8 @@ Script to supervisor:
 - `refused` `{message}`: the script ends because it cannot train as its job describes it; trying again is of no use.
 - `collectives` `{groups}`: answer to `dump`; which collective it began last in each process group, and whether it waits
   (`remora.script.collectives`).
+- `profiled` `{token, steps}` or `{token, error}`: answer to `profile`; the compressed trace of `steps` steps lies in
+  the storage area `scratch`, in the file that `remora.script.step_profiler.trace_name` names, or why there is none.
 - `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
 
 Supervisor to script:
@@ -28,6 +30,8 @@ Supervisor to script:
 - `release` `{token}`: forget the hold; a rank that waits for a planned end goes on, because it does not come.
 - `taken` `{step, park}`: the files are safe with the supervisor; with `park` the script waits for its planned end.
 - `dump` `{}`: say which collectives were begun last; no step has ended for long.
+- `profile` `{token, steps, within_s, most_bytes}`: profile the next steps (`remora.script.step_profiler`), unless that
+  is not done within these seconds.
 - `preemption` `{deadline_at, reason}`: a machine of this job goes at that time (seconds since 1970); null withdraws it.
 """
 

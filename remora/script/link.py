@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from remora.script import channel, collectives
+from remora.script.step_profiler import StepProfiler
 
 #: Seconds after which a script that waits for a decision goes on by itself.
 _DECISION_TIMEOUT_S = 60.0
@@ -121,6 +122,9 @@ class Link:
         #: Called by the reading thread with the generation to leave.
         self.on_leave: Callable[[int], None] | None = None
         self.preemption: Preemption | None = None
+        self._profiler = StepProfiler(self.send)
+        #: It goes from boundary to boundary, once per step: where it does not, reports are the ends of steps.
+        self._has_boundaries = False
         self.pid = os.getpid()
         self.send({"type": "hello", "version": channel.VERSION, "pid": self.pid})
         threading.Thread(target=self._read, name="remora-channel", daemon=True).start()
@@ -144,6 +148,8 @@ class Link:
             values[str(name)] = number if math.isfinite(number) else None
         message = {"type": "report", "step": step, "metrics": values, "total_steps": total_steps}
         self.send({**message, "again": True} if is_again else message)
+        if not self._has_boundaries and not is_again:
+            self._profiler.step_ended()
 
     def stalled(self, step: int, seconds: float) -> None:
         """Report the seconds that the checkpoint of a step cost the training loop."""
@@ -154,6 +160,8 @@ class Link:
 
         `checkpoint`, `regroup` or None.  Waits while the supervisor holds the ranks.
         """
+        self._has_boundaries = True
+        self._profiler.step_ended()
         with self._changed:
             self._boundary = self._boundary + 1 if at is None else at
             while True:
@@ -170,6 +178,7 @@ class Link:
 
     def set_boundary(self, boundary: int) -> None:
         """Count boundaries from here, so that ranks which began at different times count alike."""
+        self._has_boundaries = True
         with self._changed:
             self._boundary = boundary
 
@@ -269,6 +278,8 @@ class Link:
                 self._taken[int(message["step"])] = bool(message.get("park"))
             elif kind == "preemption":
                 self.preemption = _preemption(message)
+            elif kind == "profile":
+                self._profiler.ask(message)
             elif kind == "part":
                 parted = int(message["generation"])
             elif kind == "regroup":

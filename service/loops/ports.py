@@ -13,7 +13,7 @@ from cluster.policies.offerings import Offering
 from cluster.scheduling.ray_programs import RayDemand
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
-from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
+from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record
 from trainers.preflight.answers import LinkAnswer, OwnAnswer
 
 
@@ -72,6 +72,13 @@ class Launcher(Protocol):
         """Have the driver report what each rank is doing; called at every tick until it is True, and does not wait.
 
         The same `order` twice is one request.
+        """
+        ...
+
+    def request_profile(self, attempt_id: str, request: ProfileRequest) -> bool:
+        """Have the driver profile a rank; called at every tick until it is True, and does not wait.
+
+        Two requests of the same number are one.
         """
         ...
 

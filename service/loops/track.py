@@ -12,6 +12,7 @@ from remora.states import AttemptState, EndReason
 from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.ports import Launcher
+from service.loops.profiles import follow_profiles
 from service.loops.tick import Tick
 from service.queue import changes, lifecycle
 from service.queue.demand import is_domain_lost
@@ -51,6 +52,7 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     # 3. Let drivers know how many workers their jobs may have now.
     _resize_all(tick, live, launcher)
     _request_stacks(live, launcher)
+    follow_profiles(tick, live, launcher)
     # 4. Stop what must stop; what was just stored may have ended it already.
     _stop_all(tick, live, launcher)
 

@@ -156,6 +156,18 @@ class OutputRecord(RecordBody):
     files: dict[Text, StoredFile]
 
 
+class ProfileRecord(RecordBody):
+    """How the profile of a rank went: a trace of `steps` steps, or why there is none."""
+
+    number: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    message: Annotated[str, BeforeValidator(clean_text), Field(max_length=1000)] | None = None
+    #: Names the trace in the storage.
+    file: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
+    steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    size_bytes: Count | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+
 class ProgressRecord(RecordBody):
     """The state of the attempt; None: not reported."""
 
@@ -204,6 +216,7 @@ _MODELS: dict[str, type[RecordBody]] = {
     "checkpoint": CheckpointRecord,
     "checkpoints": CheckpointListRecord,
     "output": OutputRecord,
+    "profile": ProfileRecord,
     "progress": ProgressRecord,
     "ended": AttemptEndRecord,
 }

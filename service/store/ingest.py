@@ -17,7 +17,7 @@ from service.queue import driver_records, early_stop, lifecycle
 from service.queue.early_stop import Score
 from service.queue.intake import LINES_LEFT
 from service.queue.rows import AttemptRow, JobRow, NewEvent, PhaseRow
-from service.store import arrays, checkpoints, jobs, outputs
+from service.store import arrays, checkpoints, jobs, outputs, profiles
 from service.store.leases import Lease
 from service.store.log_storage import NewLines, store_lines
 from service.store.rows import upsert
@@ -54,6 +54,8 @@ class _Batch:
     scores: list[Score] = field(default_factory=list)
     #: Nodes that compute wrongly.
     sick: list[SickReport] = field(default_factory=list)
+    #: How profiles went.
+    profiles: list[dict[str, Any]] = field(default_factory=list)
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -179,6 +181,8 @@ def _take(batch: _Batch, record: Record) -> None:
         case driver_records.OutputRecord():
             batch.outputs = {**said.model_dump(), "attempt": batch.attempt.attempt, "job_id": batch.job.id}
             batch.decide(lifecycle.observe_outputs(batch.job, batch.attempt))
+        case driver_records.ProfileRecord():
+            batch.profiles.append(_profile(batch, said, at))
         case driver_records.EventRecord():
             batch.append_event(at, said.kind, said.message, said.data)
             if said.kind == "worker_group.regrouped":
@@ -205,6 +209,12 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.append_event(
                 at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
             )
+
+
+def _profile(batch: _Batch, said: driver_records.ProfileRecord, at: float) -> dict[str, Any]:
+    found = said.model_dump(exclude={"steps"})
+    place = {"job_id": batch.job.id, "attempt": batch.attempt.attempt}
+    return {**found, **place, "profiled_steps": said.steps, "ended_at": _since(batch, at)}
 
 
 def _note_pause(batch: _Batch, said: driver_records.EventRecord, at: float) -> None:
@@ -292,6 +302,7 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Polic
     _compare(connection, [batch for batch in batches if batch.scores])
     if sick := [report for batch in batches for report in batch.sick]:
         add_reports(connection, sick)
+    profiles.end(connection, [one for batch in batches for one in batch.profiles])
     with_outputs = [batch for batch in batches if batch.outputs is not None]
     outputs.save_outputs(
         connection,

@@ -31,6 +31,7 @@ from service.store.tables import (
     nodes,
     outputs,
     phases,
+    profiles,
     uses,
 )
 from service.store.totals import Counted
@@ -163,6 +164,7 @@ def is_needed(connection: sa.Connection, job_id: str) -> bool:
         sa.exists().where(checkpoints.c.job_id == job_id),
         sa.exists().where(outputs.c.job_id == job_id),
         sa.exists().where(models.c.job_id == job_id),
+        sa.exists().where(profiles.c.job_id == job_id, profiles.c.file.is_not(None)),
         sa.exists().where(uses.c.job_id == job_id, uses.c.price_per_hour > 0),
         sa.exists().where(nodes.c.bought_for == job_id, nodes.c.price_per_hour > 0),
     )
@@ -174,7 +176,7 @@ def remove_job(connection: sa.Connection, job_id: str) -> None:
     state, array_id = connection.execute(
         sa.select(jobs.c.state, jobs.c.array_id).where(jobs.c.id == job_id).with_for_update()
     ).one()
-    for table in (events, uses, phases, attempts, dependencies, job_labels):
+    for table in (events, uses, phases, profiles, attempts, dependencies, job_labels):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     connection.execute(sa.delete(jobs).where(jobs.c.id == job_id))
     if array_id is not None:

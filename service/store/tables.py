@@ -368,6 +368,32 @@ outputs = sa.Table(
     sa.Column("size_bytes", sa.BigInteger, nullable=False, server_default="0"),
 )
 
+profiles = sa.Table(
+    "profiles",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("rank", sa.Integer, nullable=False),
+    sa.Column("steps", sa.Integer, nullable=False),
+    sa.Column("requested_at", sa.Double, nullable=False),
+    sa.Column("taken_at", sa.Double),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("message", sa.Text),
+    # The file in the storage, by its name there.
+    sa.Column("file", sa.String(32)),
+    sa.Column("profiled_steps", sa.Integer),
+    sa.Column("size_bytes", sa.BigInteger),
+    sa.Column("sha256", sa.String(64)),
+)
+_UNDER_WAY = sa.text("ended_at IS NULL")
+sa.Index(
+    "ix_profiles_under_way",
+    profiles.c.job_id,
+    sqlite_where=_UNDER_WAY,
+    postgresql_where=_UNDER_WAY,
+)
+
 models = sa.Table(
     "models",
     metadata,

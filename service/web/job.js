@@ -36,6 +36,7 @@ export function JobView({ id, query }) {
     <${Metrics} job=${job} others=${compared.value ?? []} isLive=${!job.terminal} />
     <${Logs} job=${job} />
     <div class="two"><${Checkpoints} id=${id} isLive=${!job.terminal} /><${Outputs} id=${id} isLive=${!job.terminal} /></div>
+    <${Profiles} id=${id} isLive=${!job.terminal} />
     <${Attempts} id=${id} isLive=${!job.terminal} />
     <${Specification} job=${job} other=${compared.value?.[0]} />`;
 }
@@ -149,6 +150,17 @@ function Checkpoints({ id, isLive }) {
     ${items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="checkpoints"><table><thead><tr><th class="number">step</th><th class="number">workers</th><th class="number">size</th><th>committed</th><th></th></tr></thead>
     <tbody>${items.map((one) => html`<tr key=${one.step}><td class="number">${COUNT.format(one.step)}</td><td class="number">${one.world_size}</td><td class="number">${bytes(one.size_bytes)}</td><td>${moment(one.committed_at)}</td>
       <td><a href=${`/v1/jobs/${id}/checkpoints/${one.step}/content`} download>download</a></td></tr>`)}</tbody></table></div>` : null}</div>`;
+}
+
+function Profiles({ id, isLive }) {
+  const found = useRead(`profiles ${id}`, () => get(`/v1/jobs/${id}/profiles`), isLive ? 5 : 0);
+  const items = found.value?.items ?? [];
+  if (!items.length) return null;
+  return html`<div class="card"><h2>Profiles</h2><${Problem} error=${found.error} />
+    <div class="scroll" tabindex="0" role="region" aria-label="profiles"><table><thead><tr><th class="number">rank</th><th class="number">steps</th><th>asked for</th><th>state</th><th class="number">size</th></tr></thead>
+    <tbody>${items.map((one) => html`<tr key=${one.number}><td class="number">${one.rank}</td><td class="number">${one.profiled_steps ?? one.steps}</td><td>${moment(one.requested_at)}</td>
+      <td class="message">${one.state === "ready" ? html`<a href=${`/v1/jobs/${id}/profiles/${one.number}/content`} download>download</a>` : one.message ?? one.state}</td><td class="number">${one.size_bytes === null ? "" : bytes(one.size_bytes)}</td></tr>`)}</tbody></table></div>
+    <p class="muted">Traces open in Perfetto and in <code>chrome://tracing</code>.</p></div>`;
 }
 
 function Outputs({ id, isLive }) {

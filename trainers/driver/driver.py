@@ -37,6 +37,7 @@ from trainers.driver.log_shares import Printers
 from trainers.driver.members import GroupMembers, RendezvousEndpoint, place_of
 from trainers.driver.nominations import NO_JOB, Nominations
 from trainers.driver.on_demand import mark_on_demand, on_demand_first
+from trainers.driver.profiles import Profiles
 from trainers.driver.rendezvous_monitor import RendezvousMonitor
 from trainers.driver.stacks import Stacks
 from trainers.driver.storage_requests import StorageRequests
@@ -44,7 +45,7 @@ from trainers.driver.verdict import Verdict
 from trainers.job_storage import JobStorages
 from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
-from trainers.plan import AttemptPlan, Record
+from trainers.plan import AttemptPlan, ProfileRequest, Record
 from trainers.storage import StorageError
 from trainers.storage_grants import StorageAnswer, StorageRequest
 from trainers.supervisor import worker_process
@@ -101,6 +102,8 @@ class Driver:
         self._resized = 0.0
         #: The newest request for stacks.
         self._stacks_requested = 0.0
+        #: The number of the newest request for a profile.
+        self._profile_requested = 0
         #: The values of the attempt's secrets, as its workers get them.
         self._secrets: tuple[bytes, ...] = ()
 
@@ -115,6 +118,7 @@ class Driver:
         self._attempt = Attempt(plan, self._account, self._group_members, self._now, self._clock)
         self._in_place = InPlace(self._attempt)
         self._stacks = Stacks(self._group_members)
+        self._profiles = Profiles(self._group_members, self._account)
         self._hang_monitor = HangMonitor(self._attempt, self._in_place, self._stacks)
         self._rendezvous_monitor = RendezvousMonitor(self._attempt, self._stacks)
         self._has_attempt.set()
@@ -214,6 +218,13 @@ class Driver:
             self._stacks_requested = order
             self._attempt.spawn(self._hang_monitor.report_stacks())
 
+    async def request_profile(self, request: ProfileRequest) -> None:
+        """Have a rank profiled, unless that request or a later one has arrived; does not wait for it."""
+        await self._has_attempt.wait()
+        if request.number > self._profile_requested:
+            self._profile_requested = request.number
+            self._attempt.spawn(self._profiles.take(request))
+
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
         await self._has_attempt.wait()
@@ -274,6 +285,8 @@ class Driver:
             attempt.outputs.receive(slot, message["changes"])
         elif kind == "stack":
             self._stacks.receive(slot, message)
+        elif kind == "profile":
+            self._profiles.receive(slot, message)
         elif is_member and (generation == attempt.generation or kind in ("exit", "trouble")):
             # An end is an end, whatever group the worker thought it was in.
             attempt.receive(group_members.ranks[slot], message)

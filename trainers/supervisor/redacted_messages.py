@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from trainers.supervisor.redaction import Redactor
 
 #: Messages with names and digests of files, which have to stay as they are.
-_OF_FILES = frozenset({"shard", "outputs"})
+_OF_FILES = frozenset({"shard", "outputs", "profile"})
 
 
 class Messages(Protocol):

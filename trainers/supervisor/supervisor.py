@@ -50,6 +50,7 @@ from trainers.supervisor.outbox import Outbox, ReportFilter
 from trainers.supervisor.output_links import first_of_node, link_outputs, own_outputs, unlinked
 from trainers.supervisor.outputs_collector import OutputsCollector
 from trainers.supervisor.preparation import NodeFolders, Preparation, prepare_node
+from trainers.supervisor.profiles import WorkerProfiles
 from trainers.supervisor.redacted_messages import Messages, RedactedMessages
 from trainers.supervisor.redaction import Redactor
 from trainers.supervisor.secret_files import secret_files, variable_files, with_folder
@@ -136,6 +137,7 @@ class Supervisor:
         self._checkpoints = CheckpointUploads(
             assignment.plan, self._storages, assignment.driver, self._outbox, self.redacted
         )
+        self._profiles = WorkerProfiles(assignment.plan, self._storages.open, self._outbox, self.redacted)
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
         self._collector: OutputsCollector | None = None
@@ -259,6 +261,7 @@ class Supervisor:
         if self._sidecar is not None:
             self._sidecar.end()
         self._checkpoints.close()
+        self._profiles.close()
 
     def _prepare(
         self, in_use: contextlib.ExitStack, code: Path, folder: Path, temporary: Path, resume: Path | None
@@ -309,6 +312,11 @@ class Supervisor:
         kind = message["type"]
         if kind == "dump":
             threading.Thread(target=self._dump, name="dump", daemon=True).start()
+            return
+        if kind == "profile":
+            with self._lock:
+                child = self._child
+            self._profiles.ask(child, message)
             return
         if kind == "look":
             self._scan_outputs(message)
@@ -444,6 +452,7 @@ class Supervisor:
         staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
         self._checkpoints.open(launch.scratch, staging, self._snapshots)
+        self._profiles.open(launch.scratch)
         link_outputs(launch.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
             with first_of_node(folder, "files") as is_first:
@@ -563,11 +572,15 @@ class Supervisor:
         if message["type"] == "abandoned":
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 self._checkpoints.count_abandoned(message, self._identity.generation)
+        if message["type"] == "hello":
+            self._profiles.note_library()
         if message["type"] in _FOR_DRIVER:
             if self._report_filter.is_needed(message, self._identity, time.monotonic()):
                 self._outbox.put(message)
         elif message["type"] == "collectives":
             self._collectives.receive(message)
+        elif message["type"] == "profiled":
+            self._profiles.receive(message)
         elif message["type"] == "refused":
             self._refusal = self.redacted(str(message.get("message", "")))[:1000]
         elif message["type"] == "checkpoint":
@@ -596,6 +609,7 @@ class Supervisor:
             # At once: the others may go on without this rank while its files are still being stored.
             self._outbox.put({"type": "killed"})
         self._checkpoints.join()
+        self._profiles.join()
         if self._collector is not None:
             code = status.get("exit_code")
             self._collector.finish(end="killed" if code is None else "failed" if code else "clean")

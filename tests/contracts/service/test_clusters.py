@@ -518,7 +518,16 @@ OF_ALL = {
         "metrics",
         "models",
     ),
-    *("node_events", "outputs", "phases", "policies", "pool_reopenings", "schedule_runs", "schedules"),
+    *(
+        "node_events",
+        "outputs",
+        "phases",
+        "policies",
+        "profiles",
+        "pool_reopenings",
+        "schedule_runs",
+        "schedules",
+    ),
     *("alert_facts", "alert_watches", "alerts", "notifications"),
     *("secret_versions", "secrets", "token_grants", "tokens", "totals"),
 }

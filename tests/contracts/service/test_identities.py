@@ -423,11 +423,14 @@ def _without_id(text: str) -> str:
     return text.partition('"request_id"')[0]
 
 
-MAKES = "clone_job create_alert create_token drill_node drill_pool prune put_bundle put_grant set_secret submit_array"
+MAKES = "clone_job create_alert create_token drill_node drill_pool prune put_bundle put_grant request_profile"
 UNMAKES = "delete_alert delete_schedule delete_secret remove_grant revoke_token"
 #: Of which the audit says not both what was before and what is after.
 FACTS: dict[str, set[str]] = {
-    **{key: {"after"} for key in [*MAKES.split(), "submit_job", "submit_schedule"]},
+    **{
+        key: {"after"}
+        for key in [*MAKES.split(), "set_secret", "submit_array", "submit_job", "submit_schedule"]
+    },
     **{key: {"before"} for key in UNMAKES.split()},
     # Its row says that it has begun.
     "rotate_secrets": set(),

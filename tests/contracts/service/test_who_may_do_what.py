@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from remora.states import JobState
 from service.api import authorisation
 from service.identities.permissions import OPEN_PATHS, PAGE_FILES, PERMISSIONS
+from service.queue.profiles import ProfileRow
+from service.store import profiles
 from service.store.database import Database
 from service.store.tables import jobs
 from tests.contracts.service.two_projects import (
@@ -28,6 +30,8 @@ from tests.contracts.service.two_projects import (
     routes_of,
     two_projects,
 )
+from trainers.profiles import profile_name
+from trainers.storage import Storage
 
 pytestmark = pytest.mark.postgresql_in_soak
 
@@ -58,9 +62,22 @@ def spec(more: dict[str, Any] | None = None) -> Callable[[Objects], Any]:
 
 def running_job(service: Service, objects: Objects) -> str:
     job_id = service.submit(objects.project)
-    running = sa.update(jobs).where(jobs.c.id == job_id).values(state=JobState.RUNNING)
+    running = sa.update(jobs).where(jobs.c.id == job_id).values(state=JobState.RUNNING, world_size=1)
     service.database.transact(lambda connection: connection.execute(running))
     return f"/v1/jobs/{job_id}/stacks"
+
+
+def profiled_job(service: Service, objects: Objects) -> str:
+    return running_job(service, objects).replace("/stacks", "/profiles")
+
+
+def made_profile(service: Service, objects: Objects) -> str:
+    job_id, file = service.submit(objects.project), "a" * 32
+    Storage(service.settings.storage).write_bytes(profile_name(job_id, file), b"a trace")
+    place = {"job_id": job_id, "number": 1, "attempt": 1, "rank": 0, "steps": 1, "requested_at": 1.0}
+    row = ProfileRow(**place, ended_at=2.0, file=file, size_bytes=7, sha256="b" * 64)
+    service.database.transact(lambda connection: profiles.add(connection, row))
+    return f"/v1/jobs/{job_id}/profiles/1/content"
 
 
 def fresh_job(service: Service, objects: Objects) -> str:
@@ -145,6 +162,9 @@ RULES: dict[str, Rule] = {
     "pause_job": Rule("submitter", "POST", "", fresh=lambda s, o: f"{fresh_job(s, o)}/pause"),
     "resume_job": Rule("submitter", "POST", "", fresh=paused_job),
     "request_stacks": Rule("submitter", "POST", "", fresh=running_job),
+    "request_profile": Rule("submitter", "POST", "", lambda _: {"steps": 1}, fresh=profiled_job),
+    "list_profiles": Rule("viewer", "GET", "/v1/jobs/{done}/profiles"),
+    "download_profile": Rule("viewer", "GET", "", fresh=made_profile),
     "resize_job": Rule("submitter", "POST", "/v1/jobs/{queued}/resize", lambda _: {"max": 2}),
     "label_job": Rule("submitter", "PATCH", "/v1/jobs/{queued}/labels", lambda _: {"seen": "yes"}),
     "delete_job": Rule("admin", "DELETE", "", fresh=ended_job),

@@ -39,6 +39,7 @@ from remora.views import (
     OutputFile,
     Page,
     Pool,
+    Profile,
     RayRequest,
     Schedule,
     ScheduleRun,
@@ -72,6 +73,9 @@ class FakeService:
     #: Files of every job's outputs, and of the versions of the model `digits`.
     outputs: dict[str, bytes] = field(default_factory=dict)
     versions: int = 0
+    #: Profiles of every job as they are after a look at each list, the last list stays; and the trace of all.
+    profiles: list[list[Profile]] = field(default_factory=list)
+    trace: bytes = b""
     nodes: list[Node] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     ray_requests: list[RayRequest] = field(default_factory=list)
@@ -413,9 +417,20 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
         return _page(state, seen, _files(state))
     if rest.startswith("outputs/"):
         return 200, {}, state.outputs[unquote(rest.removeprefix("outputs/"))]
+    if rest.startswith("profiles"):
+        return _profiles(state, seen)
     if rest.endswith("/content"):
         return 200, {"Content-Type": "application/x-tar"}, state.archive
     return _page(state, seen, state.checkpoints if rest == "checkpoints" else state.attempts)
+
+
+def _profiles(state: FakeService, seen: Seen) -> Reply:
+    if seen.path.endswith("/content"):
+        return 200, {"Content-Type": "application/gzip"}, state.trace
+    if seen.method == "POST":
+        return 202, {}, state.profiles[0][-1].model_dump_json().encode()
+    found = state.profiles.pop(0) if len(state.profiles) > 1 else state.profiles[0]
+    return _page(state, seen, found)
 
 
 def _files(state: FakeService) -> list[OutputFile]:
