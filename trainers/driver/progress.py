@@ -15,6 +15,8 @@ class Progress:
     #: When `step` was reported.
     step_at: float | None = None
     repeated_steps: int = 0
+    #: `repeated_steps` when the present loss began.
+    repeated_before: int = 0
     #: Seconds between the last step before a loss and the first new step after it, summed; see `open_lost_s`.
     lost_s: float = 0.0
     #: Set between a loss and the next new step: the time of the last step before it.
@@ -74,7 +76,8 @@ class Progress:
         if self.lost_since is not None:
             return replace(self, won_back_at=None)
         lost_since = self.step_at if self.step_at is not None else now
-        return replace(self, lost_since=lost_since, losses=self.losses + 1)
+        losses = self.losses + 1
+        return replace(self, lost_since=lost_since, losses=losses, repeated_before=self.repeated_steps)
 
     def regroup(self) -> Progress:
         """A new worker group begins: steps up to the newest one are repetitions from now on."""
