@@ -57,7 +57,13 @@ class Drawing {
       case "environment.preparing": this.all("preparing", at); break;
       case "environment.ready": this.all("starting", at); break;
       case "attempt.started": case "job.running": this.train(at); break;
-      case "training.resumed": this.isAfterLoss = false; this.all("training", at); break;
+      case "training.began": this.repaint("training", at, at); break;
+      case "training.resumed":
+        // The group had started before it repeated the first step.
+        if (typeof data.recomputing_s === "number") this.repaint("recomputing", at - data.recomputing_s, at);
+        this.isAfterLoss = false;
+        this.all("training", at);
+        break;
       case "attempt.regrouping": this.all("regrouping", at); this.count(0, at); break;
       case "node.lost": this.lose(data.ranks ?? [], at); break;
       case "worker.killed": this.lose([data.rank], at); break;
@@ -92,10 +98,10 @@ class Drawing {
   account(event, data, at) {
     switch (event.kind) {
       case "node.lost": case "worker.killed": this.miss(event.message, at); break;
-      case "worker_group.drain": this.notice = event.message; break;
+      case "worker_group.drain": case "worker.gpu_failed": case "worker.miscomputed": this.notice = event.message; break;
       case "attempt.regrouping": if (this.notice) this.miss(this.notice, at); break;
       case "worker_group.regrouped":
-        if (data.cause === "drain" && this.losses.at(-1)?.to !== at) {
+        if ((data.cause === "drain" || data.cause === "loss") && this.losses.at(-1)?.to !== at) {
           const pause_s = typeof data.pause_s === "number" ? data.pause_s : 0;
           this.miss(this.notice ?? event.message, at - pause_s);
           Object.assign(this.losses.at(-1), { to: at, steps: 0 });
@@ -122,7 +128,7 @@ class Drawing {
     const last = this.losses.at(-1);
     if (!last) return;
     // In place the group goes on before its first new step is reported.
-    const isLate = last.to !== null && typeof data.pause_s === "number" && last.from === last.at;
+    const isLate = last.to !== null && typeof data.pause_s === "number" && last.from === last.at && at - data.pause_s <= last.to;
     if (last.to !== null && !isLate) return;
     last.to = at;
     if (typeof data.pause_s === "number") last.from = Math.min(last.at, at - data.pause_s);
@@ -135,7 +141,7 @@ class Drawing {
     if (last && last.to === null && last.isOfAttempt && last.from === last.at && at - last.at < 1) {
       const index = this.losses.length - 1;
       this.losses.pop();
-      for (const mark of this.marks) if (mark.loss === index) delete mark.loss;
+      this.marks = this.marks.filter((mark) => mark.loss !== index);
     } else this.win(at);
   }
 
@@ -146,6 +152,18 @@ class Drawing {
   all(name, at) {
     this.phase(name, at);
     for (const lane of this.group) if (lane) turn(lane.spans, name, at);
+  }
+
+  /** The present span of this phase began only at `since`: until then the workers were starting. */
+  repaint(phase, since, at) {
+    for (const spans of [this.job, ...this.group.filter(Boolean).map((lane) => lane.spans)]) {
+      const last = spans.at(-1);
+      if (last?.phase !== phase || last.to !== null || since <= last.from) continue;
+      last.phase = "starting";
+      const before = spans.at(-2);
+      if (before?.phase === "starting" && before.to === last.from) { before.to = null; spans.pop(); }
+      turn(spans, phase, Math.min(since, at));
+    }
   }
 
   train(at) {

@@ -32,6 +32,8 @@ class Progress:
     high_water: int | None = None
     #: Last step that the present worker group reported; a step may be reported more than once.
     group_step: int | None = None
+    #: When the present worker group reported its first step.
+    group_began_at: float | None = None
     #: The present worker group has reported a step that no group before it reported.
     has_caught_up: bool = False
 
@@ -53,6 +55,7 @@ class Progress:
             step_at=now,
             repeated_steps=self.repeated_steps + int(is_repeated and step != self.group_step),
             group_step=step,
+            group_began_at=now if self.group_step is None else self.group_began_at,
             has_caught_up=self.has_caught_up or not is_repeated,
         )
         if self.lost_since is None:
@@ -81,4 +84,4 @@ class Progress:
 
     def regroup(self) -> Progress:
         """A new worker group begins: steps up to the newest one are repetitions from now on."""
-        return replace(self, high_water=self.step, group_step=None, has_caught_up=False)
+        return replace(self, high_water=self.step, group_step=None, group_began_at=None, has_caught_up=False)

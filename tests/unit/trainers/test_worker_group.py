@@ -129,12 +129,13 @@ def test_the_first_new_step_after_a_loss_says_what_that_loss_alone_repeated() ->
     scene.group.progress = before.lose(991.0).regroup()
     for step in (9, 10):
         scene.hear(0, type="report", step=step)
+        scene.now += 1.0
     (resumed,) = [
         one.body
         for one in scene.hear(0, type="report", step=11)
         if isinstance(one, Note) and one.kind == "event"
     ]
-    assert resumed["data"]["repeated_steps"] == 2
+    assert (resumed["data"]["repeated_steps"], resumed["data"]["recomputing_s"]) == (2, 2.0)
     assert resumed["message"].endswith("and 2 steps were done again.")
 
 
