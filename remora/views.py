@@ -475,6 +475,8 @@ class Node(View):
     #: What the newest plan does not do with it and why, and since when; None: it has no plans for it.
     reason: str | None = None
     reason_since: float | None = None
+    #: Ids of jobs whose workers are on it now; those of projects that the reader does not see are left out.
+    jobs: list[str] = Field(default_factory=list)
     #: What was measured before it got work; None: nothing was.
     preflight: NodePreflight | None = None
     created_at: float

@@ -156,6 +156,8 @@ class Settings(BaseSettings):
     node_cpus: int = Field(default=1, ge=1, le=1024)
     #: GPUs that each local node announces to Ray.
     node_gpus: int = Field(default=0, ge=0, le=64)
+    #: USD that an hour of a local node counts for; 0: it is free.
+    node_price_per_hour: float = Field(default=0.0, ge=0, le=10_000)
     #: Nodes are measured before they get work; empty: they are where each is another machine that was bought for it.
     preflight: Literal["", "on", "off"] = ""
     #: Seconds within which a node has to have been measured.

@@ -64,7 +64,9 @@ class ForeignJobs:
 
     def node(self, node: Node) -> Node:
         """A node, bought for a job or held by one; its fabric domain is named after the job."""
-        return self.texts(node, "message", "reason", "fabric")
+        shown = self.texts(node, "message", "reason", "fabric")
+        jobs = [one for one in node.jobs if self.text(one) == one]
+        return shown if len(jobs) == len(node.jobs) else shown.model_copy(update={"jobs": jobs})
 
     def node_event(self, event: NodeEvent) -> NodeEvent:
         """What happened to a node."""

@@ -25,6 +25,7 @@ from service.api.parameters import (
 from service.api.problem_documents import ApiProblem
 from service.api.views import node_view
 from service.queue.rows import NodeRow, WaitKind, WaitRow
+from service.store import ledger
 from service.store import nodes as store
 from service.store.ids import is_id
 from service.store.waits import waits_of
@@ -44,9 +45,13 @@ async def list_nodes(request: Request, query: Annotated[NodesParameters, Query()
     def work(connection: sa.Connection) -> bytes:
         shown = ForeignJobs(connection, access).node
         rows = store.page_of_nodes(connection, before=before, limit=query.limit, states=query.state)
-        waits = _waits(connection, [row.id for row in rows if row.ended_at is None])
+        live = [row.id for row in rows if row.ended_at is None]
+        waits, jobs = _waits(connection, live), ledger.jobs_on(connection, live)
         return write_page(
-            rows, lambda row: shown(node_view(row, waits.get(row.id, ()))), lambda row: row.id, query.limit
+            rows,
+            lambda row: shown(node_view(row, waits.get(row.id, ()), jobs.get(row.id, ()))),
+            lambda row: row.id,
+            query.limit,
         )
 
     return as_json(await context_of(request).database.read(work))
@@ -59,8 +64,9 @@ async def show_node(request: Request, node_id: str, _: Annotated[Parameters, Que
     access = access_of(request)
 
     def work(connection: sa.Connection) -> Node:
-        waits = _waits(connection, [row.id])
-        return ForeignJobs(connection, access).node(node_view(row, waits.get(row.id, ())))
+        waits, jobs = _waits(connection, [row.id]), ledger.jobs_on(connection, [row.id])
+        view = node_view(row, waits.get(row.id, ()), jobs.get(row.id, ()))
+        return ForeignJobs(connection, access).node(view)
 
     return await context_of(request).database.read(work)
 

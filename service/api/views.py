@@ -128,8 +128,8 @@ def attempt_view(row: AttemptRow) -> Attempt:
     )
 
 
-def node_view(row: NodeRow, waits: Sequence[WaitRow] = ()) -> Node:
-    """A node for clients, with what the newest plan says of it."""
+def node_view(row: NodeRow, waits: Sequence[WaitRow] = (), jobs: Sequence[str] = ()) -> Node:
+    """A node for clients, with what the newest plan says of it and the jobs that use it."""
     is_there = row.ended_at is None and bool(waits)
     return Node(
         id=row.id,
@@ -144,6 +144,7 @@ def node_view(row: NodeRow, waits: Sequence[WaitRow] = ()) -> Node:
         fabric=row.fabric,
         reason="; ".join(wait.reason for wait in waits) if is_there else None,
         reason_since=min(wait.since for wait in waits) if is_there else None,
+        jobs=list(jobs),
         preflight=NodePreflight(**row.preflight) if row.preflight is not None else None,
         created_at=row.created_at,
         ready_at=row.ready_at,

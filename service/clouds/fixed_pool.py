@@ -115,7 +115,11 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
     if settings.node_gpus:
         resources["GPU"] = float(settings.node_gpus)
     offering = Offering(
-        size=LOCAL, zone=None, capacity=CapacityType.ON_DEMAND, resources=resources, price_per_hour=0.0
+        size=LOCAL,
+        zone=None,
+        capacity=CapacityType.ON_DEMAND,
+        resources=resources,
+        price_per_hour=settings.node_price_per_hour,
     )
     return (offering,)
 

@@ -141,6 +141,7 @@ class ServicePart:
             REMORA_NODES=str(settings.nodes),
             REMORA_NODE_CPUS=str(settings.node_cpus),
             REMORA_NODE_GPUS=str(settings.node_gpus),
+            REMORA_NODE_PRICE_PER_HOUR=str(settings.node_price_per_hour),
             PYTHONUNBUFFERED="1",
         )
         if self._part is Part.API:

@@ -182,16 +182,34 @@ def sentence(by_cause: Mapping[Cause, Amount]) -> str:
     cost = _figure(worst.amount, 1.0, is_free)
     if worst.saved <= 0.0:
         return f"{said}; {words} cost the most besides, {cost}, {worst.by}."
+    if not _is_worth(worst, is_free):
+        return f"{said}; {words} cost the most besides, {cost}."
     could = _figure(worst.amount, worst.saved, is_free)
     return (
         f"{said}; {words} cost the most besides, {cost}, of which {could} would have been saved {worst.by}."
     )
 
 
+def _is_worth(loss: Loss, is_free: bool) -> bool:
+    """What would have been saved is a cent, or a minute of a free node, so that it is worth a change."""
+    least, whole = (60.0, loss.amount.node_s) if is_free else (0.01, loss.amount.usd)
+    return loss.saved * whole >= least
+
+
 def _figure(amount: Amount, part: float, is_free: bool) -> str:
+    if is_free and (node_s := part * amount.node_s) < 360.0:
+        return f"{node_s:.3g} node seconds"
     if is_free:
         return f"{part * amount.node_s / 3600.0:.2f} node hours"
-    return f"{part * amount.usd:.2f} USD"
+    return usd_text(part * amount.usd)
+
+
+def usd_text(usd: float) -> str:
+    """An amount with cents; below ten of them with two significant digits, so that little is not shown as nothing."""
+    if not 0.0 < abs(usd) < 0.1:
+        return f"{usd:.2f} USD"
+    decimals = max(2, 1 - math.floor(math.log10(abs(usd))))
+    return f"{usd:.{decimals}f} USD"
 
 
 def _part(some: int, whole: int) -> float | None:

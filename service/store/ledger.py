@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
@@ -63,6 +64,15 @@ def uses_of(connection: sa.Connection, job_id: str) -> list[UseRow]:
     """All that a job used and uses, in the order of time."""
     statement = sa.select(uses).where(uses.c.job_id == job_id).order_by(uses.c.began_at, uses.c.node_id)
     return [UseRow(**row._mapping) for row in connection.execute(statement)]
+
+
+def jobs_on(connection: sa.Connection, node_ids: Iterable[str]) -> dict[str, list[str]]:
+    """Ids of the jobs that use each of these nodes now, in the order in which they were submitted."""
+    statement = sa.select(uses.c.node_id, uses.c.job_id).where(uses.c.node_id.in_(list(node_ids)), OPEN_USES)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for node_id, job_id in connection.execute(statement.order_by(uses.c.job_id)):
+        found[node_id].append(job_id)
+    return found
 
 
 def spent(connection: sa.Connection, job_ids: Iterable[str], now: float) -> dict[str, float]:

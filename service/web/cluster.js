@@ -2,8 +2,9 @@
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead } from "./api.js";
-import { Act, Problem, State, useNow } from "./parts.js";
-import { ago, counted, duration, moment, money, offering, phrase, shortId } from "./words.js";
+import { Act, Problem, Sentence, State, useNow } from "./parts.js";
+import { addressOf } from "./addresses.js";
+import { counted, duration, moment, money, offering, phrase, shortId } from "./words.js";
 
 const LIVE = "requested,launched,joined,ready,draining,terminating";
 
@@ -11,13 +12,14 @@ export function Cluster({ isOperator }) {
   const now = useNow(5);
   const pools = useRead("pools", () => getAll("/v1/pools"), 3);
   const nodes = useRead("nodes", () => getAll(`/v1/nodes?limit=1000&state=${LIVE}`), 3);
+  const names = useRead("names", async () => new Map((await get("/v1/jobs?limit=1000&state=running")).items.map((job) => [job.id, job.name])), 15);
   const old = useRead("ended nodes", () => get(`/v1/nodes?limit=200&state=gone,failed`), 15);
   const events = useRead("cluster events", () => (isOperator ? getAll("/v1/events?limit=200", 5) : []), 10);
   const alive = nodes.value ?? [], ended = old.value?.items ?? [];
   const price = alive.reduce((sum, node) => sum + node.price_per_hour, 0);
   return html`<div class="title"><h1>Cluster</h1><span class="muted">${counted(alive.length, "node")}, ${money(price)} per hour</span></div>
     <${Problem} error=${pools.error ?? nodes.error} />
-    ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
+    ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
     ${pools.value && !pools.value.length ? html`<p class="muted">No pool is known yet: the controller writes them at its first tick.</p>` : null}
     <details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><div class="scroll" tabindex="0" role="region" aria-label="nodes that have ended"><table><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
       <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody></table></div></details>
@@ -25,23 +27,36 @@ export function Cluster({ isOperator }) {
       <tbody>${[...(events.value ?? [])].reverse().slice(0, 200).map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody></table></div></details>` : null}`;
 }
 
-function Pool({ pool, nodes, now, isOperator, reload }) {
+function Pool({ pool, nodes, names, now, isOperator, reload }) {
   const drill = async () => { await request("POST", `/v1/pools/${encodeURIComponent(pool.name)}/drill`, { notice_s: 30 }); await reload(); };
+  const ready = nodes.filter((node) => node.state === "ready"), hit = new Set(ready.flatMap((node) => node.jobs)).size;
   const reopen = async () => { await request("POST", `/v1/pools/${encodeURIComponent(pool.name)}/reopen`); await reload(); };
-  return html`<section class="card"><div class="title"><h2>${pool.name}</h2><span class="muted">${pool.min_nodes} to ${pool.max_nodes} nodes${pool.warm_nodes ? `, ${pool.warm_nodes} kept ready` : ""}: ${Object.entries(pool.nodes).map(([state, count]) => `${count} ${phrase(state)}`).join(", ") || "none now"}</span>
+  return html`<section class="card"><div class="title"><h2>${pool.name}</h2><span class="muted">${pool.min_nodes} to ${pool.max_nodes} nodes${pool.warm_nodes ? `, ${pool.warm_nodes} kept ready` : ""}: ${Object.entries(pool.nodes).map(([state, count]) => `${count} ${phrase(state)}`).join(", ") || "no node now"}</span>
       ${isOperator ? html`<div class="end">${pool.refused.length ? html`<${Act} act=${reopen}>Ask the cloud again<//>` : null}
-        ${nodes.some((node) => node.state === "ready") ? html`<${Act} question=${`Rehearse the preemption of all ready nodes of ${pool.name} with a notice of 30 s? Jobs on them will move.`} act=${drill}>Rehearse a preemption<//>` : null}</div>` : null}</div>
-    ${pool.waits.map((wait) => html`<div class="notice">${wait.reason} <span class="muted">for ${duration(now - wait.since)}</span></div>`)}
+        ${ready.length ? html`<${Act} question=${`Rehearse the preemption of ${ready.map((node) => shortId(node.id)).join(", ")} of the pool ${pool.name}, with a notice of 30 s? ${hit ? `${counted(hit, "job")} on them will move, which costs time.` : "No job runs on them."}`} act=${drill}>Rehearse a preemption<//>` : null}</div>` : null}</div>
+    <p>Planned: ${planned(pool, nodes)}.</p>
+    ${pool.waits.map((wait) => html`<div class="notice"><b>Held up: </b><${Sentence} text=${wait.reason} /> <span class="muted">for ${duration(now - wait.since)}</span></div>`)}
     ${pool.refused.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="refused by the cloud"><table><thead><tr><th>the cloud refuses</th><th>why</th><th>asked again in</th></tr></thead>
       <tbody>${pool.refused.map((one) => html`<tr><td>${one.offering}</td><td class="message">${one.reason}</td><td>${duration(Math.max(0, one.until - now))}</td></tr>`)}</tbody></table></div>` : null}
-    <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} now=${now} />`)}</div></section>`;
+    <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} now=${now} />`)}</div></section>`;
 }
 
-function Node({ node, now }) {
+/** What the planner is doing with the nodes of a pool, by their states. */
+function planned(pool, nodes) {
+  const coming = nodes.filter((node) => ["requested", "launched", "joined"].includes(node.state)).length;
+  const going = nodes.filter((node) => ["draining", "terminating"].includes(node.state)).length;
+  const found = [coming ? `${counted(coming, "node")} being started` : "", going ? `${counted(going, "node")} on the way out` : ""].filter(Boolean);
+  if (found.length) return found.join(", ");
+  if (nodes.length >= pool.max_nodes) return `nothing more, as its policy allows ${counted(pool.max_nodes, "node")} at most`;
+  return pool.waits.length ? "no node now" : "nothing, as no job needs more of its nodes";
+}
+
+function Node({ node, names, now }) {
   const bought = offering(node.offering);
   const resources = Object.entries(node.resources).filter(([name]) => name === "CPU" || name === "GPU").map(([name, count]) => `${count} ${name}`).join(", ");
   return html`<div class="tile ${bought.capacity}"><div class="title"><strong title=${node.id}>${shortId(node.id)}</strong><${State} state=${node.state} /></div>
     <div class="muted">${[bought.size, bought.zone && `zone ${bought.zone}`, bought.capacity].filter(Boolean).join(", ")}</div>
-    <div class="muted">${[resources, node.price_per_hour ? `${money(node.price_per_hour)} per hour` : "", ago(node.created_at, now)].filter(Boolean).join(" · ")}</div>
+    <div class="muted">${[resources, node.price_per_hour ? `${money(node.price_per_hour)} per hour` : "", node.ready_at ? `up ${duration(now - node.ready_at)}` : `requested ${duration(now - node.created_at)} ago`].filter(Boolean).join(" · ")}</div>
+    <div>${node.jobs.length ? html`runs ${node.jobs.map((id, index) => html`${index ? ", " : ""}<a href=${addressOf(`jobs/${id}`)}>${names.get(id) ?? shortId(id)}</a>`)}` : node.state === "ready" ? html`<span class="muted">runs no job</span>` : null}</div>
     ${node.reason ?? node.message ? html`<div>${node.reason ?? node.message}</div>` : null}</div>`;
 }

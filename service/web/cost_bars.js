@@ -3,11 +3,11 @@
 /** At most this number of bars, whatever the range. */
 const MOST_BARS = 800;
 
-/** `{bars: [{name, parts: [{cause, from, size, cost, node_s}]}], causes: [{cause, size, cost, node_s}], most}`.
+/** `{bars: [{name, parts: [{cause, from, size, cost, node_s}]}], causes: [{cause, size, cost, node_s}], most, isFree}`.
  *
  * `lines` are `{of: {hour, cause}, cost, node_s}`; `since` and `until` are seconds since 1970, and `widthS`, whole hours,
- * is the span of a bar in UTC.  A size is a cost, and where all nodes are free their time.  Each bar has the causes in one
- * order, the largest lowest; `from` is the size of the ones below together, and `most` that of the largest bar, or 1.
+ * is the span of a bar in UTC.  A size is a cost, and where all nodes are free (`isFree`) their time.  Each bar has the causes in one
+ * order, training at the base and then the largest; `from` is the size of the ones below together, and `most` that of the largest bar, or 1.
  */
 export function barsOf(lines, since, until, widthS) {
   const first = Math.floor(since / widthS);
@@ -23,7 +23,7 @@ export function barsOf(lines, since, until, widthS) {
       sums.set(line.of.cause, { ...sum, cost, node_s, size: isFree ? node_s : cost });
     }
   }
-  const causes = [...totals.values()].sort((one, other) => other.size - one.size || (one.cause < other.cause ? -1 : 1));
+  const causes = [...totals.values()].sort((one, other) => isBase(other) - isBase(one) || other.size - one.size || (one.cause < other.cause ? -1 : 1));
   const bars = cells.map((sums, index) => {
     let from = 0;
     const parts = causes.filter((one) => sums.has(one.cause)).map((one) => {
@@ -34,11 +34,13 @@ export function barsOf(lines, since, until, widthS) {
     return { name: nameOf((first + index) * widthS, widthS), parts };
   });
   const most = Math.max(0, ...bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.size, 0)));
-  return { bars, causes, most: most || 1 };
+  return { bars, causes, most: most || 1, isFree };
 }
 
-/** "2026-07-01", and of an hour "2026-07-01 13:00", in UTC. */
+const isBase = (one) => Number(one.cause === "training");
+
+/** "1 Jul 2026", and of an hour "1 Jul 2026, 13:00", in UTC. */
 function nameOf(at, widthS) {
-  const text = new Date(at * 1000).toISOString();
-  return widthS < 86400 ? `${text.slice(0, 10)} ${text.slice(11, 16)}` : text.slice(0, 10);
+  const style = widthS < 86400 ? { dateStyle: "medium", timeStyle: "short" } : { dateStyle: "medium" };
+  return new Date(at * 1000).toLocaleString("en-GB", { ...style, timeZone: "UTC" });
 }

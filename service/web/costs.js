@@ -2,10 +2,10 @@
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, useRead } from "./api.js";
-import { Problem } from "./parts.js";
+import { Problem, Sentence } from "./parts.js";
 import { addressOf, go } from "./addresses.js";
 import { barsOf } from "./cost_bars.js";
-import { duration, money, phrase } from "./words.js";
+import { cause, duration, money, percent, phrase } from "./words.js";
 
 const RANGES = [[1, "day"], [7, "7 days"], [31, "31 days"]];
 /** Jobs and pools that are shown; `remora ledger` lists all. */
@@ -23,13 +23,22 @@ async function account(by, times) {
   return { ...page, lines };
 }
 
+const dearest = (report) => [...report.lines].sort((one, other) => other.cost - one.cost || other.node_s - one.node_s);
+
+/** Names of the jobs that are shown, by their ids; a deleted job has none. */
+async function namesOf(report) {
+  const ids = dearest(report).slice(0, MOST_LINES).map((line) => line.of.job).filter(Boolean);
+  const found = await Promise.all(ids.map((id) => get(`/v1/jobs/${id}`).then((job) => [id, job.name], () => [id, ""])));
+  return new Map(found);
+}
+
 export function Costs({ query }) {
   const days = RANGES.find(([count]) => String(count) === query.get("days"))?.[0] ?? 7;
   const found = useRead(`costs ${days}`, async () => {
     const until = Date.now() / 1000, times = `since=${until - days * 86400 + 60}&until=${until}`;
     const [byTime, byProject, byPool, byJob, goodput] = await Promise.all(
       [...["hour,cause", "project", "pool,capacity_type", "job"].map((by) => account(by, times)), get(`/v1/goodput?${times}`)]);
-    return { since: until - days * 86400, until, byTime, byProject, byPool, byJob, goodput };
+    return { since: until - days * 86400, until, byTime, byProject, byPool, byJob, goodput, names: await namesOf(byJob) };
   }, 60);
   const all = found.value;
   return html`<div class="title"><h1>Costs</h1>${all ? html`<span class="muted">${money(all.byTime.cost)} for ${duration(all.byTime.node_s)} of nodes</span>` : null}
@@ -38,37 +47,43 @@ export function Costs({ query }) {
     ${!all && !found.error ? html`<p class="muted">Reading the accounts …</p>` : null}
     ${all ? html`<${Bars} all=${all} days=${days} /><${Goodput} goodput=${all.goodput} />
       <div class="two"><${Lines} title="Projects" names=${["project"]} report=${all.byProject} /><${Lines} title="Pools" names=${["pool", "capacity_type"]} report=${all.byPool} /></div>
-      <${Lines} title="Jobs" names=${["job"]} report=${all.byJob} />` : null}`;
+      <${Lines} title="Jobs" names=${["job"]} report=${all.byJob} jobs=${all.names} />` : null}`;
 }
 
 function Bars({ all, days }) {
-  const { bars, causes, most } = barsOf(all.byTime.lines, all.since, all.until, days > 1 ? 86400 : 3600);
-  const width = 100 / Math.max(1, bars.length);
-  return html`<div class="card"><h2>By cause</h2>
-    ${causes.length ? html`<svg width="100%" height=${HEIGHT} role="img" aria-label=${`costs by ${days > 1 ? "day" : "hour"} and cause`}>
-      ${bars.map((bar, index) => bar.parts.map((part) => html`<rect class="cause-${part.cause}" x="${index * width + width * 0.1}%" width="${width * 0.8}%" y=${HEIGHT * (1 - (part.from + part.size) / most)} height=${HEIGHT * (part.size / most)}><title>${bar.name}, ${phrase(part.cause)}: ${money(part.cost)}, ${duration(part.node_s)}</title></rect>`))}</svg>
+  const { bars, causes, most, isFree } = barsOf(all.byTime.lines, all.since, all.until, days > 1 ? 86400 : 3600);
+  const width = 100 / Math.max(1, bars.length), size = (value) => (isFree ? duration(value) : money(value));
+  const said = (one) => `${cause(one.cause)} ${duration(one.node_s)}, ${money(one.cost)}`;
+  return html`<div class="card"><h2>By cause <span class="muted">${isFree ? "node time" : "USD"} per ${days > 1 ? "day" : "hour"}, in UTC; times are node time: seconds of all nodes together</span></h2>
+    ${causes.length ? html`<div class="chart"><div class="axis muted"><span>${size(most)}</span><span>${size(most / 2)}</span><span>0</span></div>
+      <svg width="100%" height=${HEIGHT} role="img" aria-label=${`costs by ${days > 1 ? "day" : "hour"} and cause`}>
+      ${[0, 0.5, 1].map((part) => html`<line class="grid" x1="0" x2="100%" y1=${0.5 + part * (HEIGHT - 1)} y2=${0.5 + part * (HEIGHT - 1)} />`)}
+      ${bars.map((bar, index) => bar.parts.map((part) => html`<rect class="cause-${part.cause}" x="${index * width + width * 0.1}%" width="${width * 0.8}%" y=${HEIGHT * (1 - (part.from + part.size) / most)} height=${HEIGHT * (part.size / most)}><title>${bar.name}, ${said(part)}</title></rect>`))}</svg></div>
       <div class="title muted"><span>${bars[0].name}</span><div class="end">${bars.at(-1).name}</div></div>
-      <div class="legend">${causes.map((one) => html`<span><i class="cause-${one.cause}"></i>${phrase(one.cause)} ${duration(one.node_s)}, ${money(one.cost)}</span>`)}</div>`
+      <div class="legend">${causes.map((one) => html`<span><i class="cause-${one.cause}"></i>${said(one)}</span>`)}</div>`
       : html`<p class="muted">No node was paid for in this time.</p>`}
-    <p>${all.byTime.sentence}</p></div>`;
+    <p><${Sentence} text=${all.byTime.sentence} /></p></div>`;
 }
 
 function Goodput({ goodput }) {
-  const percent = (part) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(1)} %`);
+  const part = (some) => (some === null || some === undefined ? "–" : percent(some, 1));
+  // What rounds to nothing is no advice.
+  const saving = (one) => (one.saved_cost >= 0.01 ? money(one.saved_cost) : !goodput.cost && one.saved_node_s >= 60 ? duration(one.saved_node_s) : null);
   const losses = goodput.losses.filter((one) => one.node_s);
-  return html`<div class="card"><h2>Goodput</h2><p><b>${percent(goodput.goodput)}</b> <span class="muted">scheduling ${percent(goodput.scheduling)}, runtime ${percent(goodput.runtime)}</span></p>
-    ${losses.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="what did not train"><table><thead><tr><th>what did not train</th><th class="number">time</th><th class="number">cost</th><th class="number">of it to be saved</th><th>by</th></tr></thead>
-      <tbody>${losses.map((one) => html`<tr><td>${phrase(one.cause)}</td><td class="number">${duration(one.node_s)}</td><td class="number">${money(one.cost)}</td><td class="number">${money(one.saved_cost)}</td><td class="message">${one.by}</td></tr>`)}</tbody></table></div>` : null}</div>`;
+  return html`<div class="card"><h2>Goodput</h2><p><b>${part(goodput.goodput)}</b> of the paid time trained <span class="muted">(scheduling: ${part(goodput.scheduling)} of it was held by jobs; runtime: ${part(goodput.runtime)} of that made new steps)</span></p>
+    ${losses.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="what did not train"><table><thead><tr><th>what did not train</th><th class="number">time</th><th class="number">cost</th><th class="number">could save</th><th>how</th></tr></thead>
+      <tbody>${losses.map((one) => html`<tr><td>${cause(one.cause)}</td><td class="number">${duration(one.node_s)}</td><td class="number">${money(one.cost)}</td><td class="number">${saving(one) ?? "–"}</td><td class="message">${saving(one) ? html`<${Sentence} text=${one.by} />` : html`<span class="muted">too little to matter</span>`}</td></tr>`)}</tbody></table></div>` : null}</div>`;
 }
 
-function Lines({ title, names, report }) {
-  const lines = [...report.lines].sort((one, other) => other.cost - one.cost || other.node_s - one.node_s);
+function Lines({ title, names, report, jobs }) {
+  const lines = dearest(report);
   const shown = lines.slice(0, MOST_LINES);
   return html`<div class="card"><h2>${title}</h2><div class="scroll" tabindex="0" role="region" aria-label=${`costs of ${title.toLowerCase()}`}><table>
       <thead><tr>${names.map((name) => html`<th>${phrase(name)}</th>`)}<th class="number">time</th><th class="number">cost</th><th class="number">share</th></tr></thead>
-      <tbody>${shown.map((line) => html`<tr key=${names.map((name) => line.of[name]).join(" ")}>${names.map((name) => html`<td><${Name} name=${name} value=${line.of[name]} /></td>`)}<td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td>
-        <td class="number">${report.cost ? `${((100 * line.cost) / report.cost).toFixed(1)} %` : "–"}</td></tr>`)}</tbody></table></div>
+      <tbody>${shown.map((line) => html`<tr key=${names.map((name) => line.of[name]).join(" ")}>${names.map((name) => html`<td><${Name} name=${name} value=${line.of[name]} jobs=${jobs} /></td>`)}<td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td>
+        <td class="number">${report.cost ? percent(line.cost, report.cost) : percent(line.node_s, report.node_s)}</td></tr>`)}</tbody></table></div>
     ${lines.length > shown.length ? html`<p class="muted">The ${MOST_LINES} dearest of ${lines.length}; <code>remora ledger --by ${names.join(",")}</code> lists all.</p>` : null}</div>`;
 }
 
-const Name = ({ name, value }) => (!value ? html`<span class="muted">none</span>` : name === "job" ? html`<a href=${addressOf(`jobs/${value}`)}>${value}</a>` : value);
+const Name = ({ name, value, jobs }) => (!value ? html`<span class="muted">not used by any ${name === "project" ? "project" : "job"}</span>`
+  : name === "job" ? html`<a href=${addressOf(`jobs/${value}`)}>${jobs?.get(value) || value}</a> <span class="muted">${value}</span>` : value);

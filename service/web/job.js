@@ -2,56 +2,92 @@
 
 import { html, useEffect, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead, useStream } from "./api.js";
-import { Act, Problem, State, useNow } from "./parts.js";
-import { Steps, timeLeft } from "./jobs.js";
+import { Act, Problem, Sentence, State, useNow } from "./parts.js";
+import { Steps } from "./jobs.js";
 import { lifeLine } from "./life_line.js";
 import { LifeLine } from "./life_line_view.js";
 import { Metrics } from "./plots.js";
 import { Logs } from "./logs.js";
 import { addressOf, go } from "./addresses.js";
-import { COUNT, bytes, difference, duration, moment, money, phrase } from "./words.js";
+import { COUNT, bytes, cause, counted, difference, duration, lossText, moment, money, phrase, timeLeft } from "./words.js";
 
 /** Events that are read before the life line is drawn; later ones arrive by the stream. */
 const MOST_EVENTS = 20_000;
+/** Losses of which the cost is asked for, the newest. */
+const MOST_LOSSES = 20;
 
 export function JobView({ id, query }) {
   const found = useRead(`/v1/jobs/${id}`, () => get(`/v1/jobs/${id}`), 2);
-  const job = found.value;
-  const others = (query.get("with") ?? "").split(",").filter(Boolean);
+  if (!found.value) return html`<${Problem} error=${found.error} />${found.error ? null : html`<p class="muted">Reading the job …</p>`}`;
+  return html`<${Shown} job=${found.value} error=${found.error} reload=${found.reload} query=${query} />`;
+}
+
+function Shown({ job, error, reload, query }) {
+  const others = (query.get("with") ?? "").split(",").filter(Boolean), id = job.id, isLive = !job.terminal;
   const compared = useRead(`with ${others}`, () => Promise.all(others.map((one) => get(`/v1/jobs/${one}`))), 0);
-  if (!job) return html`<${Problem} error=${found.error} />${found.error ? null : html`<p class="muted">Reading the job …</p>`}`;
-  const act = (what) => async () => { await request("POST", `/v1/jobs/${id}/${what}`); await found.reload(); };
-  const canPause = !job.terminal && !job.pause_requested_at && job.state !== "paused";
+  // A line of thousands of events is made again when some come, and otherwise every few seconds.
+  const now = useNow(isLive ? 5 : 3600);
+  const { events, error: eventsError } = useEvents(job);
+  const line = useMemo(() => lifeLine(events, job.ended_at ?? now), [events, job.ended_at, job.ended_at ? 0 : now]);
+  const losses = useLosses(job, line.losses), costs = useCosts(job);
+  const act = (what) => async () => { await request("POST", `/v1/jobs/${id}/${what}`); await reload(); };
+  const canPause = isLive && !job.pause_requested_at && job.state !== "paused";
   return html`
-    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} /><span class="muted">${job.id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></span>
+    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" ? line.job.at(-1)?.phase : ""} /><span class="muted">${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></span>
       <div class="end">${canPause ? html`<${Act} act=${act("pause")}>Pause<//>` : null}
-        ${job.pause_requested_at && !job.terminal ? html`<${Act} act=${act("resume")}>Resume<//>` : null}
-        ${job.terminal ? null : html`<${Act} question=${`Cancel ${job.name}?`} act=${act("cancel")}>Cancel<//>`}</div></div>
-    <${Problem} error=${found.error} />
-    ${job.message ? html`<div class="notice">${job.message}</div>` : null}
-    ${job.why_short ? html`<div class="notice">Why not more workers: ${job.why_short}</div>` : null}
-    <${Cards} job=${job} />
-    <${Life} job=${job} />
-    <div class="two"><${Money} job=${job} /><${Compare} id=${id} query=${query} others=${compared.value ?? []} error=${compared.error} /></div>
-    <${Metrics} job=${job} others=${compared.value ?? []} isLive=${!job.terminal} />
+        ${job.pause_requested_at && isLive ? html`<${Act} act=${act("resume")}>Resume<//>` : null}
+        ${isLive ? html`<${Act} danger question=${`Cancel ${job.name}?`} act=${act("cancel")}>Cancel<//>` : null}</div></div>
+    <${Problem} error=${error ?? eventsError} />
+    ${job.message ? html`<div class="notice">${isLive && job.state !== "running" ? html`<b>Why it waits: </b>` : null}<${Sentence} text=${job.message} /></div>` : null}
+    ${job.why_short ? html`<div class="notice"><b>Why not more workers: </b><${Sentence} text=${job.why_short} /></div>` : null}
+    <${Cards} job=${job} losses=${losses} ledger=${costs.value?.ledger} />
+    ${events.length ? html`<${Life} job=${job} line=${line} losses=${losses} />` : null}
+    <${Events} events=${events} />
+    <${Money} costs=${costs} />
+    <${Metrics} job=${job} others=${compared.value ?? []} isLive=${isLive} />
     <${Logs} job=${job} />
-    <div class="two"><${Checkpoints} id=${id} isLive=${!job.terminal} /><${Outputs} id=${id} isLive=${!job.terminal} /></div>
-    <${Profiles} id=${id} isLive=${!job.terminal} />
-    <${Attempts} id=${id} isLive=${!job.terminal} />
+    <${Checkpoints} id=${id} isLive=${isLive} /><${Outputs} id=${id} isLive=${isLive} />
+    <${Profiles} id=${id} isLive=${isLive} />
+    <${Attempts} id=${id} isLive=${isLive} />
+    <${Compare} id=${id} query=${query} others=${compared.value ?? []} error=${compared.error} />
     <${Specification} job=${job} other=${compared.value?.[0]} />`;
 }
 
-function Cards({ job }) {
+/** Losses with the `cost` of each of the newest, in USD: all that the job was paid for until its first new step. */
+function useLosses(job, losses) {
+  const newest = losses.slice(-MOST_LOSSES), last = newest.at(-1);
+  const found = useRead(`losses ${job.id} ${losses.length} ${last?.isOver}`, () => unlessHidden([], () => Promise.all(newest.map(async (one) => {
+    const report = await get(`/v1/costs?by=cause&job=${job.id}&since=${one.from}&until=${Math.max(one.to, one.from + 0.001)}`);
+    return [one.at, report.cost];
+  }))), job.terminal || !losses.length ? 0 : 15);
+  const costs = new Map(found.value ?? []);
+  return losses.map((one) => ({ ...one, cost: costs.get(one.at) }));
+}
+
+/** What a reader may not see is `otherwise`. */
+async function unlessHidden(otherwise, read) {
+  try {
+    return await read();
+  } catch (error) {
+    if (error.status === 403) return otherwise;
+    throw error;
+  }
+}
+
+function Cards({ job, losses, ledger }) {
   const now = useNow(1);
   const left = timeLeft(job, now);
   const sizes = job.spec.workers ?? {};
+  const sum = { ...Object.fromEntries(["total_s", "noticed_s", "regrouping_s", "recomputing_s", "cost"].map((name) => [name, losses.reduce((total, one) => total + one[name], 0)])), steps: job.repeated_steps, isOver: losses.every((one) => one.isOver) };
+  if (Number.isNaN(sum.cost)) sum.cost = undefined;
   const card = (name, value, note) => html`<div class="card"><span class="muted">${name}</span><b>${value}</b><small class="muted">${note}</small></div>`;
   return html`<div class="cards">
     <div class="card"><span class="muted">Step</span><b><${Steps} job=${{ ...job, state: "" }} now=${now} /></b></div>
-    ${card("Time left", left === null ? "–" : duration(left), "at the mean pace so far")}
+    ${card("Time left", left === null ? "–" : Number.isNaN(left) ? "too early to say" : duration(left), "at the mean pace since it started, losses included")}
     ${card("Workers", job.world_size, sizes.max === undefined ? "" : `of ${sizes.min ?? 1} to ${sizes.max}`)}
-    ${card("Lost to failures", duration(job.lost_s), `${COUNT.format(job.repeated_steps)} steps repeated`)}
-    ${card("Since it started", job.started_at ? duration((job.ended_at ?? now) - job.started_at) : "–", moment(job.started_at))}
+    ${ledger ? card("Cost", money(ledger.cost), `for ${duration(ledger.node_s)} of nodes${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}`) : null}
+    ${losses.length ? card("Lost to failures", duration(sum.total_s), `in ${counted(losses.length, "loss")}: ${lossText(sum)}`) : card("Lost to failures", duration(job.lost_s), `${counted(job.repeated_steps, "step")} repeated`)}
+    ${card("Since it started", job.started_at ? duration((job.ended_at ?? now) - job.started_at) : "–", job.started_at ? `on ${moment(job.started_at)}` : "")}
   </div>`;
 }
 
@@ -66,16 +102,10 @@ function useEvents(job) {
   return { events: useMemo(() => [...(before.value ?? []), ...later.filter((event) => event.seq > last)], [before.value, later]), error: before.error };
 }
 
-function Life({ job }) {
-  // A line of thousands of events is made again when some come, and otherwise every few seconds.
-  const now = useNow(job.terminal ? 3600 : 5);
-  const { events, error } = useEvents(job);
+function Life({ job, line, losses }) {
   const listed = useRead("nodes", () => getAll("/v1/nodes?limit=1000", 2), job.terminal ? 0 : 15);
   const nodes = useMemo(() => byAddress(listed.value ?? []), [listed.value]);
-  const line = useMemo(() => lifeLine(events, job.ended_at ?? now), [events, job.ended_at, job.ended_at ? 0 : now]);
-  return html`<${Problem} error=${error} />
-    ${events.length ? html`<${LifeLine} line=${line} job=${job} nodes=${nodes} />` : null}
-    <${Events} events=${events} />`;
+  return html`<${LifeLine} line=${line} job=${job} nodes=${nodes} losses=${losses} />`;
 }
 
 function Events({ events }) {
@@ -94,38 +124,35 @@ function byAddress(nodes) {
   return found;
 }
 
-function Money({ job }) {
-  const found = useRead(`ledger ${job.id}`, () => get(`/v1/jobs/${job.id}/ledger`), job.terminal ? 0 : 10);
-  const ledger = found.value;
-  return html`<div class="card"><h2>Costs</h2><${Problem} error=${found.error} />
-    ${ledger ? html`<p><b>${money(ledger.cost)}</b> <span class="muted">for ${duration(ledger.node_s)} of nodes${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}</span></p>
-      <div class="scroll" tabindex="0" role="region" aria-label="costs by kind of node"><table><thead><tr><th>pool</th><th>size</th><th>capacity</th><th class="number">nodes</th><th class="number">time</th><th class="number">cost</th></tr></thead>
-      <tbody>${ledger.lines.map((line) => html`<tr key=${`${line.pool} ${line.size} ${line.zone} ${line.capacity}`}><td>${line.pool}</td><td>${line.size}</td><td>${line.capacity ?? "–"}</td><td class="number">${line.nodes}</td><td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td></tr>`)}</tbody></table></div>` : null}
-    <${Causes} job=${job} /></div>`;
-}
-
-/** What each cause of its paid time cost, for those who may see it; a job older than 31 days shows its last 31. */
-function Causes({ job }) {
+/** `{ledger, lines, goodput}`: by kind of node and by cause, for those who may see it; a job older than 31 days shows its last 31. */
+function useCosts(job) {
   const until = job.ended_at ? job.ended_at + 3600 : Date.now() / 1000;
   const since = Math.max(job.created_at - 3600, until - 31 * 86400 + 60);
   const times = `job=${job.id}&since=${since}&until=${until}`;
-  const found = useRead(`causes ${job.id} ${job.terminal}`, async () => {
-    try {
-      const [costs, goodput] = await Promise.all([get(`/v1/costs?by=cause&limit=100&${times}`), get(`/v1/goodput?${times}`)]);
-      return { lines: costs.lines, goodput };
-    } catch (error) {
-      // What a viewer may not see is left out.
-      if (error.status === 403) return { lines: [], goodput: null };
-      throw error;
-    }
-  }, job.terminal ? 0 : 15);
-  const { lines = [], goodput = null } = found.value ?? {};
+  return useRead(`costs ${job.id} ${job.terminal}`, async () => {
+    const [ledger, costs, goodput] = await Promise.all([get(`/v1/jobs/${job.id}/ledger`),
+      ...[`/v1/costs?by=cause&limit=100&${times}`, `/v1/goodput?${times}`].map((path) => unlessHidden(null, () => get(path)))]);
+    return { ledger, lines: costs?.lines ?? [], goodput };
+  }, job.terminal ? 0 : 10);
+}
+
+function Money({ costs }) {
+  const { ledger, lines = [], goodput } = costs.value ?? {};
+  return html`<div class="card"><h2>Costs</h2><${Problem} error=${costs.error} />
+    ${ledger ? html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}.</p>` : null}
+    ${ledger?.lines.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="costs by kind of node"><table><thead><tr><th>pool</th><th>size</th><th>capacity</th><th class="number">nodes</th><th class="number">time</th><th class="number">cost</th></tr></thead>
+      <tbody>${ledger.lines.map((line) => html`<tr key=${`${line.pool} ${line.size} ${line.zone} ${line.capacity}`}><td>${line.pool}</td><td>${line.size}</td><td>${line.capacity ?? "–"}</td><td class="number">${line.nodes}</td><td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td></tr>`)}</tbody></table></div>` : null}
+    <${Causes} lines=${lines} goodput=${goodput} /></div>`;
+}
+
+function Causes({ lines, goodput }) {
   const sum = lines.reduce((total, line) => total + line.node_s, 0);
-  if (!sum) return html`<${Problem} error=${found.error} />`;
-  return html`<h2>Where the paid time went</h2>
-    <div class="share">${lines.map((line) => html`<i class="cause-${line.of.cause}" style=${{ width: `${(100 * line.node_s) / sum}%` }} title=${`${phrase(line.of.cause)}: ${duration(line.node_s)}, ${money(line.cost)}`}></i>`)}</div>
-    <div class="legend">${[...lines].sort((one, other) => other.node_s - one.node_s).map((line) => html`<span><i class="cause-${line.of.cause}"></i>${phrase(line.of.cause)} ${duration(line.node_s)}, ${money(line.cost)}</span>`)}</div>
-    ${goodput ? html`<p>${goodput.sentence}</p>` : null}`;
+  if (!sum) return null;
+  const said = (line) => `${cause(line.of.cause)} ${duration(line.node_s)}, ${money(line.cost)}`;
+  return html`<h2>Where the paid time went <span class="muted">node time: seconds of all its nodes together, also while they started</span></h2>
+    <div class="share">${lines.map((line) => html`<i class="cause-${line.of.cause}" style=${{ width: `${(100 * line.node_s) / sum}%` }} title=${said(line)}></i>`)}</div>
+    <div class="legend">${[...lines].sort((one, other) => other.node_s - one.node_s).map((line) => html`<span><i class="cause-${line.of.cause}"></i>${said(line)}</span>`)}</div>
+    ${goodput ? html`<p><${Sentence} text=${goodput.sentence} /></p>` : null}`;
 }
 
 function Compare({ id, query, others, error }) {
@@ -136,20 +163,20 @@ function Compare({ id, query, others, error }) {
     if (text.trim()) set([...new Set([...others.map((job) => job.id), text.trim()])].slice(0, 6));
     setText("");
   };
-  return html`<div class="card"><h2>Compare with other jobs</h2><${Problem} error=${error} />
+  return html`<details class="card" open=${others.length > 0}><summary>Compare with other jobs</summary><${Problem} error=${error} />
     <form onSubmit=${add} class="filters"><label>id of a job<input value=${text} onInput=${(event) => setText(event.target.value)} placeholder="job_..." /></label><button>Add</button></form>
     ${others.map((job) => html`<p><a href=${addressOf(`jobs/${job.id}`)}>${job.name}</a> <${State} state=${job.state} /> <button aria-label=${`remove ${job.name}`} onClick=${() => set(others.filter((one) => one !== job).map((one) => one.id))}>remove</button></p>`)}
-    <p class="muted">Its metrics are laid over those of this job, and the specification below shows what differs from the first one.</p></div>`;
+    <p class="muted">Its metrics are laid over those of this job, and the specification below shows what differs from the first one.</p></details>`;
 }
 
 function Checkpoints({ id, isLive }) {
   const found = useRead(`checkpoints ${id}`, () => get(`/v1/jobs/${id}/checkpoints`), isLive ? 5 : 0);
   const items = [...(found.value?.items ?? [])].reverse();
+  if (!items.length) return found.error ? html`<${Problem} error=${found.error} />` : null;
   return html`<div class="card"><h2>Checkpoints</h2><${Problem} error=${found.error} />
-    ${found.value && !items.length ? html`<p class="muted">None is complete yet.</p>` : null}
-    ${items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="checkpoints"><table><thead><tr><th class="number">step</th><th class="number">workers</th><th class="number">size</th><th>committed</th><th></th></tr></thead>
+    <div class="scroll" tabindex="0" role="region" aria-label="checkpoints"><table><thead><tr><th class="number">step</th><th class="number">workers</th><th class="number">size</th><th>committed</th><th></th></tr></thead>
     <tbody>${items.map((one) => html`<tr key=${one.step}><td class="number">${COUNT.format(one.step)}</td><td class="number">${one.world_size}</td><td class="number">${bytes(one.size_bytes)}</td><td>${moment(one.committed_at)}</td>
-      <td><a href=${`/v1/jobs/${id}/checkpoints/${one.step}/content`} download>download</a></td></tr>`)}</tbody></table></div>` : null}</div>`;
+      <td><a href=${`/v1/jobs/${id}/checkpoints/${one.step}/content`} download>download</a></td></tr>`)}</tbody></table></div></div>`;
 }
 
 function Profiles({ id, isLive }) {
@@ -166,16 +193,17 @@ function Profiles({ id, isLive }) {
 function Outputs({ id, isLive }) {
   const found = useRead(`outputs ${id}`, () => get(`/v1/jobs/${id}/outputs?limit=200`), isLive ? 5 : 0);
   const items = found.value?.items ?? [];
+  if (!items.length) return found.error ? html`<${Problem} error=${found.error} />` : null;
   return html`<div class="card"><h2>Outputs</h2><${Problem} error=${found.error} />
-    ${found.value && !items.length ? html`<p class="muted">The script has left no files in its outputs folder.</p>` : null}
-    ${items.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="outputs"><table><thead><tr><th>name</th><th class="number">size</th></tr></thead>
-    <tbody>${items.map((one) => html`<tr key=${one.name}><td class="message"><a href=${`/v1/jobs/${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`} download>${one.name}</a></td><td class="number">${bytes(one.size_bytes)}</td></tr>`)}</tbody></table></div>` : null}
+    <div class="scroll" tabindex="0" role="region" aria-label="outputs"><table><thead><tr><th>name</th><th class="number">size</th></tr></thead>
+    <tbody>${items.map((one) => html`<tr key=${one.name}><td class="message"><a href=${`/v1/jobs/${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`} download>${one.name}</a></td><td class="number">${bytes(one.size_bytes)}</td></tr>`)}</tbody></table></div>
     ${found.value?.next_cursor ? html`<p class="muted">The first 200; <code>remora outputs ${id}</code> lists all.</p>` : null}</div>`;
 }
 
 function Attempts({ id, isLive }) {
   const found = useRead(`attempts ${id}`, () => get(`/v1/jobs/${id}/attempts`), isLive ? 5 : 0);
   const items = found.value?.items ?? [];
+  if (!items.length && !found.error) return null;
   return html`<div class="card"><h2>Attempts</h2><${Problem} error=${found.error} />
     <div class="scroll" tabindex="0" role="region" aria-label="attempts"><table><thead><tr><th class="number">attempt</th><th>state</th><th>from step</th><th>began</th><th>took</th><th>end</th></tr></thead>
     <tbody>${items.map((one) => html`<tr key=${one.id}><td class="number">${one.attempt}</td><td><${State} state=${one.state} /></td><td>${one.resumed_from_step ?? "the beginning"}</td><td>${moment(one.created_at)}</td>

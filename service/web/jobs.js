@@ -5,7 +5,7 @@ import { get, request, useRead } from "./api.js";
 import { Act, Bar, Problem, State, useNow } from "./parts.js";
 import { Submission } from "./submission.js";
 import { addressOf, go } from "./addresses.js";
-import { COUNT, ago, duration, money, phrase } from "./words.js";
+import { COUNT, ago, duration, money, phrase, timeLeft } from "./words.js";
 
 const STATES = ["queued", "admitted", "running", "paused", "succeeded", "failed", "cancelled"];
 const PAGE = 100;
@@ -55,8 +55,8 @@ export function Jobs({ query }) {
     </div>
     <${Problem} error=${found.error} />
     <${Submission} submitted=${found.reload}><div class="card scroll" tabindex="0" role="region" aria-label="table of jobs">
-      <table><thead><tr><th><span class="muted">select</span></th><th>job</th><th>state</th><th>progress</th><th class="number">workers</th>
-        <th class="wide">project</th><th class="number wide">cost this month</th><th class="wide">why</th><th class="wide">submitted</th></tr></thead>
+      <table><thead><tr><th><span class="muted">select</span></th><th>job</th><th>state, and why</th><th>progress</th><th class="number">workers</th>
+        <th class="wide">project</th><th class="number">cost this month</th><th class="wide">submitted</th></tr></thead>
       <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} now=${now} cost=${costs.get(job.id)} chosen=${chosen.has(job.id)} choose=${choose} />`)}</tbody></table>
       ${found.value && !jobs.length ? html`<p class="muted">No job matches. Submit one with <code>remora submit</code>.</p>` : null}
       ${!found.value && !found.error ? html`<p class="muted">Reading the jobs …</p>` : null}
@@ -69,12 +69,11 @@ function Row({ job, now, cost, chosen, choose }) {
   return html`<tr>
     <td>${job.terminal ? null : html`<input type="checkbox" aria-label=${`select ${job.name}`} checked=${chosen} onChange=${() => choose(job.id)} />`}</td>
     <td><a href=${addressOf(`jobs/${job.id}`)}>${job.name}</a><br /><span class="muted">${job.id}</span></td>
-    <td><${State} state=${job.state} /></td>
+    <td class="message"><${State} state=${job.state} /><div class="why">${job.message ?? job.why_short ?? ""}</div></td>
     <td><${Steps} job=${job} now=${now} /></td>
     <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <span class="muted">of ${sizes.min ?? 1}–${sizes.max}</span>`}</td>
     <td class="wide">${job.project}</td>
-    <td class="number wide">${money(cost)}</td>
-    <td class="message wide">${job.message ?? job.why_short ?? ""}</td>
+    <td class="number">${money(cost)}</td>
     <td class="wide" title=${new Date(job.created_at * 1000).toISOString()}>${ago(job.created_at, now)}</td>
   </tr>`;
 }
@@ -83,14 +82,8 @@ function Row({ job, now, cost, chosen, choose }) {
 export function Steps({ job, now }) {
   if (job.step === null || job.step === undefined) return html`<span class="muted">–</span>`;
   const left = timeLeft(job, now);
-  return html`<span>${COUNT.format(job.step)}${job.total_steps ? ` of ${COUNT.format(job.total_steps)}` : ""}${left === null ? "" : html` <span class="muted">${duration(left)} left</span>`}</span>
+  return html`<span>${COUNT.format(job.step)}${job.total_steps ? ` of ${COUNT.format(job.total_steps)}` : ""}${!left ? "" : html` <span class="muted">${duration(left)} left</span>`}</span>
     ${job.total_steps ? html`<${Bar} part=${job.step / job.total_steps} label=${`progress of ${job.name}`} />` : null}`;
-}
-
-/** Seconds until the last step at the mean pace since the job started; null: it is not known. */
-export function timeLeft(job, now) {
-  if (job.state !== "running" || !job.total_steps || !job.step || !job.started_at) return null;
-  return ((now - job.started_at) / job.step) * (job.total_steps - job.step);
 }
 
 /** What each job has cost this month, for those whose costs the reader may see; the first thousand. */

@@ -3,11 +3,19 @@
 export const PHASES = ["waiting", "paused", "preparing", "starting", "training", "regrouping", "recomputing"];
 const LAST = new Set(["job.succeeded", "job.failed", "job.cancelled"]);
 
-/** `{from, to, job, lanes, marks, checkpoints, workers}`, times in seconds since 1970.
+/** Ends of attempts that are no loss: its owner paused the job. */
+const MEANT = new Set(["paused", "completed"]);
+
+/** `{from, to, job, lanes, marks, losses, checkpoints, workers}`, times in seconds since 1970.
  *
  * `job` is a list of spans `{phase, from, to}` of the whole job, `lanes` has one entry for each stay of a worker on a
  * node: `{address, rank, spans}`, in the order in which they began.  `marks` are `{at, kind, text}` with kind `loss`,
- * `change` or `notice`; `checkpoints` are times; `workers` are `{at, count}`, each valid until the next one.
+ * `change` or `notice`, and for what began a loss its `loss`, an index; `checkpoints` are times; `workers` are
+ * `{at, count}`, each valid until the next one.
+ *
+ * `losses` are what took workers from the job, preemptions with a notice among them: `{at, from, to, cause, isOver,
+ * noticed_s, regrouping_s, recomputing_s, total_s, steps}` from the last step before it to the first new one after it,
+ * or to `now`; the seconds are wall time of the job and sum to `total_s`; `steps` were done again (null: not known yet).
  * `events` are in the order of their numbers; `now` is the end of a job that has not ended.
  */
 export function lifeLine(events, now) {
@@ -21,6 +29,9 @@ class Drawing {
     this.job = [];
     this.lanes = [];
     this.marks = [];
+    this.losses = [];
+    // What a notice said that no loss has followed yet.
+    this.notice = null;
     this.checkpoints = [];
     this.workers = [];
     // Lanes of the worker group, by rank; null where a worker was lost.
@@ -46,7 +57,13 @@ class Drawing {
       case "environment.preparing": this.all("preparing", at); break;
       case "environment.ready": this.all("starting", at); break;
       case "attempt.started": case "job.running": this.train(at); break;
-      case "training.resumed": this.isAfterLoss = false; this.all("training", at); break;
+      case "training.began": this.repaint("training", at, at); break;
+      case "training.resumed":
+        // The group had started before it repeated the first step.
+        if (typeof data.recomputing_s === "number") this.repaint("recomputing", at - data.recomputing_s, at);
+        this.isAfterLoss = false;
+        this.all("training", at);
+        break;
       case "attempt.regrouping": this.all("regrouping", at); this.count(0, at); break;
       case "node.lost": this.lose(data.ranks ?? [], at); break;
       case "worker.killed": this.lose([data.rank], at); break;
@@ -59,8 +76,11 @@ class Drawing {
   }
 
   mark(event, at) {
-    const data = event.data ?? {};
-    if (event.kind === "node.lost" || event.kind === "worker.killed" || event.kind === "worker.gpu_failed" || event.kind === "worker.miscomputed") {
+    const data = event.data ?? {}, before = this.losses.length;
+    this.account(event, data, at);
+    if (this.losses.length > before) {
+      this.marks.push({ at, kind: "loss", text: event.message, loss: before });
+    } else if (event.kind === "node.lost" || event.kind === "worker.killed" || event.kind === "worker.gpu_failed" || event.kind === "worker.miscomputed") {
       this.marks.push({ at, kind: "loss", text: event.message });
     } else if (event.kind === "worker_group.regrouped") {
       const pause = typeof data.pause_s !== "number" ? "" : `, ${data.pause_s.toFixed(2)} s`;
@@ -74,6 +94,57 @@ class Drawing {
     }
   }
 
+  /** What is lost, from the event that says so to the one that says that it is won back. */
+  account(event, data, at) {
+    switch (event.kind) {
+      case "node.lost": case "worker.killed": this.miss(event.message, at); break;
+      case "worker_group.drain": case "worker.gpu_failed": case "worker.miscomputed": this.notice = event.message; break;
+      case "attempt.regrouping": if (this.notice) this.miss(this.notice, at); break;
+      case "worker_group.regrouped":
+        if ((data.cause === "drain" || data.cause === "loss") && this.losses.at(-1)?.to !== at) {
+          const pause_s = typeof data.pause_s === "number" ? data.pause_s : 0;
+          this.miss(this.notice ?? event.message, at - pause_s);
+          Object.assign(this.losses.at(-1), { to: at, steps: 0 });
+        }
+        this.notice = null;
+        break;
+      case "training.resumed": this.win(at, data); break;
+      case "training.began": this.win(at); break;
+      case "attempt.ended": if (!MEANT.has(data.end_reason)) this.miss(event.message, at, { isOfAttempt: true }); break;
+      case "job.paused": this.win(at); break;
+      default: if (LAST.has(event.kind)) this.dropLast(at);
+    }
+  }
+
+  /** Losses before the next new step are one. */
+  miss(cause, at, more = {}) {
+    const last = this.losses.at(-1);
+    if (last && last.to === null) Object.assign(last, more);
+    else this.losses.push({ at, from: at, to: null, cause, steps: null, ...more });
+    this.notice = null;
+  }
+
+  win(at, data = {}) {
+    const last = this.losses.at(-1);
+    if (!last) return;
+    // In place the group goes on before its first new step is reported.
+    const isLate = last.to !== null && typeof data.pause_s === "number" && last.from === last.at && at - data.pause_s <= last.to;
+    if (last.to !== null && !isLate) return;
+    last.to = at;
+    if (typeof data.pause_s === "number") last.from = Math.min(last.at, at - data.pause_s);
+    if (typeof data.repeated_steps === "number") last.steps = data.repeated_steps;
+  }
+
+  /** The end of the last attempt is the end of the job, and no loss. */
+  dropLast(at) {
+    const last = this.losses.at(-1);
+    if (last && last.to === null && last.isOfAttempt && last.from === last.at && at - last.at < 1) {
+      const index = this.losses.length - 1;
+      this.losses.pop();
+      this.marks = this.marks.filter((mark) => mark.loss !== index);
+    } else this.win(at);
+  }
+
   phase(name, at) {
     turn(this.job, name, at);
   }
@@ -83,8 +154,21 @@ class Drawing {
     for (const lane of this.group) if (lane) turn(lane.spans, name, at);
   }
 
+  /** The present span of this phase began only at `since`: until then the workers were starting. */
+  repaint(phase, since, at) {
+    for (const spans of [this.job, ...this.group.filter(Boolean).map((lane) => lane.spans)]) {
+      const last = spans.at(-1);
+      if (last?.phase !== phase || last.to !== null || since <= last.from) continue;
+      last.phase = "starting";
+      const before = spans.at(-2);
+      if (before?.phase === "starting" && before.to === last.from) { before.to = null; spans.pop(); }
+      turn(spans, phase, Math.min(since, at));
+    }
+  }
+
   train(at) {
     this.all(this.isAfterLoss ? "recomputing" : "training", at);
+    if (!this.isAfterLoss && !this.losses.at(-1)?.isOfAttempt) this.win(at);
     this.count(this.group.filter(Boolean).length, at);
   }
 
@@ -105,6 +189,7 @@ class Drawing {
       this.group[rank] = null;
     }
     this.isAfterLoss = true;
+    this.notice = null;
     this.all("regrouping", at);
     this.count(this.group.filter(Boolean).length, at);
   }
@@ -140,7 +225,8 @@ class Drawing {
     const to = this.over ?? Math.max(now, this.newest);
     for (const lane of [{ spans: this.job }, ...this.lanes]) close(lane, to);
     const lanes = this.lanes.filter((lane) => lane.spans.length);
-    return { from: this.first ?? now, to, job: this.job, lanes, marks: this.marks, checkpoints: this.checkpoints, workers: this.workers };
+    const losses = this.losses.map((loss) => parts(loss, this.job, to));
+    return { from: this.first ?? now, to, job: this.job, lanes, marks: this.marks, losses, checkpoints: this.checkpoints, workers: this.workers };
   }
 }
 
@@ -155,6 +241,16 @@ function turn(spans, phase, at) {
   const before = spans.at(-1);
   if (before && before.phase === phase && before.to === at) before.to = null;
   else spans.push({ phase, from: at, to: null });
+}
+
+/** A loss with the seconds of its parts, by the spans of the job between its event and its end. */
+function parts(loss, spans, now) {
+  const to = loss.to ?? now;
+  const inside = (phase) => spans.filter((span) => (span.phase === "recomputing") === phase)
+    .reduce((sum, span) => sum + Math.max(0, Math.min(span.to, to) - Math.max(span.from, loss.at)), 0);
+  const noticed_s = loss.at - loss.from, recomputing_s = inside(true), total_s = to - loss.from;
+  return { at: loss.at, from: loss.from, to, cause: loss.cause, isOver: loss.to !== null, noticed_s, recomputing_s,
+    regrouping_s: Math.max(0, total_s - noticed_s - recomputing_s), total_s, steps: loss.steps };
 }
 
 function close(lane, at) {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { PHASES } from "./life_line.js";
-import { duration, moment, offering, shortId } from "./words.js";
+import { clock, counted, duration, lossText, moment, money, offering, shortId } from "./words.js";
 
 const LEFT = 170, RIGHT = 30, TOP = 58, LANE = 26, HEIGHT = 20, WORKERS = 46;
 /** Where the texts of marks stand. */
@@ -10,8 +10,10 @@ const ROWS = [12, 26, 40];
 const SIGNS = { loss: "✕", change: "▲", notice: "◆" };
 /** Lanes that are drawn, the newest; the others are counted. */
 const MOST_LANES = 64;
+/** Losses in the table, the newest. */
+const MOST_LOSSES = 20;
 
-export function LifeLine({ line, job, nodes }) {
+export function LifeLine({ line, job, nodes, losses }) {
   const box = useRef(null);
   const [width, setWidth] = useState(1100);
   const [zoom, setZoom] = useState(null);
@@ -44,25 +46,39 @@ export function LifeLine({ line, job, nodes }) {
     if (did) { did(); event.preventDefault(); }
   };
   return html`<div class="card">
-    <div class="title"><h2>Life line</h2>
-      <div class="end"><button aria-label="zoom in" onClick=${() => scale(0.5)}>+</button><button aria-label="zoom out" onClick=${() => scale(2)}>−</button>
-        <button onClick=${() => setZoom(null)} disabled=${!zoom}>all</button></div></div>
+    <div class="title"><h2>Life line</h2><span class="muted">wall time</span>
+      <div class="end"><button onClick=${() => scale(0.5)}>zoom in</button><button onClick=${() => scale(2)} disabled=${!zoom}>zoom out</button>
+        <button onClick=${() => setZoom(null)} disabled=${!zoom}>whole life</button></div></div>
     <div class="legend">${PHASES.map((phase) => html`<span><i class="fill-${phase}"></i>${phase}</span>`)}<span><i class="fill-checkpoint"></i>checkpoint</span>
       <span><i class="dot fill-spot"></i>spot node</span><span><i class="dot fill-on-demand"></i>on-demand node</span></div>
     <div ref=${box} tabindex="0" role="group" aria-label="life line; plus and minus zoom, 0 shows all" onKeyDown=${keys} onDblClick=${() => setZoom(null)}>
       <svg class="life" role="img" aria-label=${summary(line)} viewBox="0 0 ${width} ${height}" height=${height}
         onMouseDown=${begin} onMouseMove=${move} onMouseUp=${finish} onMouseLeave=${finish}>
         ${ticks(from, to, width).map((at) => html`<g><line class="grid" x1=${x(at)} x2=${x(at)} y1=${TOP - 6} y2=${height - 26} />
-          <text x=${x(at)} y=${height - 8} text-anchor="middle">${at === line.from ? "0" : duration(at - line.from)}</text></g>`)}
+          <text x=${x(at)} y=${height - 8} text-anchor="middle">${since(at, line)}</text></g>`)}
         <${Lane} y=${TOP} name="job" note=${job.name} spans=${line.job} x=${x} from=${from} to=${to} />
         ${lanes.map((lane, index) => html`<${Lane} y=${TOP + (index + 1) * LANE} name=${`rank ${lane.rank}`} note=${nodeName(lane, nodes)} node=${nodeOf(lane, nodes)}
           spans=${lane.spans} x=${x} from=${from} to=${to} checkpoints=${line.checkpoints} />`)}
         <${Workers} line=${line} job=${job} x=${x} top=${bottom + 6} from=${from} to=${to} />
-        <${Marks} marks=${line.marks} x=${x} from=${from} to=${to} bottom=${height - 26} width=${width} />
+        <${Marks} marks=${line.marks} losses=${losses} x=${x} from=${from} to=${to} bottom=${height - 26} width=${width} />
         ${drag ? html`<rect class="fill-waiting" opacity=".35" x=${Math.min(x(drag.from), x(drag.to))} width=${Math.abs(x(drag.to) - x(drag.from))} y=${TOP - 6} height=${height - TOP - 20} />` : null}
       </svg></div>
+    <p class="muted">0 is ${moment(line.from)}, when it was submitted; ${zoom ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `all ${duration(line.to - line.from)} are shown`}.</p>
     ${line.lanes.length > lanes.length ? html`<p class="muted">${line.lanes.length - lanes.length} earlier stays of workers are not drawn.</p>` : null}
+    <${Losses} losses=${losses} />
   </div>`;
+}
+
+const since = (at, line) => (at - line.from < 0.05 ? "0" : duration(at - line.from));
+
+/** When it lost workers, why, and what each loss cost until the first new step. */
+function Losses({ losses }) {
+  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure.</p>`;
+  return html`<h2>Preemptions and failures</h2><div class="scroll" tabindex="0" role="region" aria-label="preemptions and failures"><table>
+    <thead><tr><th>when</th><th>what happened</th><th class="number">cost until a new step</th><th class="number">time</th><th>of it</th><th class="number">steps repeated</th></tr></thead>
+    <tbody>${losses.slice(-MOST_LOSSES).reverse().map((one) => html`<tr key=${one.at}><td>${moment(one.at)}</td><td class="message">${one.cause}</td><td class="number">${one.cost === undefined ? "–" : money(one.cost)}</td>
+      <td class="number">${duration(one.total_s)}${one.isOver ? "" : " so far"}</td><td class="message">${lossText({ ...one, steps: null, cost: undefined })}</td><td class="number">${one.steps ?? (one.isOver ? "–" : "not known yet")}</td></tr>`)}</tbody></table></div>
+    ${losses.length > MOST_LOSSES ? html`<p class="muted">The newest ${MOST_LOSSES} of ${losses.length}.</p>` : null}`;
 }
 
 function Lane({ y, name, note, node, spans, x, from, to, checkpoints }) {
@@ -98,19 +114,20 @@ function Workers({ line, job, x, top, from, to }) {
     <path d=${path} class="fill-spot" opacity=".4" /></g>`;
 }
 
-function Marks({ marks, x, from, to, bottom, width }) {
+function Marks({ marks, losses, x, from, to, bottom, width }) {
   const shown = marks.filter((mark) => mark.at >= from && mark.at <= to).slice(-200);
   // A text is drawn where it covers none before it, losses first; the others are read by pointing at their line.
   const order = { loss: 0, change: 1, notice: 2 };
   const taken = ROWS.map(() => []);
   return [...shown].sort((one, other) => order[one.kind] - order[other.kind]).map((mark) => {
-    const text = `${SIGNS[mark.kind]} ${shorten(mark.text, 44)}`, place = x(mark.at), needs = text.length * 6.3;
-    const isLate = place + needs > width;
-    const left = isLate ? place - needs : place;
+    const loss = losses[mark.loss];
+    const said = `${clock(mark.at)} ${mark.text}${loss ? ` It cost ${lossText(loss)}.` : ""}`;
+    const text = `${SIGNS[mark.kind]} ${shorten(loss ? said : mark.text, Math.min(loss ? 150 : 44, Math.floor(width / 6.8)))}`, place = x(mark.at), needs = text.length * 6.5;
+    const left = Math.max(0, Math.min(place + 4, width - needs));
     const row = taken.findIndex((texts) => texts.every(([begin, end]) => left >= end || left + needs <= begin));
     if (row >= 0) taken[row].push([left - 10, left + needs + 10]);
-    return html`<g class="mark-${mark.kind}"><line x1=${place} x2=${place} y1=${TOP - 8} y2=${bottom} stroke-dasharray="3 3" opacity=".7"><title>${mark.text}</title></line>
-      ${row < 0 ? null : html`<text class="mark-text mark-${mark.kind}" text-anchor=${isLate ? "end" : "start"} x=${isLate ? place - 4 : place + 4} y=${ROWS[row]}>${text}<title>${mark.text}</title></text>`}</g>`;
+    return html`<g class="mark-${mark.kind}"><line x1=${place} x2=${place} y1=${TOP - 8} y2=${bottom} stroke-dasharray="3 3" opacity=".7"><title>${said}</title></line>
+      ${row < 0 ? null : html`<text class="mark-text mark-${mark.kind}" x=${left} y=${ROWS[row]}>${text}<title>${said}</title></text>`}</g>`;
   });
 }
 
@@ -139,6 +156,5 @@ function ticks(from, to, width) {
 }
 
 function summary(line) {
-  const losses = line.marks.filter((mark) => mark.kind === "loss").length;
-  return `The job over ${duration(line.to - line.from)}: ${line.lanes.length} stays of workers on nodes, ${line.checkpoints.length} checkpoints, ${losses} losses. The events below say the same as text.`;
+  return `The job over ${duration(line.to - line.from)}: ${counted(line.lanes.length, "stay")} of workers on nodes, ${counted(line.checkpoints.length, "checkpoint")}, ${counted(line.losses.length, "loss")}. The events below say the same as text.`;
 }

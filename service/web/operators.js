@@ -2,8 +2,8 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { ApiError, get, getAll, request, useRead } from "./api.js";
-import { Act, Problem } from "./parts.js";
-import { COUNT, difference, duration, moment, money, phrase } from "./words.js";
+import { Act, Problem, Sentence } from "./parts.js";
+import { COUNT, counted, difference, duration, moment, money, phrase } from "./words.js";
 
 export function Policies() {
   const newest = useRead("policies", () => get("/v1/policies/newest"), 0);
@@ -28,21 +28,25 @@ export function Policies() {
   const apply = async () => { await request("POST", "/v1/policies", { document, based_on: newest.value.version, comment }); await reload(); };
   const restore = (version) => async () => { await request("POST", "/v1/policies", { restores: version, based_on: newest.value.version, comment: `Back to version ${version}.` }); await reload(); };
   const problems = check?.found?.problems ?? [];
-  return html`<div class="title"><h1>Policies</h1>${newest.value ? html`<span class="muted">version ${newest.value.version}${newest.value.created_at ? `, applied ${moment(newest.value.created_at)}` : ", made from the settings"}</span>` : null}</div>
+  const isGood = isChanged && check?.found && !problems.length;
+  const changed = isChanged ? difference(newest.value?.document ?? "", document).filter((line) => line.kind !== "same").length : 0;
+  return html`<div class="title"><h1>Policies</h1>${newest.value ? html`<span class="muted">version ${newest.value.version}${newest.value.created_at ? `, applied on ${moment(newest.value.created_at)}` : ", made from the settings, with which the service began"}</span>` : null}</div>
     <${Problem} error=${newest.error} />
-    <div class="two"><div class="card"><h2 id="editor">Document</h2>
+    <div class="two"><div class="card"><h2 id="editor">1. Edit</h2>
       <textarea aria-labelledby="editor" spellcheck="false" value=${document} onInput=${(event) => setText(event.target.value)}></textarea>
+      <button disabled=${!isChanged} onClick=${() => setText(null)}>Discard the changes</button></div>
+    <div class="card"><h2>2. Check</h2>
       <${Problem} error=${check?.error} />
-      ${problems.map((problem) => html`<div class="problem">${problemText(problem)}</div>`)}
-      ${(check?.found?.notes ?? []).map((note) => html`<div class="notice">${note}</div>`)}
-      ${isChanged && check?.found && !problems.length ? html`<div class="notice">The document has no problems${check.found.is_in_force ? ", and is in effect already" : ""}.</div>` : null}
-      <div class="filters"><label>comment<input value=${comment} onInput=${(event) => setComment(event.target.value)} /></label>
-        ${isChanged && check?.found && !problems.length ? html`<${Act} first act=${apply} question="Apply these policies?">Apply<//>` : html`<button disabled>Apply</button>`}
-        <button disabled=${!isChanged} onClick=${() => setText(null)}>Discard</button></div></div>
-    <div class="card"><h2>What changes</h2>${isChanged ? html`<${Difference} before=${newest.value?.document ?? ""} after=${document} />` : html`<p class="muted">Change the document to see the difference.</p>`}
-      <h2>History</h2><div class="scroll" tabindex="0" role="region" aria-label="versions of the policies"><table><tbody>${(versions.value ?? []).map((one) => html`<tr key=${one.version}><td class="number">${one.version}</td><td>${moment(one.created_at)}</td><td>${one.author}</td><td class="message">${one.comment}${one.restores === null || one.restores === undefined ? "" : ` (restores ${one.restores})`}</td>
-        <td>${one.version === newest.value?.version ? "in effect" : html`<${Act} question=${`Apply the document of version ${one.version} again?`} act=${restore(one.version)}>Restore<//>`}</td></tr>`)}</tbody></table></div></div></div>
-    <${WhatIf} document=${document} newest=${newest.value?.document ?? ""} isChanged=${isChanged && !problems.length} />`;
+      ${problems.map((problem) => html`<div class="problem"><${Sentence} text=${problemText(problem)} /></div>`)}
+      ${isGood ? html`<div class="notice">No problems; ${counted(changed, "line")} changed; ${check.found.is_in_force ? "in effect already" : "not applied yet"}.</div>` : null}
+      ${(check?.found?.notes ?? []).map((note) => html`<div class="notice"><${Sentence} text=${note} /></div>`)}
+      ${isChanged ? html`<${Difference} before=${newest.value?.document ?? ""} after=${document} />` : html`<p class="muted">Change the document: it is checked while you type, and the difference is shown here.</p>`}</div></div>
+    <${WhatIf} document=${document} newest=${newest.value?.document ?? ""} isChanged=${isChanged && !problems.length} />
+    <div class="card"><h2>4. Apply</h2><div class="filters"><label>comment<input value=${comment} onInput=${(event) => setComment(event.target.value)} /></label>
+      ${isGood ? html`<${Act} first act=${apply} question=${`Apply these policies, with ${counted(changed, "changed line")}?`}>Apply<//>` : html`<button disabled>Apply</button>`}</div></div>
+    <div class="card"><h2>History</h2><div class="scroll" tabindex="0" role="region" aria-label="versions of the policies"><table><thead><tr><th class="number">version</th><th>applied</th><th>by</th><th>comment</th><th></th></tr></thead>
+      <tbody>${(versions.value ?? []).map((one) => html`<tr key=${one.version}><td class="number">${one.version}</td><td>${one.created_at ? moment(one.created_at) : "when the service began"}</td><td>${one.author}</td><td class="message">${one.comment}${one.restores === null || one.restores === undefined ? "" : ` (restores ${one.restores})`}</td>
+        <td>${one.version === newest.value?.version ? "in effect" : html`<${Act} question=${`Apply the document of version ${one.version} again?`} act=${restore(one.version)}>Restore<//>`}</td></tr>`)}</tbody></table></div></div>`;
 }
 
 const problemText = (problem) => (typeof problem === "string" ? problem : [problem.lines?.length ? `${problem.lines.length > 1 ? "lines" : "line"} ${problem.lines.join(", ")}` : "", problem.field, problem.message].filter(Boolean).join(": "));
@@ -68,7 +72,7 @@ function WhatIf({ document, newest, isChanged }) {
       setPlan(found);
     }
   };
-  return html`<div class="card"><h2>What if</h2><p class="muted">Replays the jobs of the last days under the policies in effect${isChanged ? " and those of the editor" : "; change the document to compare"}.</p>
+  return html`<div class="card"><h2>3. Replay: what if</h2><p class="muted">Replays the jobs of the last days under the policies in effect${isChanged ? " and those of the editor" : "; change the document to compare"}.</p>
     <div class="filters"><label>days of history<input type="number" min="1" max="31" value=${days} onInput=${(event) => setDays(Number(event.target.value))} style=${{ width: "90px" }} /></label><${Act} act=${run}>Replay<//></div>
     ${plan ? html`<${Plan} plan=${plan} />` : null}</div>`;
 }

@@ -3,7 +3,10 @@
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { phrase } from "./words.js";
 
-export const State = ({ state }) => html`<span class="state ${state}">${phrase(state)}</span>`;
+export const State = ({ state, phase }) => html`<span class="state ${state}">${phrase(state)}${phase ? `: ${phase}` : ""}</span>`;
+
+/** A sentence of the service, in which `names` stand between backticks. */
+export const Sentence = ({ text }) => html`${String(text ?? "").split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}`;
 
 /** What went wrong, in the words of the service, and what to do. */
 export function Problem({ error }) {
@@ -28,7 +31,7 @@ export function useNow(everyS) {
 }
 
 /** A button for a request that writes; it asks again before what cannot be undone. */
-export function Act({ children, question, act, first }) {
+export function Act({ children, question, act, first, danger }) {
   const [state, setState] = useState({ isBusy: false, error: null });
   const run = async () => {
     if (question && !confirm(question)) return;
@@ -40,7 +43,7 @@ export function Act({ children, question, act, first }) {
       setState({ isBusy: false, error });
     }
   };
-  return html`<span><button class=${first ? "first" : ""} disabled=${state.isBusy} onClick=${run}>${children}</button>
+  return html`<span><button class=${first ? "first" : danger ? "danger" : ""} disabled=${state.isBusy} onClick=${run}>${children}</button>
     <${Problem} error=${state.error} /></span>`;
 }
 

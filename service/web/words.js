@@ -26,10 +26,44 @@ export const ago = (at, now) => (at ? `${duration(Math.max(0, now - at))} ago` :
 /** Seconds since 1970 as date and time of the reader's zone. */
 export const moment = (at) => (at ? new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" }) : "");
 
+/** The same without the date, and that of the reader's zone. */
+export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+
+const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, minimumFractionDigits: 2, maximumFractionDigits: 8, roundingPriority: "auto" });
+
+/** 7.4 -> "7.40 USD", and 0.001234 -> "0.00123 USD": little is not nothing. */
 export function money(usd) {
   if (usd === null || usd === undefined) return "";
-  return `${usd.toFixed(usd !== 0 && Math.abs(usd) < 0.1 ? 4 : 2)} USD`;
+  return `${usd !== 0 && Math.abs(usd) < 0.1 ? SMALL.format(usd) : usd.toFixed(2)} USD`;
 }
+
+/** 1, 3 -> "33.3 %"; of nothing there is no share. */
+export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
+
+/** Seconds until the last step at the mean pace since the job started, losses included; null: it does not run.
+ *
+ * NaN: too little has been seen to say, which is less than half a minute or a two-hundredth of what it would say.
+ */
+export function timeLeft(job, now) {
+  if (job.state !== "running" || !job.total_steps || !job.step || !job.started_at) return null;
+  const seen = now - job.started_at, left = (seen / job.step) * (job.total_steps - job.step);
+  return seen < 30 || left > 200 * seen ? NaN : left;
+}
+
+/** What a loss cost: `{total_s, noticed_s, regrouping_s, recomputing_s, steps}` and its `cost` in USD, if it is known. */
+export function lossText(loss) {
+  const parts = [["noticed after", loss.noticed_s], ["regrouping", loss.regrouping_s], ["recomputing", loss.recomputing_s]];
+  const some = parts.filter(([, seconds]) => seconds >= 0.05).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
+  const steps = loss.steps === null || loss.steps === undefined ? "" : `; ${counted(loss.steps, "step")} repeated`;
+  return `${some || duration(loss.total_s)}${steps}${loss.cost === undefined ? "" : `; ${money(loss.cost)}`}${loss.isOver === false ? " so far" : ""}`;
+}
+
+const CAUSES = {
+  starting: "starting or regrouping", checkpoint_stall: "checkpoint stall", idle_waiting: "idle: waits for other nodes", idle_kept: "idle after use",
+  idle_unused: "not used by any job", failed: "failed machines", ray_programs: "Ray programs",
+};
+/** A cause of an account in words. */
+export const cause = (word) => CAUSES[word] ?? phrase(word);
 
 export function bytes(count) {
   for (const [size, name] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
@@ -45,7 +79,7 @@ export const phrase = (word) => String(word ?? "").replaceAll("_", " ");
 export const shortId = (id) => id.replace(/^([a-z]+)_.*(.{5})$/, "$1 …$2");
 
 /** 1, "node" -> "1 node", and 2 -> "2 nodes". */
-export const counted = (count, noun) => `${COUNT.format(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const counted = (count, noun) => `${COUNT.format(count)} ${noun}${count === 1 ? "" : noun.endsWith("s") ? "es" : "s"}`;
 
 /** "Standard_D4s_v5/1/spot" -> its size, zone and type of capacity. */
 export function offering(text) {

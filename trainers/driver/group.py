@@ -374,8 +374,16 @@ class WorkerGroup:
             yield Note("progress", {"phase": "recomputing" if self.progress.is_behind else "training"})
         if before.lost_since is not None and self.progress.lost_since is None:
             pause_s = round(now - before.lost_since, 3)
-            text = f"Step {step} is the first new one after the loss; it took {pause_s:.1f} s."
-            yield Note("event", _event("training.resumed", text, step=step, pause_s=pause_s))
+            repeated = self.progress.repeated_steps - before.repeated_before
+            again = (
+                f" and {repeated} {'step was' if repeated == 1 else 'steps were'} done again"
+                if repeated
+                else ""
+            )
+            text = f"Step {step} is the first new one after the loss; it took {pause_s:.1f} s{again}."
+            again_s = round(now - (before.group_began_at or now), 3) if repeated else 0.0
+            data = {"step": step, "pause_s": pause_s, "repeated_steps": repeated, "recomputing_s": again_s}
+            yield Note("event", _event("training.resumed", text, **data))
 
     def _compare(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
         if message["generation"] != self.generation:

@@ -15,6 +15,8 @@ class Progress:
     #: When `step` was reported.
     step_at: float | None = None
     repeated_steps: int = 0
+    #: `repeated_steps` when the present loss began.
+    repeated_before: int = 0
     #: Seconds between the last step before a loss and the first new step after it, summed; see `open_lost_s`.
     lost_s: float = 0.0
     #: Set between a loss and the next new step: the time of the last step before it.
@@ -30,6 +32,8 @@ class Progress:
     high_water: int | None = None
     #: Last step that the present worker group reported; a step may be reported more than once.
     group_step: int | None = None
+    #: When the present worker group reported its first step.
+    group_began_at: float | None = None
     #: The present worker group has reported a step that no group before it reported.
     has_caught_up: bool = False
 
@@ -51,6 +55,7 @@ class Progress:
             step_at=now,
             repeated_steps=self.repeated_steps + int(is_repeated and step != self.group_step),
             group_step=step,
+            group_began_at=now if self.group_step is None else self.group_began_at,
             has_caught_up=self.has_caught_up or not is_repeated,
         )
         if self.lost_since is None:
@@ -74,8 +79,9 @@ class Progress:
         if self.lost_since is not None:
             return replace(self, won_back_at=None)
         lost_since = self.step_at if self.step_at is not None else now
-        return replace(self, lost_since=lost_since, losses=self.losses + 1)
+        losses = self.losses + 1
+        return replace(self, lost_since=lost_since, losses=losses, repeated_before=self.repeated_steps)
 
     def regroup(self) -> Progress:
         """A new worker group begins: steps up to the newest one are repetitions from now on."""
-        return replace(self, high_water=self.step, group_step=None, has_caught_up=False)
+        return replace(self, high_water=self.step, group_step=None, group_began_at=None, has_caught_up=False)

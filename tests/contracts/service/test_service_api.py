@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from remora.views import ClusterLedger, CostReport, GoodputReport, Job, Page, Problem
+from remora.roles import Role
+from remora.views import ClusterLedger, CostReport, GoodputReport, Job, Node, Page, Problem
 from service.api.app import create_app
+from service.api.foreign_jobs import ForeignJobs
 from service.api.sse import StreamOwner
-from service.identities.principals import LOCAL
+from service.identities.principals import LOCAL, Access
 from service.queue import lifecycle
 from service.queue.ledger import Entries, UseRow
 from service.queue.lifecycle import NodeDecision
@@ -761,6 +764,26 @@ class TestLedger:
         ]
         assert lines == [("D4", "1", "spot", 2, 7200.0), ("D4", None, "on-demand", 1, 3600.0)]
         assert found["cost"] == pytest.approx(0.3)
+
+    def test_a_node_says_which_jobs_use_it_now_to_those_who_see_them(
+        self, client: TestClient, database: Database
+    ) -> None:
+        job, before = submit(client), submit(client)
+        node = NodeRow(id="node_01M7Y8NRHRW6ZK2C8GF7JR4CXR", pool="cpu", created_at=0.0)
+        uses = [
+            UseRow(
+                job_id=one.id, node_id=node.id, attempt=1, workers=1, pool="cpu", offering="",
+                part=1.0, price_per_hour=0.0, began_at=0.0, ended_at=ended_at,
+            )
+            for one, ended_at in [(job, None), (before, 5.0)]
+        ]  # fmt: skip
+        database.transact(lambda connection: nodes.insert_node(connection, NodeDecision(node, ())))
+        database.transact(lambda connection: ledger.write(connection, Entries(begun=tuple(uses))))
+        assert client.get(f"/v1/nodes/{node.id}").json()["jobs"] == [job.id]
+        assert [one["jobs"] for one in client.get("/v1/nodes").json()["items"]] == [[job.id]]
+        view = Node.model_validate_json(client.get(f"/v1/nodes/{node.id}").content)
+        stranger = Access(replace(LOCAL, is_operator=False, grants={"another": Role.VIEWER}))
+        assert database.transact(lambda connection: ForeignJobs(connection, stranger).node(view)).jobs == []
 
     def test_the_ledger_of_the_cluster_names_who_pays_for_every_second(
         self, client: TestClient, database: Database

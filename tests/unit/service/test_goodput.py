@@ -19,6 +19,7 @@ from service.queue.goodput import (
     program_goodput,
     runtime_goodput,
     sentence,
+    usd_text,
 )
 from service.queue.ledger import UseRow
 
@@ -100,6 +101,31 @@ def test_each_loss_says_what_would_have_saved_how_much() -> None:
     )
     assert sentence({Cause.TRAINING: amount(1.0)}) == "100% of 1.00 USD trained."
     assert sentence({}) == "No node was paid for in this time."
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "0.00"),
+        (7.4, "7.40"),
+        (0.05, "0.050"),
+        (0.0123, "0.012"),
+        (0.00042, "0.00042"),
+        (-0.002, "-0.0020"),
+    ],
+)
+def test_small_amounts_are_not_rounded_to_nothing(usd: float, text: str) -> None:
+    assert usd_text(usd) == f"{text} USD"
+
+
+def test_a_saving_of_less_than_a_cent_or_a_minute_is_no_advice() -> None:
+    cheap = {Cause.TRAINING: amount(0.01, 0.5), Cause.UNUSED: amount(0.01, 0.5)}
+    assert sentence(cheap) == "50% of 0.010 USD trained; idle unused cost the most besides, 0.0050 USD."
+    short = {Cause.TRAINING: amount(0.01, 0.0), Cause.UNUSED: amount(0.01, 0.0)}
+    assert (
+        sentence(short)
+        == "50% of 72 node seconds trained; idle unused cost the most besides, 36 node seconds."
+    )
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.01, 100.0), st.floats(0.05, 20.0))

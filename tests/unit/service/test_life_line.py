@@ -82,6 +82,89 @@ def test_steps_that_are_done_again_are_no_training(script: Script) -> None:
     assert spans(line["lanes"][-1]) == [("starting", 22, 25), ("recomputing", 25, 28), ("training", 28, 30)]
 
 
+def test_workers_start_until_their_first_step(script: Script) -> None:
+    events = [
+        event(18, "training.began"),
+        event(20, "node.lost", ranks=[0]),
+        event(22, "worker_group.started", addresses=[B, C]),
+        event(25, "attempt.started"),
+        event(30, "training.resumed", pause_s=10.0, repeated_steps=3, recomputing_s=2.0),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *events], 40)
+    assert spans(line["lanes"][1]) == [("starting", 12, 18), ("training", 18, 20), ("regrouping", 20, 22)]
+    assert spans(line["lanes"][-1]) == [("starting", 22, 28), ("recomputing", 28, 30), ("training", 30, 40)]
+    assert loss_of(line)["recomputing_s"] == 2
+
+
+def loss_of(line: dict[str, Any]) -> dict[str, Any]:
+    (loss,) = line["losses"]
+    return {name: loss[name] for name in ("isOver", "noticed_s", "regrouping_s", "recomputing_s", "steps")}
+
+
+def test_a_loss_counts_from_the_last_step_before_it_to_the_first_new_one(script: Script) -> None:
+    again = [
+        event(20, "node.lost", ranks=[0]),
+        event(20, "attempt.regrouping"),
+        event(22, "worker_group.started", addresses=[B, C]),
+        event(25, "attempt.started"),
+    ]
+    won = event(28, "training.resumed", pause_s=9.0, repeated_steps=7)
+    open_loss = script.call("lifeLine", [*BEGIN, *again], 27)
+    assert loss_of(open_loss) == {
+        "isOver": False, "noticed_s": 0, "regrouping_s": 5, "recomputing_s": 2, "steps": None,
+    }  # fmt: skip
+    line = script.call("lifeLine", [*BEGIN, *again, won], 40)
+    assert loss_of(line) == {
+        "isOver": True, "noticed_s": 1, "regrouping_s": 5, "recomputing_s": 3, "steps": 7,
+    }  # fmt: skip
+    assert (line["losses"][0]["from"], line["losses"][0]["to"], line["losses"][0]["total_s"]) == (19, 28, 9)
+    assert [mark.get("loss") for mark in line["marks"]] == [0, None]
+
+
+def test_a_preemption_with_a_notice_is_a_loss_that_repeats_no_step(script: Script) -> None:
+    in_place = [
+        event(20, "worker_group.drain"),
+        event(22, "worker_group.regrouped", addresses=[B], world_size=1, cause="drain", pause_s=0.5),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *in_place], 40)
+    assert loss_of(line) == {
+        "isOver": True, "noticed_s": 0, "regrouping_s": 0.5, "recomputing_s": 0, "steps": 0,
+    }  # fmt: skip
+    assert line["losses"][0]["cause"] == "worker_group.drain."
+    from_checkpoint = [
+        event(20, "worker_group.drain"),
+        event(22, "attempt.regrouping"),
+        event(26, "worker_group.started", addresses=[B, C]),
+        event(27, "attempt.started"),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *from_checkpoint], 40)
+    assert loss_of(line)["regrouping_s"] == 5
+
+
+def test_losses_before_the_next_new_step_are_one(script: Script) -> None:
+    events = [
+        event(20, "node.lost", ranks=[0]),
+        event(21, "node.lost", ranks=[1]),
+        event(25, "training.resumed", pause_s=5.5, repeated_steps=2),
+    ]
+    assert loss_of(script.call("lifeLine", [*BEGIN, *events], 40))["noticed_s"] == pytest.approx(0.5)
+
+
+def test_an_attempt_that_ends_is_a_loss_until_the_next_one_trains(script: Script) -> None:
+    ended = event(20, "attempt.ended", end_reason="node_lost")
+    again = [
+        event(21, "attempt.created"),
+        event(22, "worker_group.started", addresses=[C]),
+        event(24, "attempt.started"),
+        event(26, "training.began", repeats=True),
+    ]
+    assert loss_of(script.call("lifeLine", [*BEGIN, ended, *again], 40))["regrouping_s"] == 6
+    failed = script.call("lifeLine", [*BEGIN, ended, event(20, "job.failed")], 40)
+    assert (failed["losses"], failed["marks"]) == ([], [])
+    paused = event(20, "attempt.ended", end_reason="paused")
+    assert script.call("lifeLine", [*BEGIN, paused, event(20, "job.paused")], 40)["losses"] == []
+
+
 def test_workers_of_one_node_have_lanes_of_their_own(script: Script) -> None:
     line = script.call(
         "lifeLine",
@@ -132,6 +215,10 @@ def test_whatever_happens_spans_follow_one_another_and_end(script: Script, found
         for (before, _, end), (after, begin, _) in pairwise(spans(lane)):
             assert end <= begin
             assert before != after or end < begin, "one span for one phase"
+    for loss in line["losses"]:
+        shares = [loss[name] for name in ("noticed_s", "regrouping_s", "recomputing_s")]
+        assert min(shares) >= 0
+        assert sum(shares) == pytest.approx(loss["total_s"])
     for one, other in pairwise(line["workers"]):
         assert one["at"] <= other["at"]
         assert one["count"] != other["count"]

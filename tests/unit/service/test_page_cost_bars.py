@@ -52,14 +52,22 @@ def test_bars_sum_to_the_account(script: Script, lines: list[dict[str, Any]], wi
     assert found["most"] == (max(heights) or 1)
 
 
-def test_parts_of_a_bar_stand_on_each_other_with_the_dearest_cause_lowest(script: Script) -> None:
-    lines = [line(0, "idle_kept", 1.0), line(1, "training", 3.0), line(1, "idle_kept", 2.0)]
+def test_parts_of_a_bar_stand_on_each_other_with_training_at_the_base_and_then_the_dearest(
+    script: Script,
+) -> None:
+    lines = [
+        line(0, "idle_kept", 1.0),
+        line(1, "training", 2.0),
+        line(1, "failed", 4.0),
+        line(1, "idle_kept", 2.0),
+    ]
     found = script.call("barsOf", lines, SINCE, SINCE + DAY, DAY)
     assert found["bars"][0]["parts"] == [
-        {"cause": "idle_kept", "from": 0, "size": 3, "cost": 3, "node_s": 120},
-        {"cause": "training", "from": 3, "size": 3, "cost": 3, "node_s": 60},
+        {"cause": "training", "from": 0, "size": 2, "cost": 2, "node_s": 60},
+        {"cause": "failed", "from": 2, "size": 4, "cost": 4, "node_s": 60},
+        {"cause": "idle_kept", "from": 6, "size": 3, "cost": 3, "node_s": 120},
     ]
-    assert found["bars"][0]["name"] == "2026-05-28"
+    assert found["bars"][0]["name"] == "28 May 2026"
 
 
 def test_bars_of_nodes_without_a_price_show_their_time(script: Script) -> None:
@@ -67,11 +75,11 @@ def test_bars_of_nodes_without_a_price_show_their_time(script: Script) -> None:
     assert found["bars"][0]["parts"] == [
         {"cause": "training", "from": 0, "size": 60, "cost": 0, "node_s": 60}
     ]
-    assert found["most"] == 60
+    assert (found["most"], found["isFree"]) == (60, True)
 
 
 def test_a_line_of_another_time_is_not_drawn(script: Script) -> None:
     found = script.call("barsOf", [line(-30, "training", 1.0)], SINCE, SINCE + 3600, 3600)
     assert [bar["parts"] for bar in found["bars"]] == [[], []]
     assert found["causes"] == []
-    assert found["bars"][0]["name"] == "2026-05-28 20:00"
+    assert found["bars"][0]["name"] == "28 May 2026, 20:00"

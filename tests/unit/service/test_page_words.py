@@ -33,9 +33,39 @@ def test_durations_have_at_most_two_units(script: Script, seconds: float | None,
     assert script.call("duration", seconds) == text
 
 
-@pytest.mark.parametrize(("usd", "text"), [(0, "0.00 USD"), (0.0123, "0.0123 USD"), (7.4, "7.40 USD")])
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0, "0.00 USD"),
+        (0.0123, "0.0123 USD"),
+        (0.0012, "0.0012 USD"),
+        (0.05, "0.05 USD"),
+        (0.000001, "0.000001 USD"),
+        (7.4, "7.40 USD"),
+    ],
+)
 def test_small_amounts_of_money_are_not_rounded_to_nothing(script: Script, usd: float, text: str) -> None:
     assert script.call("money", usd) == text
+
+
+@pytest.mark.parametrize(
+    ("seen_s", "step", "total", "text"),
+    [(60, 10, 20, "1 min"), (38, 122, 2_000_000, ""), (10, 5, 10, ""), (86_400, 1000, 2000, "1 d")],
+)
+def test_the_time_left_is_said_once_enough_was_seen(
+    script: Script, seen_s: float, step: int, total: int, text: str
+) -> None:
+    job = {"state": "running", "step": step, "total_steps": total, "started_at": 1000.0}
+    assert script.call("duration", script.call("timeLeft", job, 1000.0 + seen_s)) == text
+    assert script.call("timeLeft", {**job, "state": "paused"}, 1000.0 + seen_s) is None
+
+
+def test_a_loss_says_what_it_cost_in_time_steps_and_money(script: Script) -> None:
+    loss = {"total_s": 9.0, "noticed_s": 0.0, "regrouping_s": 6.0, "recomputing_s": 3.0, "steps": 7}
+    known = {**loss, "cost": 0.0021, "isOver": True}
+    assert script.call("lossText", known) == "regrouping 6 s, recomputing 3 s; 7 steps repeated; 0.0021 USD"
+    hidden = {**loss, "steps": None, "isOver": False}
+    assert script.call("lossText", hidden) == "regrouping 6 s, recomputing 3 s so far"
 
 
 def test_an_offering_is_taken_apart(script: Script) -> None:

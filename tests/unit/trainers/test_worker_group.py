@@ -123,6 +123,22 @@ def test_the_first_new_step_after_a_loss_is_reported() -> None:
     assert scene.group.progress.lost_s == 10.0
 
 
+def test_the_first_new_step_after_a_loss_says_what_that_loss_alone_repeated() -> None:
+    scene = Scene(cooperative=False)
+    before = Progress(step=10, step_at=990.0, repeated_steps=5)
+    scene.group.progress = before.lose(991.0).regroup()
+    for step in (9, 10):
+        scene.hear(0, type="report", step=step)
+        scene.now += 1.0
+    (resumed,) = [
+        one.body
+        for one in scene.hear(0, type="report", step=11)
+        if isinstance(one, Note) and one.kind == "event"
+    ]
+    assert (resumed["data"]["repeated_steps"], resumed["data"]["recomputing_s"]) == (2, 2.0)
+    assert resumed["message"].endswith("and 2 steps were done again.")
+
+
 def test_repeated_steps_are_counted_before_the_first_new_one_is_reported() -> None:
     scene = Scene(cooperative=False)
     scene.group.progress = Progress(step=10, step_at=990.0, high_water=10, lost_since=990.0)
