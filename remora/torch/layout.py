@@ -14,9 +14,11 @@ from __future__ import annotations
 import ctypes
 import heapq
 import json
+import math
+import mmap
 import os
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,27 +155,38 @@ _NAMES = {
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 #: Bytes of a header that is still believed.
 _MAX_HEADER = 256 << 20
+#: What a header has beside the tensors.
+_METADATA = "__metadata__"
 
 
 class TensorFileDamaged(ValueError):
     """A file is not what `write_tensors` wrote."""
 
 
+def holds(dtype: torch.dtype) -> bool:
+    """True for types of numbers that the format has a name for."""
+    return dtype in _NAMES
+
+
 def fits(tensor: torch.Tensor) -> bool:
     """True for tensors that the format knows: dense, and of a type that it has a name for."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
-    return is_plain and tensor.layout == torch.strided and tensor.dtype in _NAMES and not tensor.is_quantized
+    return is_plain and tensor.layout == torch.strided and holds(tensor.dtype) and not tensor.is_quantized
 
 
-def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+def write_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors, for all of which `fits` is true, into a new file; raises OSError when it does not take them.
 
+    `metadata`: what the header says beside them, as `__metadata__`.
     Writing is one system call per tensor, which holds no lock of Python: the copy into a file in memory costs what a
     plain copy costs, and a file system that is full is an error and not a signal.
     """
     # Great elements first: so each tensor lies where its type may lie.
     names = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    header, begin = {}, 0
+    header: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
+    begin = 0
     for name in names:
         end = begin + tensors[name].nbytes
         shape = list(tensors[name].shape)
@@ -197,7 +210,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         try:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, _MAX_HEADER)))
-            places = {name: one for name, one in header.items() if name != "__metadata__"}
+            places = {name: one for name, one in header.items() if name != _METADATA}
             tensors = {}
             for name, one in sorted(places.items(), key=lambda item: item[1]["data_offsets"][0]):
                 tensor = torch.empty(one["shape"], dtype=_TYPES[one["dtype"]])
@@ -212,6 +225,55 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise TensorFileDamaged(f"{path.name} is damaged: {error}") from error
     return tensors
+
+
+class MappedTensors:
+    """The tensors of a file that is not read but mapped: of a tensor only what is used leaves the storage."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises TensorFileDamaged, and OSError when the file cannot be read at all."""
+        self._path = path
+        with path.open("rb") as file:
+            try:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, _MAX_HEADER)))
+                #: What the header has beside the tensors.
+                self.metadata: dict[str, str] = dict(header.pop(_METADATA, {}))
+                self._begin = 8 + length
+                self._places = {name: self._place(one) for name, one in header.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise TensorFileDamaged(f"{path.name} is damaged: {error}") from error
+            end = max((begin + nbytes_of(*kind) for begin, *kind in self._places.values()), default=0)
+            if self._begin + end > os.fstat(file.fileno()).st_size:
+                raise TensorFileDamaged(f"{path.name} is damaged: it is cut off")
+            # Nothing is written to it, but `frombuffer` warns of memory that it cannot write to.
+            self._memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and type of each tensor, by name."""
+        return {name: (shape, dtype) for name, (_, shape, dtype) in self._places.items()}
+
+    def view(self, name: str) -> torch.Tensor:
+        """A tensor, which must not be changed."""
+        begin, shape, dtype = self._places[name]
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        first = self._begin + begin
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=first).view(shape)
+
+    @staticmethod
+    def _place(one: Mapping[str, Any]) -> tuple[int, tuple[int, ...], torch.dtype]:
+        shape, dtype = tuple(int(size) for size in one["shape"]), _TYPES[one["dtype"]]
+        begin, end = one["data_offsets"]
+        if begin < 0 or min(shape, default=0) < 0 or end - begin != nbytes_of(shape, dtype):
+            raise ValueError("a tensor lies where its bytes cannot lie")
+        return begin, shape, dtype
+
+
+def nbytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _memory(tensor: torch.Tensor) -> memoryview:

@@ -12,6 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,54 @@ import torch
 from remora import training
 from remora.torch.layout import Share, Writer, share_of, write
 from remora.torch.optimizers import Optimizers
+
+
+class CheckpointThread:
+    """At most one checkpoint under way, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Begin to write one; the one before is over."""
+        self._thread = threading.Thread(
+            target=self._work, args=(write,), name="remora-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is under way; raises what went wrong in it."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _work(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._error = error
+
+
+def hand_over(step: int, size_bytes: int, generation: int, write: Callable[[Path], None]) -> None:
+    """Let `write` put a worker's files of a checkpoint into a folder, in memory where they fit, and hand that over.
+
+    `generation` is the worker group whose state it is.  Raises what `write` raises; an OSError in memory comes to
+    nothing, as the files are then written to the disk.
+    """
+    # Memory that looked free may be taken meanwhile; then the files go to the disk.
+    for size in (size_bytes, None):
+        try:
+            with training.hand_over(step, size_bytes=size, generation=generation) as folder:
+                write(folder)
+        except OSError:
+            if size is None:
+                raise
+        else:
+            return
 
 
 class Saving:
@@ -29,10 +78,9 @@ class Saving:
         self.replicated = ("model", *optimizers.parts)
         self._parameter_names = frozenset(name for name, _ in model.named_parameters())
         self._device = device
-        self._thread: threading.Thread | None = None
+        self._thread = CheckpointThread()
         self._copied = threading.Event()
         self._copied.set()
-        self._error: BaseException | None = None
         #: The checkpoint under way and the seconds that it has held the loop up; None once that was reported.
         self._stall: tuple[int, float] | None = None
         for one in optimizers:
@@ -51,10 +99,7 @@ class Saving:
         share = share_of(self._copy_what_moves(state), writer, self.replicated)
         ready = step_event(self._device)
         self._copied.clear()
-        self._thread = threading.Thread(
-            target=self._work, args=(step, share, writer, ready), name="remora-checkpoint", daemon=True
-        )
-        self._thread.start()
+        self._thread.start(lambda: self._work(step, share, writer, ready))
         self._stall = (step, time.monotonic() - began)
 
     def await_copy(self) -> None:
@@ -63,12 +108,7 @@ class Saving:
 
     def wait(self) -> None:
         """Wait until nothing is under way; raises what went wrong in it."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        self._thread.wait()
 
     def _await_copy(self, *_: object) -> None:
         if self._stall is None:
@@ -99,23 +139,15 @@ class Saving:
         try:
             with copy_stream(self._device, ready):
                 self._hand_over(step, share, writer)
-        except BaseException as error:
-            self._error = error
         finally:
             self._copied.set()
 
     def _hand_over(self, step: int, share: Share, writer: Writer) -> None:
-        # Memory that looked free may be taken meanwhile; then the files go to the disk.
-        for size_bytes in (share.size_bytes, None):
-            try:
-                with training.hand_over(step, size_bytes=size_bytes, generation=writer.generation) as folder:
-                    write(share, writer, folder)
-                    self._copied.set()
-            except OSError:
-                if size_bytes is None:
-                    raise
-            else:
-                return
+        def write_share(folder: Path) -> None:
+            write(share, writer, folder)
+            self._copied.set()
+
+        hand_over(step, share.size_bytes, writer.generation, write_share)
 
 
 def step_event(device: torch.device) -> Any:

@@ -47,4 +47,5 @@ def test_a_job_trains_it_on_two_workers(service: Embedded, client: Client, tmp_p
     assert [point.step for point in client.metrics(job.id)] == list(range(1, 21))
     checkpoint = client.checkpoints(job.id)[-1]
     assert checkpoint.step == 20
-    assert {".metadata", "remora.pt", "__0_0.distcp", "__1_0.distcp"} <= checkpoint.files.keys()
+    parts = {f"sharded-0000{rank}-of-00002.safetensors" for rank in (1, 2)}
+    assert {"remora.pt", *parts} <= checkpoint.files.keys()

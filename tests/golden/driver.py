@@ -146,10 +146,22 @@ class Driver:
 
     def checkpoint(self) -> int:
         """Let all workers write a checkpoint of the same step; returns it."""
-        boundary = self._agree("checkpoint")
-        slots = {worker.slot for worker in self.living}
-        self.wait(lambda: slots <= self._written.get(boundary, set()), "all have written")
+        boundary = self.ask_for_checkpoint()
+        self.await_written(boundary)
         return boundary
+
+    def ask_for_checkpoint(self) -> int:
+        """Let all workers begin a checkpoint of the same step; returns it."""
+        return self._agree("checkpoint")
+
+    def await_written(self, step: int) -> None:
+        """Wait until all workers have handed over their files of a checkpoint."""
+        slots = {worker.slot for worker in self.living}
+        self.wait(lambda: slots <= self.written(step), "all have written")
+
+    def written(self, step: int) -> set[int]:
+        """Slots that have handed over their files of a checkpoint."""
+        return self._written.get(step, set())
 
     def _agree(self, action: str) -> int:
         living = self.living

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import socket
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.nn import functional
 from examples.steps.train import MetricsProcessor, Trainer
 from remora.script import channel
 from remora.torch import OpenStep
-from remora.torch.sharded import ShardedLoop, ShardedSteps
+from remora.torch.sharded import ShardedLoop, ShardedSteps, checkpoint_io
 from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, Stream, network
 
@@ -51,6 +52,8 @@ class ShardedJob:
     damaged: int | None = None
     #: Often, so that every test compares what copies hold.
     check_every: int = 3
+    #: No worker writes its part of a checkpoint before `let_write` was called.
+    writes_wait: bool = False
 
     @property
     def steps(self) -> int:
@@ -66,10 +69,29 @@ def work(
     if end is not None:
         os.environ[channel.FD_VARIABLE] = str(end.detach())
     torch.set_num_threads(1)
+    if job.writes_wait:
+        hold_writes(Path(out))
     if job.style == "loop":
         train(job, slot, Path(out))
     else:
         train_steps(job, slot, Path(out))
+
+
+def hold_writes(out: Path) -> None:
+    """Let the thread that writes stand, as before a slow disk, until `let_write` was called."""
+    save = checkpoint_io.save
+
+    def save_later(*arguments: Any) -> None:
+        while not (out / "may-write").exists():
+            time.sleep(0.001)  # a worker that has nothing to do, not a test that waits
+        save(*arguments)
+
+    checkpoint_io.save = save_later
+
+
+def let_write(out: Path) -> None:
+    """Called by the test."""
+    (out / "may-write").touch()
 
 
 #: How the layers of the network "plain" are cut over a tensor-parallel group.

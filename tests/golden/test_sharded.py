@@ -282,7 +282,7 @@ def test_a_checkpoint_resumes_with_other_workers(
             first.kill(worker.slot)
     folder = tmp_path / "first" / f"checkpoint-{saved}"
     if job.network == "resnet":
-        assert len(list(folder.glob("*.distcp"))) == before, "every worker wrote a part"
+        assert len(list(folder.glob("sharded-*.safetensors"))) == before, "every worker wrote a part"
     with ShardedDriver(other, tmp_path / "second", REMORA_RESUME_DIR=str(folder)) as second:
         second.start(after)
         second.finish()

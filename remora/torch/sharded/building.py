@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from remora.torch import layout
 from remora.torch.buffers import Buffers
 from remora.torch.optimizers import EARLY, Optimizers
 from remora.torch.randomness import derive, seed_everything
@@ -95,6 +96,10 @@ def check(model: torch.nn.Module, grid: Grid) -> None:
         is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:
             raise ValueError(f"{name} is not sharded: call fully_shard(model, mesh=mesh) at the end of build")
+        if not layout.holds(parameter.dtype):
+            raise ValueError(
+                f"{name} is of the type {parameter.dtype}, which the files of a checkpoint cannot hold: use another one"
+            )
         if not _is_sharded_well(parameter):
             raise ValueError(
                 f"{name} is placed as {parameter.placements}: shard it over the dimensions of the mesh that build was "

@@ -144,6 +144,25 @@ def _transfer(source: int, target: int, shard: int, given: torch.Tensor, wanted:
     )
 
 
+def slices_in_common(
+    first: Sequence[int], shape: Sequence[int], other: Sequence[int], other_shape: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """What two blocks of a tensor have in common, as slices of each; None for nothing.
+
+    A block is given by the offset of its first element in the tensor, and its shape.
+    """
+    both = [
+        range(max(one, two), min(one + length, two + count))
+        for one, length, two, count in zip(first, shape, other, other_shape, strict=True)
+    ]
+    if not all(both):
+        return None
+    return (
+        tuple(_within(start, rows) for start, rows in zip(first, both, strict=True)),
+        tuple(_within(start, rows) for start, rows in zip(other, both, strict=True)),
+    )
+
+
 def _within(start: int, rows: range) -> slice:
     return slice(rows.start - start, rows.stop - start)
 

@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop, FunctionLoop
 from remora.torch.feed import Loading, is_stream
 from remora.torch.group import PeerLost
+from remora.torch.layout import Writer
 from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
     Nonfinite,
@@ -48,6 +50,7 @@ from remora.torch.sharded.mesh import MeshProcessGroup, open_mesh
 from remora.torch.sharded.process_groups import ProcessGroups, StateLost, broadcast_object, gather_objects
 from remora.torch.sharded.replica_check import ReplicaDigests
 from remora.torch.sharded.reshard import reshard
+from remora.torch.sharded.sharded_saving import ShardedSaving
 from remora.torch.sharded.snapshot_choice import (
     HeldShards,
     SnapshotId,
@@ -145,6 +148,9 @@ class ShardedTraining(ElasticLoop):
         self._scaler = scaler
         self._every = snapshot_every
         self._snapshots = Snapshots(self._device)
+        self._saving = ShardedSaving()
+        #: The checkpoint that needed a snapshot of its own, and the seconds that it has held the loop up so far.
+        self._stall: tuple[int, float] | None = None
         self._step_runner = StepRunner(
             self._settings, self._device, data, collate_fn, scaler, self._compute_time
         )
@@ -297,7 +303,7 @@ class ShardedTraining(ElasticLoop):
     def _carry_out(self, decided: str | None) -> None:
         """Do what was decided for the end of this step; raises PeerLost."""
         if decided == "checkpoint":
-            self._checkpoint()
+            self._checkpoint(is_last=False)
         elif decided == "regroup":
             # The state of a worker that leaves as planned must be in the memory of another one.
             self._snapshots.wait()
@@ -311,7 +317,10 @@ class ShardedTraining(ElasticLoop):
     def _settle(self) -> bool:
         try:
             self._secure()
-            self._checkpoint()
+            self._checkpoint(is_last=True)
+            self._saving.wait()
+            # Where one is lost before it has handed over its part, the others write it again.
+            self._secure()
         except PeerLost as lost:
             self._change(str(lost))
             return False
@@ -431,20 +440,36 @@ class ShardedTraining(ElasticLoop):
         snapshot_id = SnapshotId(self._progress.step, self._groups.generation)
         self._snapshots.take(snapshot_id, self._present.sharded, whole)
 
-    def _checkpoint(self) -> None:
-        """Write this rank's part of the state to the storage; raises PeerLost."""
-        step, sharded = self._progress.step, self._present.sharded
+    def _checkpoint(self, *, is_last: bool) -> None:
+        """Write this rank's part of the state, in the background unless this process is about to end.
+
+        Raises PeerLost, and what went wrong with the one before.
+        """
+        step = self._progress.step
         if self._link is None or step == self._saved_step:
             return
-        state = self._capture_state() if self._groups.group.rank == 0 else None
-        try:
-            with training.checkpoint(step) as folder:
-                checkpoint_io.save(folder, sharded, state)
-        except Exception as error:
-            if not self._is_broken():
-                raise
-            raise PeerLost("a peer was lost while a checkpoint was written") from error
+        began = time.monotonic()
+        self._saving.wait()
+        snapshot_id = SnapshotId(step, self._groups.generation)
+        if not (is_taken := self._snapshots.own_copy(snapshot_id) is not None):
+            self._take()
+        own = self._snapshots.own_copy(snapshot_id)
+        assert own is not None
         self._saved_step = step
+        group = self._groups.group
+        writer = Writer(group.rank, group.world_size, self._groups.generation)
+        in_background = not (is_last or self._link.stops)
+        self._saving.save(own, writer, self._present.grid, in_background=in_background)
+        ended = time.monotonic() if in_background else self._link.taken_at
+        self._stall = (step, ended - began)
+        if is_taken or not in_background:
+            self._report_stall(0.0)
+
+    def _report_stall(self, more_s: float) -> None:
+        """Report how long the checkpoint begun last has held the loop up, with what it took since; once."""
+        stall, self._stall = self._stall, None
+        if stall is not None and self._link is not None:
+            self._link.stalled(stall[0], stall[1] + more_s)
 
     def _does_report(self) -> bool:
         return not self._is_broken()
@@ -525,7 +550,9 @@ class ShardedLoop(ShardedTraining, FunctionLoop):
         seed_everything(derive(self._settings.seed, "body", step.number))
         step.metrics = dict(zip(self._step_runner.metric_names, result.means[1:], strict=False))
         # The script may change the weights from now on.
+        began = time.monotonic()
         self._snapshots.await_copy()
+        self._report_stall(time.monotonic() - began)
         # What it does from here to the end of the step is thrown away when a peer is lost meanwhile.
         self._set_lenient(True)
         return torch.tensor(result.means[0], device=self._device)

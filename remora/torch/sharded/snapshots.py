@@ -59,13 +59,15 @@ class Copying:
     def __init__(self, copy: Callable[[], None], exchange: Callable[[], None]) -> None:
         self._copy, self._exchange = copy, exchange
         self._copied = threading.Event()
+        self._is_whole = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="remora-snapshot", daemon=True)
         self._thread.start()
 
-    def await_copy(self) -> None:
-        """Wait until the state may change."""
+    def await_copy(self) -> bool:
+        """Wait until the state may change; returns whether the copy is whole."""
         self._copied.wait()
+        return self._is_whole
 
     def wait(self) -> None:
         """Wait until the exchange is under way; raises what went wrong."""
@@ -77,12 +79,32 @@ class Copying:
     def _work(self) -> None:
         try:
             self._copy()
+            self._is_whole = True
             self._copied.set()
             self._exchange()
         except BaseException as error:
             self._error = error
         finally:
             self._copied.set()
+
+
+@dataclass(frozen=True)
+class OwnCopy:
+    """A worker's own shard in a snapshot, which may still be copied; its memory is used for nothing else."""
+
+    snapshot_id: SnapshotId
+    layout: StateLayout
+    #: What is the same on all ranks.
+    whole: Any
+    offsets: ShardOffsets
+    _memory: torch.Tensor
+    _copying: Copying | None
+
+    def memory(self) -> torch.Tensor:
+        """The whole shard, waited for; raises RuntimeError where it could not be copied."""
+        if self._copying is not None and not self._copying.await_copy():
+            raise RuntimeError("the state could not be copied into host memory for a checkpoint")
+        return self._memory
 
 
 class Snapshots:
@@ -95,6 +117,8 @@ class Snapshots:
         self._grid = Grid(1, 1, 1)
         self._backup_ranks: list[int] = [0]
         self._copying: Copying | None = None
+        #: This rank's shard in the snapshot that was begun last.
+        self._own: OwnCopy | None = None
         self._offsets: dict[int, ShardOffsets] = {}
         self._layout: StateLayout | None = None
 
@@ -144,7 +168,13 @@ class Snapshots:
             self._copying = Copying(copy_own, exchange)
         else:
             copy_own()
+        self._own = OwnCopy(snapshot_id, layout, whole, offsets, own, self._copying)
+        if self._copying is None:
             exchange()
+
+    def own_copy(self, snapshot_id: SnapshotId) -> OwnCopy | None:
+        """This rank's own shard in the snapshot of this id; None where it is not the one that was begun last."""
+        return self._own if self._own is not None and self._own.snapshot_id == snapshot_id else None
 
     def await_copy(self) -> None:
         """Wait until the state may change."""
@@ -211,7 +241,7 @@ class Snapshots:
 
     def forget(self) -> None:
         """Drop everything."""
-        self._taken = []
+        self._taken, self._own = [], None
 
     def _exchange(self, host_group: Group, snapshot: Snapshot, own: torch.Tensor) -> None:
         owner, backup = self._backup_ranks.index(host_group.rank), self._backup_ranks[host_group.rank]

@@ -50,6 +50,11 @@ class ShardOffsets:
         #: Bytes of the shard.
         self.size_bytes = end
 
+    def nbytes(self, name: str) -> int:
+        """Bytes of a tensor's block."""
+        first, end, _ = self._found[name]
+        return end - first
+
     def view(self, memory: torch.Tensor, name: str) -> torch.Tensor:
         """A tensor's block in the flat tensor of a shard."""
         first, end, block = self._found[name]

@@ -15,9 +15,11 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset, WeightedRandomSampler
 
 from remora.torch import Diverged, Loop, NotFinite
+from remora.torch.layout import Writer
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded import ShardedLoop, checkpoint_io, snapshots
 from remora.torch.sharded.mesh import close_mesh
+from remora.torch.sharded.snapshot_choice import SnapshotId
 from remora.torch.sharded.state_shards import ShardOffsets
 from remora.torch.sharded.step_runner import all_finite, mark_nonfinite
 from remora.torch.state import CheckpointUnusable, Progress
@@ -130,6 +132,54 @@ def build_with_sgd(mesh: Any) -> Any:
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
+def write_now(loop: ShardedLoop, folder: Path) -> None:
+    """As a rank writes it."""
+    loop._progress = Progress(1, 0, 1)
+    loop._take()
+    own = loop._snapshots.own_copy(SnapshotId(1, loop._groups.generation))
+    assert own is not None
+    blocks = checkpoint_io.blocks_of(own.layout, own.offsets, own.memory(), loop._present.grid, 0)
+    checkpoint_io.save(folder, blocks, Writer(), own.whole["state"])
+
+
+def test_a_checkpoint_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = ShardedLoop(build, **ARGUMENTS)
+    step = next(iter(loop))
+    step.backward(compute)
+    loop.optimizer.step()
+    write_now(loop, tmp_path)
+    saved = {name: one.full_tensor().clone() for name, one in loop._present.sharded.tensors()}
+    assert len(saved) == 3 * 6, "parameters, and two moments of each"
+    close_mesh()
+    monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
+    resumed = ShardedLoop(build, **ARGUMENTS)
+    assert next(iter(resumed)).number == 2
+    found = {name: one.full_tensor() for name, one in resumed._present.sharded.tensors()}
+    assert saved.keys() == found.keys()
+    assert all(torch.equal(saved[name], found[name]) for name in saved)
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [(0, "holds no sharded state"), (1, "holds 1 files of a sharded state, and others are missing")],
+)
+def test_a_checkpoint_without_all_files_is_refused(
+    left: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = ShardedLoop(build, **ARGUMENTS)
+    next(iter(loop)).backward(compute)
+    write_now(loop, tmp_path)
+    (path,) = tmp_path.glob(checkpoint_io.FILES)
+    if left:
+        path.rename(tmp_path / "sharded-00001-of-00002.safetensors")
+    else:
+        path.unlink()
+    close_mesh()
+    monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
+    with pytest.raises(CheckpointUnusable, match=said):
+        next(iter(ShardedLoop(build, **ARGUMENTS)))
+
+
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -145,8 +195,7 @@ def test_a_checkpoint_of_another_model_is_refused_in_one_sentence(
     step = next(iter(loop))
     step.backward(compute)
     loop.optimizer.step()
-    assert loop._state is not None
-    checkpoint_io.save(tmp_path, loop._present.sharded, loop._state.capture(Progress(1, 0, 1)))
+    write_now(loop, tmp_path)
     close_mesh()
     monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
     resumed = ShardedLoop(build, **ARGUMENTS)
@@ -180,6 +229,16 @@ def test_snapshots_are_taken_where_they_are_compared() -> None:
         loop.optimizer.step()
     assert steps == [0, 1, 2, 3, 4]
     assert loop._agreed_after == 4
+
+
+def test_a_type_that_no_file_of_a_checkpoint_holds_is_refused_before_training() -> None:
+    def double(mesh: Any) -> Any:
+        model = nn.Linear(4, 3, dtype=torch.complex128)
+        fully_shard(model, mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters())
+
+    with pytest.raises(ValueError, match=r"weight is of the type torch\.complex128, which the files"):
+        next(iter(ShardedLoop(double, **ARGUMENTS)))
 
 
 def test_a_list_of_optimizers_is_refused() -> None:
