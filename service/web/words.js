@@ -23,11 +23,15 @@ export function duration(seconds) {
 /** Seconds since 1970 as "3 min ago". */
 export const ago = (at, now) => (at ? `${duration(Math.max(0, now - at))} ago` : "");
 
+// Made once: a thousand lines of a log have their times.
+const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+
 /** Seconds since 1970 as date and time of the reader's zone. */
-export const moment = (at) => (at ? new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" }) : "");
+export const moment = (at) => (at ? MOMENT.format(at * 1000) : "");
 
 /** The same without the date, and that of the reader's zone. */
-export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+export const clock = (at) => CLOCK.format(at * 1000);
 
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, minimumFractionDigits: 2, maximumFractionDigits: 8, roundingPriority: "auto" });
 
