@@ -56,7 +56,7 @@ export function timeLeft(job, now) {
 
 /** What a loss cost: `{total_s, noticed_s, regrouping_s, recomputing_s, steps}` and its `cost` in USD, if it is known. */
 export function lossText(loss) {
-  const parts = [["noticed after", loss.noticed_s], ["regrouping", loss.regrouping_s], ["recomputing", loss.recomputing_s]];
+  const parts = [["noticed after", loss.noticed_s], ["regrouping and starting", loss.regrouping_s], ["recomputing", loss.recomputing_s]];
   const some = parts.filter(([, seconds]) => seconds >= 0.05).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
   const steps = loss.steps === null || loss.steps === undefined ? "" : `; ${counted(loss.steps, "step")} repeated`;
   return `${some || duration(loss.total_s)}${steps}${loss.cost === undefined ? "" : `; ${money(loss.cost)}`}${loss.isOver === false ? " so far" : ""}`;
