@@ -21,9 +21,9 @@ export function Cluster({ isOperator }) {
     <${Problem} error=${pools.error ?? nodes.error} />
     ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
     ${pools.value && !pools.value.length ? html`<p class="muted">No pool is known yet: the controller writes them at its first tick.</p>` : null}
-    <details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><div class="scroll" tabindex="0" role="region" aria-label="nodes that have ended"><table><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
-      <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody></table></div></details>
-    ${isOperator ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><div class="scroll" tabindex="0" role="region" aria-label="events of the cluster"><table>
+    ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><div class="scroll" tabindex="0" role="region" aria-label="nodes that have ended"><table><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
+      <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody></table></div></details>` : null}
+    ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><div class="scroll" tabindex="0" role="region" aria-label="events of the cluster"><table>
       <tbody>${[...(events.value ?? [])].reverse().slice(0, 200).map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody></table></div></details>` : null}`;
 }
 
@@ -31,7 +31,7 @@ function Pool({ pool, nodes, names, now, isOperator, reload }) {
   const drill = async () => { await request("POST", `/v1/pools/${encodeURIComponent(pool.name)}/drill`, { notice_s: 30 }); await reload(); };
   const ready = nodes.filter((node) => node.state === "ready"), hit = new Set(ready.flatMap((node) => node.jobs)).size;
   const reopen = async () => { await request("POST", `/v1/pools/${encodeURIComponent(pool.name)}/reopen`); await reload(); };
-  return html`<section class="card"><div class="title"><h2>${pool.name}</h2><span class="muted">${pool.min_nodes} to ${pool.max_nodes} nodes${pool.warm_nodes ? `, ${pool.warm_nodes} kept ready` : ""}: ${Object.entries(pool.nodes).map(([state, count]) => `${count} ${phrase(state)}`).join(", ") || "no node now"}</span>
+  return html`<section class="card"><div class="title"><h2>${pool.name}</h2><span class="muted">${pool.min_nodes === pool.max_nodes ? `always ${counted(pool.max_nodes, "node")}` : `${pool.min_nodes} to ${pool.max_nodes} nodes`}${pool.warm_nodes ? `, ${pool.warm_nodes} kept ready` : ""}: ${Object.entries(pool.nodes).map(([state, count]) => `${count} ${phrase(state)}`).join(", ") || "no node now"}</span>
       ${isOperator ? html`<div class="end">${pool.refused.length ? html`<${Act} act=${reopen}>Ask the cloud again<//>` : null}
         ${ready.length ? html`<${Act} question=${`Rehearse the preemption of ${ready.map((node) => shortId(node.id)).join(", ")} of the pool ${pool.name}, with a notice of 30 s? ${hit ? `${counted(hit, "job")} on them will move, which costs time.` : "No job runs on them."}`} act=${drill}>Rehearse a preemption<//>` : null}</div>` : null}</div>
     <p>Planned: ${planned(pool, nodes)}.</p>

@@ -73,7 +73,7 @@ function Row({ job, now, cost, chosen, choose }) {
     <td><${Steps} job=${job} now=${now} /></td>
     <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <span class="muted">of ${sizes.min ?? 1}–${sizes.max}</span>`}</td>
     <td class="wide">${job.project}</td>
-    <td class="number">${money(cost)}</td>
+    <td class="number">${job.attempt ? money(cost) : "–"}</td>
     <td class="wide" title=${new Date(job.created_at * 1000).toISOString()}>${ago(job.created_at, now)}</td>
   </tr>`;
 }

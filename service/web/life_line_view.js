@@ -121,8 +121,9 @@ function Marks({ marks, losses, x, from, to, bottom, width }) {
   const taken = ROWS.map(() => []);
   return [...shown].sort((one, other) => order[one.kind] - order[other.kind]).map((mark) => {
     const loss = losses[mark.loss];
-    const said = `${clock(mark.at)} ${mark.text}${loss ? ` It cost ${lossText(loss)}.` : ""}`;
-    const text = `${SIGNS[mark.kind]} ${shorten(loss ? said : mark.text, Math.min(loss ? 150 : 44, Math.floor(width / 6.8)))}`, place = x(mark.at), needs = text.length * 6.5;
+    const plain = mark.text.replaceAll("`", "");
+    const said = `${clock(mark.at)} ${plain}${loss ? ` It cost ${lossText(loss)}.` : ""}`;
+    const text = `${SIGNS[mark.kind]} ${shorten(loss ? said : plain, Math.min(loss ? 220 : 44, Math.floor(width / 7.4)))}`, place = x(mark.at), needs = text.length * 7.3;
     const left = Math.max(0, Math.min(place + 4, width - needs));
     const row = taken.findIndex((texts) => texts.every(([begin, end]) => left >= end || left + needs <= begin));
     if (row >= 0) taken[row].push([left - 10, left + needs + 10]);

@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, useRead, useStream } from "./api.js";
 import { Problem } from "./parts.js";
-import { clock, counted, moment } from "./words.js";
+import { clock, counted } from "./words.js";
 
 /** Lines in the page: whatever a job prints, older ones are left to `remora logs`. */
 const MOST_LINES = 1000;
@@ -34,7 +34,7 @@ export function Logs({ job }) {
       <label>contains<input type="search" maxlength="200" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
       <button aria-pressed=${follows} onClick=${() => setFollows(!follows)}>${follows ? "Following" : "Follow"}</button></div></div>
     <${Problem} error=${before.error} />
-    <div class="log" ref=${box} tabindex="0" role="log" aria-label="log lines">${lines.map((line) => html`<div key=${line.seq} class=${line.stream}><span class="muted" title=${moment(line.at)}>${clock(line.at)} rank ${line.rank} </span><${Marked} text=${line.text} part=${lower} /></div>`)}
+    <div class="log" ref=${box} tabindex="0" role="log" aria-label="log lines">${lines.map((line) => html`<div key=${line.seq} class=${line.stream}><span class="muted">${clock(line.at)} rank ${line.rank} </span><${Marked} text=${line.text} part=${lower} /></div>`)}
       ${before.value && !lines.length ? html`<span class="muted">${contains || rank !== "" ? "No such line was printed yet." : "Nothing was printed yet."}</span>` : null}</div>
     <p class="muted">The newest ${counted(lines.length, "line")}${contains ? ` with ${JSON.stringify(contains)}` : ""}; <code>remora logs ${job.id}</code> prints all.</p></div>`;
 }

@@ -23,11 +23,15 @@ export function duration(seconds) {
 /** Seconds since 1970 as "3 min ago". */
 export const ago = (at, now) => (at ? `${duration(Math.max(0, now - at))} ago` : "");
 
+// Made once: a thousand lines of a log have their times.
+const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+
 /** Seconds since 1970 as date and time of the reader's zone. */
-export const moment = (at) => (at ? new Date(at * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" }) : "");
+export const moment = (at) => (at ? MOMENT.format(at * 1000) : "");
 
 /** The same without the date, and that of the reader's zone. */
-export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+export const clock = (at) => CLOCK.format(at * 1000);
 
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, minimumFractionDigits: 2, maximumFractionDigits: 8, roundingPriority: "auto" });
 
@@ -52,7 +56,7 @@ export function timeLeft(job, now) {
 
 /** What a loss cost: `{total_s, noticed_s, regrouping_s, recomputing_s, steps}` and its `cost` in USD, if it is known. */
 export function lossText(loss) {
-  const parts = [["noticed after", loss.noticed_s], ["regrouping", loss.regrouping_s], ["recomputing", loss.recomputing_s]];
+  const parts = [["noticed after", loss.noticed_s], ["regrouping and starting", loss.regrouping_s], ["recomputing", loss.recomputing_s]];
   const some = parts.filter(([, seconds]) => seconds >= 0.05).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
   const steps = loss.steps === null || loss.steps === undefined ? "" : `; ${counted(loss.steps, "step")} repeated`;
   return `${some || duration(loss.total_s)}${steps}${loss.cost === undefined ? "" : `; ${money(loss.cost)}`}${loss.isOver === false ? " so far" : ""}`;

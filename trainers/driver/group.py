@@ -382,8 +382,15 @@ class WorkerGroup:
             )
             text = f"Step {step} is the first new one after the loss; it took {pause_s:.1f} s{again}."
             again_s = round(now - (before.group_began_at or now), 3) if repeated else 0.0
-            data = {"step": step, "pause_s": pause_s, "repeated_steps": repeated, "recomputing_s": again_s}
-            yield Note("event", _event("training.resumed", text, **data))
+            resumed = _event(
+                "training.resumed",
+                text,
+                step=step,
+                pause_s=pause_s,
+                repeated_steps=repeated,
+                recomputing_s=again_s,
+            )
+            yield Note("event", resumed)
 
     def _compare(self, rank: int, message: dict[str, Any], now: float) -> Iterator[Effect]:
         if message["generation"] != self.generation:

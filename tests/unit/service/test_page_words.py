@@ -63,9 +63,12 @@ def test_the_time_left_is_said_once_enough_was_seen(
 def test_a_loss_says_what_it_cost_in_time_steps_and_money(script: Script) -> None:
     loss = {"total_s": 9.0, "noticed_s": 0.0, "regrouping_s": 6.0, "recomputing_s": 3.0, "steps": 7}
     known = {**loss, "cost": 0.0021, "isOver": True}
-    assert script.call("lossText", known) == "regrouping 6 s, recomputing 3 s; 7 steps repeated; 0.0021 USD"
+    assert (
+        script.call("lossText", known)
+        == "regrouping and starting 6 s, recomputing 3 s; 7 steps repeated; 0.0021 USD"
+    )
     hidden = {**loss, "steps": None, "isOver": False}
-    assert script.call("lossText", hidden) == "regrouping 6 s, recomputing 3 s so far"
+    assert script.call("lossText", hidden) == "regrouping and starting 6 s, recomputing 3 s so far"
 
 
 def test_an_offering_is_taken_apart(script: Script) -> None:
