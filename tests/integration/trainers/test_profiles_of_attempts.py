@@ -97,7 +97,7 @@ def test_commands_that_cannot_be_profiled_say_why(lab: Lab) -> None:
     lab.nodes(1)
     one: dict[str, Any] = {"min_workers": 1, "max_workers": 1}
     run = lab.run({"train.py": HANGS}, "python", "train.py", **one)
-    run.until(lambda: run.step == 1, "it trains")
+    run.until(lambda: run.progress.get("step") == 1, "it trains")
     profile(run, 1, rank=1)
     assert outcome(run, 1)["message"] == "the worker group has 1 ranks now, from 0"
     run.close()
