@@ -19,7 +19,17 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import agreement, reshard_planning, resume_bytes, stall, steady, submit, verification, walls
+from benchmarks import (
+    agreement,
+    reshard_planning,
+    resume_bytes,
+    sharded_stall,
+    stall,
+    steady,
+    submit,
+    verification,
+    walls,
+)
 from benchmarks.remora_cluster import RemoraCluster, Run, remora_cluster, until
 from benchmarks.samples import lost_and_doubled, read_samples
 from benchmarks.steps import Step, after_loss, pause_at_growth, recovered, repeated
@@ -82,7 +92,7 @@ def steady_steps() -> dict[str, Any]:
 
 def checkpoint_stalls() -> dict[str, Any]:
     """How long a checkpoint holds the loop up."""
-    return {"stall": stall.run()}
+    return {"stall": stall.run(), "sharded_stall": sharded_stall.run()}
 
 
 def submission() -> dict[str, Any]:

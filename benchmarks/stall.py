@@ -8,6 +8,7 @@ the supervisor, is waited for before the next measurement, so that no way pays f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,13 @@ _ROUNDS = 7
 
 def run() -> dict[str, float]:
     """Seconds of a step (`step_s`), and by how much a checkpoint of each kind lengthens it; in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as for a worker of one CPU
-    command = [sys.executable, "-m", "benchmarks.stall"]
+    return in_own_process("benchmarks.stall")
+
+
+def in_own_process(module: str) -> dict[str, float]:
+    """What a module prints as JSON in its last line, run with one thread as a worker of one CPU."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -57,6 +63,13 @@ def run() -> dict[str, float]:
 def main() -> None:
     """Measure here, and print the result as JSON."""
     torch.set_num_threads(1)
+    with supervised() as (folder, stored):
+        print(json.dumps(_Bench(folder, stored).measure()))
+
+
+@contextlib.contextmanager
+def supervised() -> Iterator[tuple[Path, Any]]:
+    """Make this process one with a supervisor; a folder on the disk, and where the steps come that are stored."""
     ours, theirs = socket.socketpair()
     stored, storing = multiprocessing.Pipe(duplex=False)
     with (
@@ -72,7 +85,7 @@ def main() -> None:
             space.variables(), REMORA_SCRATCH_DIR=folder, **{channel.FD_VARIABLE: str(theirs.detach())}
         )
         try:
-            print(json.dumps(_Bench(Path(folder), stored).measure()))
+            yield Path(folder), stored
         finally:
             supervisor.kill()
             supervisor.join()
@@ -82,12 +95,15 @@ def supervise(end: socket.socket, storing: Any, staging: Path, folder: str) -> N
     """Take checkpoints and store them, as a worker's supervisor does; tells the step of each that is stored."""
     catalog = Catalog(Storage(f"{folder}/storage"), "job_1")
     decoder = channel.Decoder()
+    disk = Path(folder)
+    places = {"scratch": (disk, disk), "memory": (staging.parent / "script", staging)}
     while received := end.recv(65536):
         for message in decoder.feed(received):
             if message["type"] == "checkpoint":
-                step, taken = message["step"], staging / str(message["step"])
-                folders = {"scratch": Path(folder), "memory": staging.parent / "script"}
-                (folders[message["room"]] / message["folder"]).rename(taken)
+                step = message["step"]
+                come_from, go_to = places[message["room"]]
+                taken = go_to / f"taken-{step}"
+                (come_from / message["folder"]).rename(taken)
                 end.sendall(channel.encode({"type": "taken", "step": step}))
                 with ConfinedFolder(taken) as confined:
                     catalog.put(confined, step, 1, 1, 0)

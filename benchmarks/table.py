@@ -187,6 +187,13 @@ _FIGURES: tuple[_Figure, ...] = (
         lambda d: d["stall"]["remora_s"] <= min(0.05 * d["stall"]["step_s"], d["stall"]["async_save_s"]),
     ),
     (
+        "step with a checkpoint of 200 MB of a sharded model, beside one without (peer: torch.distributed.checkpoint)",
+        _at("sharded_stall", "remora"),
+        _at("sharded_stall", "dcp_save"),
+        "at most 1.05, below the peer",
+        lambda d: d["sharded_stall"]["remora"] <= min(1.05, d["sharded_stall"]["dcp_save"]),
+    ),
+    (
         "seconds from submit to the first step on a warm cluster",
         _at("submit_to_first_step", "remora_s"),
         _at("submit_to_first_step", "stock_s"),

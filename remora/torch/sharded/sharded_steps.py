@@ -13,7 +13,7 @@ from remora.torch.nonfinite import NotFinite
 from remora.torch.optimizers import Gradient, gradient_of
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.building import Build
-from remora.torch.sharded.sharded_loop import ShardedTraining
+from remora.torch.sharded.sharded_training import ShardedTraining
 from remora.torch.sharded.step_runner import StepResult, local_gradients
 from remora.torch.state import Progress, Stateful
 from remora.torch.step import AnyStep, Outcome

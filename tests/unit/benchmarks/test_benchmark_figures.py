@@ -23,6 +23,7 @@ GOOD: dict[str, Any] = {
     "bitwise_ratio": 1.1,
     "agreement_share": {"digits": 0.003, "gpt": 0.0003},
     "stall": {"remora_s": 0.01, "torch_save_s": 0.4, "async_save_s": 0.2, "step_s": 1.0},
+    "sharded_stall": {"remora": 1.01, "dcp_save": 1.4, "step_s": 1.0},
     "submit_to_first_step": {"remora_s": 2.0, "stock_s": 8.0},
     "reshard_planning": {"1024": {"remora_s": 0.05, "dcp_s": 2.0}},
     "resume_bytes": {"8": {"remora_times": 1.0, "dcp_times": 8.06}},
@@ -43,7 +44,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 22
+    assert len(verdicts()) == 23
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -58,6 +59,7 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     assert verdicts(bitwise_ratio=1.3).count(False) == 1
     assert verdicts(agreement_share={"digits": 0.003, "gpt": 0.006}).count(False) == 1
     assert verdicts(stall={}).count(False) == 1
+    assert verdicts(sharded_stall={"remora": 1.06, "dcp_save": 1.4}).count(False) == 1
     assert verdicts(resume_bytes={"8": {"remora_times": 2.0, "dcp_times": 8.0}}).count(False) == 1
     assert verdicts(reshard_planning={"1024": {"remora_s": 2.1, "dcp_s": 2.0}}).count(False) == 1
     assert verdicts(notice={**GOOD["notice"], "samples_doubled": 2}).count(False) == 1
