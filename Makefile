@@ -17,7 +17,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -228,6 +228,10 @@ bench: $(BACKENDS) initdb setup
 
 bench-elastic: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks elastic
+
+# Where the milliseconds of a recovery, of growth and of a submission go; writes the table of docs/benchmarks.md.
+bench-recovery: setup
+	PYTHONPATH=. $(BIN)/python -m benchmarks recovery
 
 # Seconds from submission to the first step of a job with packages of its own; it needs a package index.
 bench-environments: setup

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backends, elastic, environments, page, planner, ray_packer, service, what_if
+from benchmarks import backends, elastic, environments, page, planner, ray_packer, recovery, service, what_if
 
 OUT = Path(__file__).parent / "out"
 
@@ -22,6 +22,7 @@ def main() -> int:
     arguments = options()
     benchmarks: dict[str, Callable[[], dict[str, Any]]] = {
         "elastic": elastic.run,
+        "recovery": recovery.run_and_write,
         "backends": lambda: backends.run(leave_out=arguments.leave_out, rounds=arguments.rounds),
         "service": service.run,
         "environments": environments.run,
@@ -45,7 +46,9 @@ def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "name", nargs="?", choices=["backends", "elastic", "environments", "page", "planner", "service"]
+        "name",
+        nargs="?",
+        choices=["backends", "elastic", "environments", "page", "planner", "recovery", "service"],
     )
     parser.add_argument(
         "--leave-out",

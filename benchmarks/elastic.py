@@ -21,6 +21,7 @@ from rich.console import Console
 
 from benchmarks import (
     agreement,
+    regroupings,
     reshard_planning,
     resume_bytes,
     sharded_stall,
@@ -59,7 +60,7 @@ STOCK_PATIENCE_S = 240.0
 def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
     document: dict[str, Any] = {}
-    for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation, resharding):
+    for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation, resharding, leftovers):
         tell(f"{part.__name__} ...")
         document.update(part())
     tell(table(document))
@@ -110,6 +111,11 @@ def resharding() -> dict[str, Any]:
     return {**reshard_planning.run(), **resume_bytes.run()}
 
 
+def leftovers() -> dict[str, Any]:
+    """What many regroupings leave behind in the processes of workers."""
+    return regroupings.run()
+
+
 def tell(what: Any) -> None:
     """For people; the document alone goes to standard output."""
     Console(stderr=True).print(what)
@@ -136,8 +142,8 @@ def trained(cluster: RemoraCluster) -> Iterator[tuple[Run, Path]]:
 def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], float | None]:
     """Kill one of three nodes, then let another one come; meanwhile nothing replaces it for a while."""
     with trained(cluster) as (attempt, _):
-        gcs, killed_at = GcsUse(cluster.home), time.time()
-        cluster.kill(cluster.provider.node_ids()[0])
+        gcs = GcsUse(cluster.home)
+        killed_at = cluster.kill(cluster.provider.node_ids()[0])
         loss = after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)
         until(lambda: time.time() >= killed_at + UNREPLACED_S, UNREPLACED_S + 5)
         loss["gcs_core_share"] = round(gcs.share(), 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -47,9 +48,18 @@ class RemoraCluster:
         self.provider.create(NodeRequest(node_id=node_id, pool="bench", resources={"CPU": 1.0}))
         return node_id
 
-    def kill(self, node_id: str) -> None:
-        """SIGKILL to every process of a node at once."""
+    def kill(self, node_id: str) -> float:
+        """SIGKILL to every process of a node at once; returns when that was, in seconds since 1970.
+
+        They are looked for before: on a machine with many processes that takes a part of a second.
+        """
+        found = self.provider.processes(node_id)
+        killed_at = time.time()
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         self.provider.kill(node_id)
+        return killed_at
 
     def drain(self, node_id: str, deadline_at: float) -> None:
         """Give notice that the node goes at that time."""
@@ -58,7 +68,7 @@ class RemoraCluster:
 
     def wait_for_nodes(self, count: int) -> None:
         """Return when that number of nodes are members."""
-        until(lambda: sum(m.is_alive for m in RayMembership().observe().values()) >= count, 60)
+        until(lambda: sum(m.is_alive for m in RayMembership().observe().values()) >= count, 180)
 
     def stop(self) -> None:
         """End everything."""

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -48,22 +49,33 @@ def remora_seconds() -> list[float]:
         Client(url) as client,
     ):
         submit_once(client, url)
-        return [submit_once(client, url) for _ in range(TRIES)]
+        return [submit_once(client, url).seconds for _ in range(TRIES)]
 
 
-def submit_once(client: Client, url: str) -> float:
-    """Seconds until the first metric of a new job is stored; the job is cancelled then."""
+@dataclass(frozen=True)
+class Submission:
+    """One job that was submitted and has trained."""
+
+    job: str
+    #: Seconds since 1970.
+    began_at: float
+    #: Until its first metric was stored.
+    seconds: float
+
+
+def submit_once(client: Client, url: str, rest_s: float = REST_S) -> Submission:
+    """Submit after a rest, and wait until the first metric of the new job is stored; the job is cancelled then."""
     until(lambda: sum(n.state is NodeState.READY for n in client.nodes()) == NODES, PATIENCE_S)
-    time.sleep(REST_S)
+    time.sleep(rest_s)
     command = [str(Path(sys.executable).with_name("remora")), "submit", "--json", str(EXAMPLE / "job.yaml")]
-    began = time.monotonic()
+    began_at, began = time.time(), time.monotonic()
     said = subprocess.run(command, env={**os.environ, "REMORA_SERVER": url}, capture_output=True, check=True)
     job = json.loads(said.stdout)["id"]
     until(lambda: client.job(job).step, PATIENCE_S)
     seconds = time.monotonic() - began
     client.cancel(job)
     client.wait(job, PATIENCE_S)
-    return seconds
+    return Submission(job, began_at, seconds)
 
 
 @contextmanager

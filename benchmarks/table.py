@@ -180,6 +180,20 @@ _FIGURES: tuple[_Figure, ...] = (
         lambda d: d["resume_bytes"]["8"]["remora_times"] <= 1.01,
     ),
     (
+        "threads of a worker after 30 regroupings (peer: before them)",
+        _at("regroupings", "threads", "after"),
+        _at("regroupings", "threads", "before"),
+        "at most 12 more",
+        lambda d: d["regroupings"]["threads"]["after"] <= d["regroupings"]["threads"]["before"] + 12,
+    ),
+    (
+        "MiB of memory of a worker after 30 regroupings (peer: before them)",
+        _at("regroupings", "memory_mib", "after"),
+        _at("regroupings", "memory_mib", "before"),
+        "at most 15 more",
+        lambda d: d["regroupings"]["memory_mib"]["after"] <= d["regroupings"]["memory_mib"]["before"] + 15,
+    ),
+    (
         "seconds that a checkpoint of 200 MB stalls the loop (peer: async_save)",
         _at("stall", "remora_s"),
         _at("stall", "async_save_s"),

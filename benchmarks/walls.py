@@ -172,8 +172,7 @@ def _recovery(isolation: Isolation) -> float:
 def _killed(cluster: RemoraCluster, attempt: Run) -> float:
     try:
         until(lambda: attempt.steps and attempt.steps[-1][1] >= _WARM, _WARM_S)
-        killed_at = time.time()
-        cluster.kill(cluster.provider.node_ids()[0])
+        killed_at = cluster.kill(cluster.provider.node_ids()[0])
         loss = after_loss(until(lambda: recovered(attempt.steps, killed_at), 60), killed_at)
         return float(loss["s"])
     finally:

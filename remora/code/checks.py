@@ -61,7 +61,8 @@ def _deepspeed(spec: JobSpec, bundle: IO[bytes]) -> Iterator[SpecProblem]:
     from remora.deepspeed.refusal import Refused
 
     try:
-        check_bundle(bundle, spec.command, spec.elastic.global_batch)
+        sizes = spec.worker_sizes
+        check_bundle(bundle, spec.command, spec.elastic.global_batch, is_resizable=sizes.min < sizes.max)
     except Refused as refused:
         yield SpecProblem("command", str(refused))
 

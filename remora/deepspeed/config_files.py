@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from remora.code.texts import texts_of
-from remora.deepspeed.configuration import check
+from remora.deepspeed.configuration import check, check_resizable
 from remora.deepspeed.refusal import Refused
 
 #: The last one is a switch in scripts of DeepSpeed, and names a file in those that read TrainingArguments.
@@ -20,11 +20,16 @@ _OPTIONS = ("--deepspeed_config", "--deepspeed-config", "--deepspeed")
 
 
 def check_config_files(
-    command: Sequence[str], global_batch: int | None, read: Callable[[str], str | None]
+    command: Sequence[str],
+    global_batch: int | None,
+    read: Callable[[str], str | None],
+    *,
+    is_resizable: bool = False,
 ) -> None:
     """Raise Refused when a configuration that the command names contradicts the job, or is not there.
 
     `read` gives the text of a file by its normalized name below the code, and None where there is none.
+    `is_resizable`: the job may have several numbers of workers.
     """
     for name in _names(command):
         text = read(posixpath.normpath(name))
@@ -34,12 +39,16 @@ def check_config_files(
             )
         if (config := _mapping(text)) is not None:
             check(config, global_batch)
+            if is_resizable:
+                check_resizable(config)
 
 
-def check_bundle(bundle: IO[bytes], command: Sequence[str], global_batch: int | None) -> None:
+def check_bundle(
+    bundle: IO[bytes], command: Sequence[str], global_batch: int | None, *, is_resizable: bool = False
+) -> None:
     """The same for a code bundle, of which only the configuration is read.  Raises Refused."""
     with texts_of(bundle) as read:
-        check_config_files(command, global_batch, read)
+        check_config_files(command, global_batch, read, is_resizable=is_resizable)
 
 
 def _names(command: Sequence[str]) -> Iterator[str]:

@@ -37,6 +37,25 @@ def batch_of(config: Mapping[str, Any]) -> Batch:
     return Batch(*(_count(config, name) for name in (TOTAL, MICRO, ROUNDS)))
 
 
+def check_resizable(config: Mapping[str, Any]) -> None:
+    """Raise Refused for a configuration whose checkpoints only as many workers can load as wrote them.
+
+    What DeepSpeed offloads to NVMe lies in files of each rank, which its checkpoints have as they are, and which no
+    other number of ranks can divide among themselves.  Below stage 3 it offloads to the memory, whatever is named.
+    """
+    zero = config.get("zero_optimization")
+    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+        return
+    for name in ("offload_optimizer", "offload_param"):
+        section = zero.get(name)
+        if isinstance(section, Mapping) and section.get("device") == "nvme":
+            raise Refused(
+                f'zero_optimization.{name}.device is "nvme" in the DeepSpeed configuration, of which DeepSpeed can load'
+                " checkpoints only with as many workers as wrote them, and the job may have other numbers of workers;"
+                ' write "cpu" there, or make workers.min and workers.max of the job equal'
+            )
+
+
 def check(config: Mapping[str, Any], global_batch: int | None) -> int | None:
     """The global batch that job and configuration agree on; None when neither says one.  Raises Refused."""
     if isinstance(elasticity := config.get("elasticity"), Mapping) and elasticity.get("enabled"):

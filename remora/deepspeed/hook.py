@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from remora.deepspeed.configuration import TOTAL, filled
+from remora.deepspeed.configuration import TOTAL, check_resizable, filled
 from remora.deepspeed.refusal import Refused, end_refused
 from remora.deepspeed.trainer_arguments import config_of, global_batch_of_job, wrap_arguments
 from remora.deepspeed.trainers import wrap_trainer
@@ -93,6 +93,8 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             config = config_of(_given_config(given))
             if config is not None:
+                if os.environ.get("REMORA_RESIZABLE") == "1":
+                    check_resizable(config)
                 layout = (given.get("model"), given.get("mpu"), config)
                 numbers = filled(config, copies_of(*layout), global_batch_of_job())
                 if counts_every_worker(*layout):

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 #: Files by which ZeRO's parts of the optimizer are known.
 _PARTS = "*_optim_states.pt"
+#: The folder of what DeepSpeed had swapped to NVMe, with one of each rank in it.
+_OFFLOADED = "offloaded_tensors"
 
 
 def readable_by(resume: Path, record: Record, present: Record) -> tuple[Path, bool]:
@@ -36,6 +38,11 @@ def readable_by(resume: Path, record: Record, present: Record) -> tuple[Path, bo
     """
     if record.copies == present.copies or not any((resume / record.tag).glob(_PARTS)):
         return resume, False
+    if (resume / record.tag / _OFFLOADED).is_dir():
+        raise Refused(
+            f"the state of the optimizer in this checkpoint was on NVMe, in files of each of {record.copies} workers,"
+            f" and {present.copies} cannot divide it: start as many workers as wrote it"
+        )
     world = training.world()
     target = Path(os.environ["REMORA_SCRATCH_DIR"]) / "universal"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remora import training
-from remora.deepspeed.configuration import MICRO, ROUNDS, batch_of, check, filled
+from remora.deepspeed.configuration import MICRO, ROUNDS, batch_of, check, check_resizable, filled
 from remora.deepspeed.record import read
 from remora.deepspeed.refusal import Refused, end_refused
 
@@ -42,6 +42,8 @@ def fit(arguments: Any) -> None:
     config = config_of(arguments.deepspeed)
     if config is None:
         return
+    if os.environ.get("REMORA_RESIZABLE") == "1":
+        check_resizable(config)
     parts = config.get("tensor_parallel")
     if isinstance(parts, Mapping) and parts.get("autotp_size") not in (None, 0, 1):
         raise Refused(

@@ -5,8 +5,11 @@ Beside the messages of every script, a script that can regroup in place (`remora
 Script to supervisor:
 
 - `elastic` `{}`: this script can regroup in place.
-- `parted` `{generation, step, why}`: this rank holds the state after `step` (-1: none yet) and waits for a `regroup`.
-- `joined` `{generation, step}`: the group of that generation works, and its newest state is the one after `step`.
+- `parted` `{generation, step, why, noticed_s}`: this rank holds the state after `step` (-1: none yet) and waits for a
+  `regroup`.  `noticed_s`: the seconds since it saw that its group is broken, where it did.
+- `joined` `{generation, step, connect_s, form_s, move_s}`: the group of that generation works, and its newest state is
+  the one after `step`.  The seconds until the store of the rendezvous answered, from then on until the workers were
+  connected, and from then on until all held that state.
 - `pace` `{generation, own_s, shards}`: about once a second: the seconds that this rank computed in a step, with that
   number of shards, until its gradients were there.
 - `diverged` `{generation, text}`: the workers of that group do not hold the same weights, or would not with another

@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,6 +50,16 @@ _UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
 class PeerLost(RuntimeError):
     """A collective cannot end: a peer vanished, or this worker has to leave its group."""
+
+
+@dataclass(frozen=True)
+class Formation:
+    """How long a group took to form, in seconds."""
+
+    #: Until the store of the rendezvous answered.
+    connect_s: float = 0.0
+    #: From then on until the workers were connected to each other.
+    form_s: float = 0.0
 
 
 class Ticket:
@@ -131,6 +142,9 @@ class Group:
         #: one that ends while the interpreter does must not ask for it.
         self._may_outlive = may_outlive and not on_cuda
         self._why_broken: str | None = None
+        #: When this worker saw that the group is to be left, by `time.monotonic`; None: it has not.
+        self.broken_at: float | None = None
+        self.formation = Formation()
         self._under_way: list[Ticket] = []
         self._is_left = False
         #: Groups of some of its members, whose communicators hold the device as this one's does.
@@ -147,7 +161,8 @@ class Group:
         What holds a device is aborted before; the abort itself goes on beside the caller.
         """
         with self._changed:
-            self._why_broken = self._why_broken or why
+            if self._why_broken is None:
+                self._why_broken, self.broken_at = why, time.monotonic()
         if self._on_cuda:
             self._abort()
         for part in list(self._subgroups):
@@ -352,12 +367,17 @@ def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Grou
     if place.world_size == 1:
         return Group(place, None, None, on_cuda=on_cuda)
 
-    def meet() -> tuple[Any, Any]:
+    def meet() -> tuple[Any, Any, Formation]:
+        began_at = time.monotonic()
         store = _store(place)
-        return _process_group(store, place, on_cuda), store
+        connected_at = time.monotonic()
+        backend = _process_group(store, place, on_cuda)
+        return backend, store, Formation(connected_at - began_at, time.monotonic() - connected_at)
 
-    backend, store = _in_background(meet, check)
-    return Group(place, backend, store, on_cuda=on_cuda)
+    backend, store, formation = _in_background(meet, check)
+    group = Group(place, backend, store, on_cuda=on_cuda)
+    group.formation = formation
+    return group
 
 
 def _in_background(connect: Callable[[], Any], check: Callable[[], None]) -> Any:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 
+from remora.script.channel import Message
 from remora.script.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
-from remora.torch.group import Group, PeerLost, form
+from remora.torch.group import Formation, Group, PeerLost, form
 from remora.torch.hardware import decode, difference, encode, hardware
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
@@ -81,6 +83,7 @@ class Membership:
         Returns True when this worker got the result of the step that it had under way.
         Raises PeerLost when there is no supervisor that can form another group.
         """
+        seen_at = None if self._group is None else self._group.broken_at
         self.leave()
         while self._subgroups:
             self._subgroups.pop().close()
@@ -89,13 +92,15 @@ class Membership:
                 f"{why}; without Remora the worker group has to be started again, and resumes from a checkpoint"
             )
         while True:
-            self._link.send({"type": "parted", "generation": self.generation, "step": state.step, "why": why})
+            parked = parked_message(self.generation, state.step, why, seen_at)
+            self._link.send(parked)
             place = self._link.await_regroup(self.generation)
             self.generation = place.generation
             try:
                 return self._form_group(place, state, capture, restore)
             except PeerLost as lost:
                 why = str(lost)
+                seen_at = None
                 if self._group is not None:
                     self._group.abandon()
 
@@ -109,7 +114,7 @@ class Membership:
         shards_of(place.rank, place.world_size, self._shards)  # raises when there are too many workers
         self._group = None
         group = form(place, check=lambda: self._check(place.generation), on_cuda=self._device.type == "cuda")
-        self._group = group
+        self._group, formed_at = group, time.monotonic()
         self._check(place.generation)
         states = self._compare(group, state)
         if len({one.fingerprint for one in states}) == 1 < len({one.hardware for one in states}):
@@ -129,7 +134,7 @@ class Membership:
         self._reduction.confirm()
         if self._link is not None:
             self._link.set_boundary(state.step if group.rank in plan.behind else plan.step)
-            self._link.send({"type": "joined", "generation": place.generation, "step": plan.step})
+            self._link.send(joined_message(place.generation, plan.step, group.formation, formed_at))
         return group.rank in plan.behind
 
     def _send_state(
@@ -186,6 +191,24 @@ class Membership:
         group = self._group
         if group is not None and group.rendezvous.generation <= generation:
             group.break_off("the supervisor said that the group is to be left")
+
+
+def parked_message(generation: int, step: int, why: str, seen_at: float | None) -> Message:
+    """What a worker says when it is parked; `seen_at`: when it saw that its group is broken, by `time.monotonic`."""
+    message: Message = {"type": "parted", "generation": generation, "step": step, "why": why}
+    return message if seen_at is None else {**message, "noticed_s": round(time.monotonic() - seen_at, 6)}
+
+
+def joined_message(generation: int, step: int, formation: Formation, formed_at: float) -> Message:
+    """What a worker says when it works in a new group, which was formed at that time of `time.monotonic`."""
+    return {
+        "type": "joined",
+        "generation": generation,
+        "step": step,
+        "connect_s": round(formation.connect_s, 6),
+        "form_s": round(formation.form_s, 6),
+        "move_s": round(time.monotonic() - formed_at, 6),
+    }
 
 
 def place_from_environment(generation: int) -> Rendezvous:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.golden import sharded_worker
-from tests.golden.driver import Driver, Worker
+from tests.golden.driver import Driver
+from tests.golden.regroupings import REGROUPINGS, WARM_UP, held, regroup
 from tests.golden.sharded_worker import ShardedJob
 from tests.golden.worker import Job
 
@@ -21,37 +20,6 @@ THREADS, SOCKETS = 12, 20
 #: What a process of any such group may hold, however little it held at first: with one left of each regrouping it
 #: would have more.
 MOST_THREADS, MOST_SOCKETS = 24, 38
-#: Regroupings between the two looks.
-REGROUPINGS = 30
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a process holds."""
-
-    threads: int
-    sockets: int
-    memory_mib: float
-
-
-def held(worker: Worker) -> Held:
-    process = Path(f"/proc/{worker.process.pid}")
-    sockets = 0
-    for one in (process / "fd").iterdir():
-        with contextlib.suppress(OSError):
-            sockets += str(one.readlink()).startswith("socket:")
-    fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-    return Held(int(fields["Threads"]), sockets, int(fields["RssAnon"].split()[0]) / 1024)
-
-
-def regroup(driver: Driver, times: int) -> None:
-    for number in range(times):
-        driver.reach(driver.step + 1)
-        if number % 2:
-            driver.recover()
-        else:
-            driver.hold_and_part()
-            driver.regroup()
 
 
 class ShardedDriver(Driver):
@@ -72,7 +40,7 @@ class ShardedDriver(Driver):
 def test_thirty_regroupings_leave_nothing(kind: type[Driver], job: Any, tmp_path: Path) -> None:
     with kind(job, tmp_path) as driver:
         driver.start(3)
-        regroup(driver, 4)
+        regroup(driver, WARM_UP)
         before = [held(worker) for worker in driver.living]
         regroup(driver, REGROUPINGS)
 

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from remora.deepspeed import record
 from remora.deepspeed.config_files import check_config_files
 from remora.deepspeed.refusal import Refused
+from remora.spec.worker_sizes import WorkerSizes
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext
 from trainers.confined_folders import ConfinedFolder
 
@@ -35,7 +36,12 @@ class DeepSpeed(Backend):
             batch = _global_batch(launch.environment)
             # A script of another worker may run in this folder already, and put links anywhere.
             with ConfinedFolder(launch.code) as code:
-                check_config_files(launch.plan.command, batch, lambda name: _text_of(code, name))
+                check_config_files(
+                    launch.plan.command,
+                    batch,
+                    lambda name: _text_of(code, name),
+                    is_resizable=_is_resizable(launch.plan.sizes),
+                )
             if launch.resume is not None and launch.manifest is not None:
                 _link_checkpoint(
                     record.read(launch.resume, str(launch.manifest.step)), launch.resume, launch.code
@@ -44,12 +50,18 @@ class DeepSpeed(Backend):
             raise BackendUnusable(str(refused)) from refused
 
     def variables(self, launch: LaunchContext) -> dict[str, str]:
-        """The hook, and the CPU where the job has no GPU."""
+        """The hook, the CPU where the job has no GPU, and whether the number of workers may change."""
         behind = launch.environment.get("PYTHONPATH")
         variables = {"PYTHONPATH": f"{_SITE}{os.pathsep}{behind}" if behind else str(_SITE)}
         if not launch.plan.resources.get("GPU") and "DS_ACCELERATOR" not in launch.environment:
             variables["DS_ACCELERATOR"] = "cpu"
+        if _is_resizable(launch.plan.sizes):
+            variables["REMORA_RESIZABLE"] = "1"
         return variables
+
+
+def _is_resizable(sizes: WorkerSizes) -> bool:
+    return sizes.min < sizes.max
 
 
 def _text_of(code: ConfinedFolder, name: str) -> str | None:

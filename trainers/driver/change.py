@@ -121,6 +121,11 @@ class Finish:
     size: int
     cause: Cause
     pause_s: float
+    #: Where that went: until all were parked and the lost ones known, until each had answered, and until all had joined
+    #: with their new ranks.
+    park_s: float = 0.0
+    prepare_s: float = 0.0
+    join_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class Change:
         self._awaited: set[int] = set()
         #: Workers that are parked and were in no worker group yet, with the step of their state.
         self._joiners: dict[int, int] = {}
-        self._quiet_since = regrouping.began_at
+        self._quiet_since = self._parked_at = self._assigned_at = regrouping.began_at
         self._is_looking = False
 
     @property
@@ -235,6 +240,7 @@ class Change:
         if silent or port is None:
             # Parked workers that do not answer are gone or frozen.
             return (LeaveBehind(frozenset(silent)), *self.lose(silent, now))
+        self._assigned_at = now
         self._enter(ChangeState.JOINING, now + self._join_s)
         self._join_s = min(JOIN_CAP_S, 2 * self._join_s)
         for slot in members:
@@ -297,7 +303,7 @@ class Change:
         members = tuple(one.next_members(self._limits.sizes))
         if self._state is ChangeState.PREPARING and members == self._members:
             return ()
-        self._members = members
+        self._members, self._parked_at = members, now
         self._enter(ChangeState.PREPARING)
         return (Prepare(members),)
 
@@ -340,7 +346,9 @@ class Change:
     def _finish(self, now: float) -> Effects:
         self._enter(ChangeState.DONE)
         one = self._regrouping
-        return (Finish(len(self._members), one.cause, round(now - one.began_at, 3)),)
+        times = (now - one.began_at, self._parked_at - one.began_at, self._assigned_at - self._parked_at)
+        seconds = [round(one_s, 3) for one_s in (*times, now - self._assigned_at)]
+        return (Finish(len(self._members), one.cause, *seconds),)
 
     def _enter(self, state: ChangeState, until: float = math.inf) -> None:
         if state is not self._state and (self._state, state) not in CHANGE_EDGES:

@@ -275,6 +275,8 @@ class Driver:
         attempt, group_members, kind = self._attempt, self._group_members, message["type"]
         if kind == "exit":
             self._in_place.note_failure(slot, message)
+        if kind == "started":
+            self._in_place.note_start(slot, message)
         is_member = attempt.group is not None and slot in group_members.present
         if kind == "elastic" and self._backend.needs_ports:
             # Its workers are wired together when they start; a change takes a new worker group.

@@ -32,6 +32,7 @@ from trainers.driver.change import (
     ReportShort,
     TellToPark,
 )
+from trainers.driver.durations import ScriptDurations
 from trainers.driver.group import MOST_OF_A_CAUSE
 from trainers.driver.kills import Kills
 from trainers.driver.phases import Phase
@@ -62,6 +63,8 @@ class InPlace:
         self._join_after = 0.0
         self._kills = Kills()
         self._failures = RepeatedFailures()
+        #: Of the newest change.
+        self._durations = ScriptDurations()
         #: The sizes have changed, and the worker group may be too large for them.
         self._is_resized = False
 
@@ -83,10 +86,10 @@ class InPlace:
                 case "elastic":
                     self._group_members.elastic.add(slot)
                 case "joined" if int(message["generation"]) == self._attempt.generation:
+                    self._durations.join(message)
                     self._happen(lambda change, now: change.join(slot, now))
                 case "parted":
-                    why = str(message.get("why", ""))
-                    self._park(slot, int(message["generation"]), int(message["step"]), why)
+                    self._park(slot, int(message["generation"]), int(message["step"]), message)
                 case "killed":
                     self._note_kill(slot)
                 case "miscomputed" if int(message["generation"]) == self._attempt.generation:
@@ -94,6 +97,11 @@ class InPlace:
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
             self._attempt.account.line(self._group_members.ranks.get(slot, -1), "remora", text)
+
+    def note_start(self, slot: int, message: channel.Message) -> None:
+        """The command of a worker was started."""
+        if (joiner := self._group_members.joining.get(slot)) is not None:
+            joiner.started_at, joiner.is_warm = self._attempt.now(), message.get("is_warm") is True
 
     def note_failure(self, slot: int, message: channel.Message) -> None:
         """A command is over: where its GPU failed, the node is sick, and others that hold the state go on."""
@@ -168,9 +176,10 @@ class InPlace:
         """The nodes of these slots are sick; False when the attempt has said so too often."""
         return self._attempt.sick.add(self._group_members.by_slot[one].ray_node_id for one in slots)
 
-    def _park(self, slot: int, generation: int, step: int, why: str) -> None:
+    def _park(self, slot: int, generation: int, step: int, message: channel.Message) -> None:
         attempt, group_members = self._attempt, self._group_members
         if slot in group_members.joining:
+            self._report_ready(slot)
             group_members.joining[slot].step = step
             self._admit_joiners()
             self._ask_to_admit_joiners()
@@ -178,12 +187,31 @@ class InPlace:
         # Messages of workers that were left behind, or about a group that was replaced, do not count.
         if slot not in group_members.present or generation != attempt.generation or attempt.group is None:
             return
+        why = str(message.get("why", ""))
         is_planned = why == "planned"
         if not is_planned:
             self._failures.note(slot, group_members.ranks[slot], why)
         if self._change is None:
             self._begin((attempt.group.parks_to if is_planned else None) or "loss")
+        self._durations.park(message)
         self._happen(lambda change, now: change.park(slot, step, now, is_planned=is_planned))
+
+    def _report_ready(self, slot: int) -> None:
+        """The script of a worker that is to join has loaded; reported once for each."""
+        joiner, member = self._group_members.joining[slot], self._group_members.by_slot[slot]
+        if joiner.step is not None:
+            return
+        now = self._attempt.now()
+        started_at = now if joiner.started_at is None else joiner.started_at
+        self._attempt.account.event(
+            "worker.ready",
+            f"A worker on {member.address} has loaded its script, and can join.",
+            address=member.address,
+            actor_s=round(member.actor_s, 3),
+            command_s=round(started_at - joiner.since, 3),
+            load_s=round(now - started_at, 3),
+            is_warm=joiner.is_warm,
+        )
 
     # --- calls of Ray Train's controller
 
@@ -357,6 +385,7 @@ class InPlace:
         )
         limits = Limits(sizes=plan.sizes, park_s=attempt.pace.patience_s, regroup_s=plan.regroup_s)
         if attempt.lifecycle.begin_change(Change(regrouping, limits, self._failures)):
+            self._durations = ScriptDurations()
             group.park()
             self._happen(lambda change, now: change.begin(now))
             self._admit_joiners()
@@ -441,6 +470,7 @@ class InPlace:
         attempt, group_members = self._attempt, self._group_members
         locations = group_members.locations(members)
         assigned = assign_ranks(locations)
+        self._durations.begin_try()
         out = group_members.apply_ranks(assigned)
         attempt.follow(len(assigned))
         attempt.spawn(group_members.send_to(out, _STOP))
@@ -452,6 +482,7 @@ class InPlace:
         attempt = self._attempt
         assert attempt.group is not None
         attempt.group.join()
+        own = {"park_s": end.park_s, "prepare_s": end.prepare_s, "join_s": end.join_s}
         attempt.account.event(
             "worker_group.regrouped",
             f"{_count_of(end.size)} on in place, {end.pause_s:.2f} s after the others stopped ({end.cause}).",
@@ -459,6 +490,7 @@ class InPlace:
             generation=attempt.generation,
             cause=end.cause,
             pause_s=end.pause_s,
+            parts=own | self._durations.rounded(),
             addresses=self._group_members.addresses,
         )
         attempt.account.size(self._group_members.workers, state="running")

@@ -27,6 +27,10 @@ class Joiner:
     since: float
     #: Step of its state once it is parked (-1: it has none); None: its script still loads.
     step: int | None = None
+    #: When its command was started; None: it was not yet.
+    started_at: float | None = None
+    #: The command was forked from a process that had loaded the libraries.
+    is_warm: bool = False
 
 
 class GroupMembers:

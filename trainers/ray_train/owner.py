@@ -26,6 +26,8 @@ class Member:
     call: Callable[..., Any]
     #: Its node is one that the cloud does not take back, as far as the owner knows.
     is_on_demand: bool = False
+    #: Seconds from the request for its actor until that was seen to be up; 0 for those that a worker group begins with.
+    actor_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,6 +62,11 @@ class StartingWorkers:
             for actor, metadata in zip(self._actors, found, strict=True)
         ]
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds since they were asked for."""
+        return time.monotonic() - self._began_at
+
     def end(self) -> None:
         """Kill them, those too that have no process yet."""
         for actor in self._actors:

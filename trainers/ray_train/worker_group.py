@@ -278,7 +278,8 @@ class RemoraWorkerGroup(WorkerGroup):
         up = self._in_their_rooms(starting)
         workers = self._assign_worker_ranks(up, len(present), size)
         self._init_train_context(workers, self._worker_group_state.sync_actor)
-        self._attempt.owner.members_join([self._member(worker) for worker in workers])
+        members = [dataclasses.replace(self._member(one), actor_s=starting.waited_s) for one in workers]
+        self._attempt.owner.members_join(members)
         state = self._worker_group_state
         self._worker_group_state = dataclasses.replace(state, workers=[*state.workers, *workers])
         train_function = self._worker_group_context.train_fn_ref

@@ -39,8 +39,7 @@ class Outbox:
 
     def __init__(self, driver: Any, generation: int, slot: int, on_driver_gone: Callable[[], None]) -> None:
         self._driver = driver
-        #: Number of the worker group that the messages to come belong to.
-        self.generation = generation
+        self._generation = generation
         self._slot = slot
         self._on_driver_gone = on_driver_gone
         self._changed = threading.Condition()
@@ -61,6 +60,17 @@ class Outbox:
         self._thread = threading.Thread(target=self._pump, name="outbox", daemon=True)
         self._thread.start()
 
+    @property
+    def generation(self) -> int:
+        """Number of the worker group that the messages to come belong to."""
+        return self._generation
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        with self._changed:
+            self._generation = generation
+            self._has_reported = False
+
     def put(self, message: dict[str, Any]) -> None:
         """Send a message soon; anything but a report goes at once."""
         with self._changed:
@@ -69,7 +79,7 @@ class Outbox:
             kind = message["type"]
             (self._ends if kind in _ENDS else self._messages).append(message)
             self._is_flushing = self._is_flushing or kind in _ENDS
-            # The first report says that training runs, and is awaited.
+            # The first report of a worker group says that training runs, and is awaited.
             self._is_urgent = self._is_urgent or kind not in _BULK or not self._has_reported
             self._has_reported = self._has_reported or kind == "report"
             self._wake_pump()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,12 @@ import torch
 
 from remora.script.link import Link, Rendezvous
 from remora.torch.group import Group, PeerLost, form
-from remora.torch.members import number_from_environment, place_from_environment
+from remora.torch.members import (
+    joined_message,
+    number_from_environment,
+    parked_message,
+    place_from_environment,
+)
 from remora.torch.sharded.mesh import close_mesh
 
 
@@ -73,13 +79,14 @@ class ProcessGroups:
         Raises PeerLost when there is no supervisor that can form another group.
         """
         while True:
+            seen_at = None if self._group is None else self._group.broken_at
             self._leave()
             if self._link is None:
                 raise PeerLost(
                     f"{why}; without Remora the worker group has to be started again, and resumes from a checkpoint"
                 )
             step = self._held_step()
-            self._link.send({"type": "parted", "generation": self.generation, "step": step, "why": why})
+            self._link.send(parked_message(self.generation, step, why, seen_at))
             place = self._link.await_regroup(self.generation)
             self.generation = place.generation
             try:
@@ -101,12 +108,13 @@ class ProcessGroups:
                 raise PeerLost("the supervisor said that the group is to be left")
 
         self._group = form(place, check=check, on_cuda=self._device.type == "cuda")
+        formed_at = time.monotonic()
         check()
         self._host_group = self._group.subgroup(range(place.world_size), "snapshots", on_cuda=False)
         step = self._resume()
         if self._link is not None:
             self._link.set_boundary(step)
-            self._link.send({"type": "joined", "generation": place.generation, "step": step})
+            self._link.send(joined_message(place.generation, step, self._group.formation, formed_at))
 
     def _leave(self) -> None:
         close_mesh()

@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "submit_to_first_step": {"remora_s": 2.0, "stock_s": 8.0},
     "reshard_planning": {"1024": {"remora_s": 0.05, "dcp_s": 2.0}},
     "resume_bytes": {"8": {"remora_times": 1.0, "dcp_times": 8.06}},
+    "regroupings": {"threads": {"before": 20, "after": 20}, "memory_mib": {"before": 110.0, "after": 112.0}},
     "walls": {
         "start_ms": {
             "started": {"users": 70.0, "namespaces": 75.0, "none": 60.0},
@@ -44,7 +45,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 23
+    assert len(verdicts()) == 25
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -61,6 +62,10 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     assert verdicts(stall={}).count(False) == 1
     assert verdicts(sharded_stall={"remora": 1.06, "dcp_save": 1.4}).count(False) == 1
     assert verdicts(resume_bytes={"8": {"remora_times": 2.0, "dcp_times": 8.0}}).count(False) == 1
+    more = {"threads": {"before": 20, "after": 50}, "memory_mib": {"before": 110.0, "after": 112.0}}
+    assert verdicts(regroupings=more).count(False) == 1
+    more = {"threads": {"before": 20, "after": 21}, "memory_mib": {"before": 110.0, "after": 140.0}}
+    assert verdicts(regroupings=more).count(False) == 1
     assert verdicts(reshard_planning={"1024": {"remora_s": 2.1, "dcp_s": 2.0}}).count(False) == 1
     assert verdicts(notice={**GOOD["notice"], "samples_doubled": 2}).count(False) == 1
 

@@ -188,7 +188,7 @@ def test_the_way_of_a_loss() -> None:
     assert parks(2)(one, 7.0) == (Prepare((0, 2)),)
     assert prepared(0, 2)(one, 8.0) == (AssignRanks((0, 2), 2000),)
     assert joins(0)(one, 9.0) == ()
-    assert joins(2)(one, 9.1239) == (Finish(2, "loss", 4.124),)
+    assert joins(2)(one, 9.1239) == (Finish(2, "loss", 4.124, park_s=2.0, prepare_s=1.0, join_s=1.124),)
 
 
 def test_scripts_that_park_as_agreed_lose_no_time() -> None:

@@ -861,6 +861,21 @@ def test_messages_arrive_in_order_and_together(driver: Driver) -> None:
     assert len(driver.batches) <= 3
 
 
+def test_the_first_report_of_every_worker_group_goes_at_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of a second of every recovery went into a report that waited for others."""
+    monkeypatch.setattr("trainers.supervisor.outbox._GATHER_S", 3600.0)
+    box = outbox(driver)
+    for generation in (1, 2):
+        box.generation = generation
+        box.put({"type": "report", "step": generation})
+        driver.wait_for("report", generation)
+    box.put({"type": "report", "step": 3})
+    assert len(driver.all("report")) == 2, "the others are gathered"
+    box.close()
+
+
 def test_a_script_that_prints_faster_than_the_driver_takes_has_to_wait(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
