@@ -130,10 +130,17 @@ def checkpoint(step: int, *, size_bytes: int | None = None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def hand_over(step: int, *, size_bytes: int | None = None, generation: int | None = None) -> Iterator[Path]:
+def hand_over(
+    step: int,
+    *,
+    size_bytes: int | None = None,
+    generation: int | None = None,
+    is_tried_again: bool = False,
+) -> Iterator[Path]:
     """As `checkpoint`, for a thread for which the training loop does not wait.  For `remora.torch`.
 
     `generation` is the worker group whose state it is, when that may not be the present one any more.
+    `is_tried_again`: after an OSError the caller writes the same once more, so that it is not given up.
     """
     step = _checked(step)
     link = open_link()
@@ -143,8 +150,8 @@ def hand_over(step: int, *, size_bytes: int | None = None, generation: int | Non
         link.send({"type": "saving", "step": step})
     try:
         yield folder
-    except BaseException:
-        if link is not None:
+    except BaseException as error:
+        if link is not None and not (is_tried_again and isinstance(error, OSError)):
             link.send({"type": "abandoned", "step": step})
         shutil.rmtree(folder, ignore_errors=True)
         raise

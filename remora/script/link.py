@@ -191,11 +191,13 @@ class Link:
         They lie in the folder of that name in a storage area of this worker (`scratch` or `memory`), and belong to the
         worker group of `generation`, by default the present one.
         """
+        of_group = _generation() if generation is None else generation
         with self._changed:
             self._taken.pop(step, None)
-            asked, self._asked = self._asked, False
+            # What an earlier group saves is not what the present one was asked for.
+            asked = self._asked and of_group == _generation()
+            self._asked = self._asked and not asked
             asked_by = self._asked_by if asked else None
-        of_group = _generation() if generation is None else generation
         message = {"type": "checkpoint", "step": step, "room": area, "folder": folder, "asked": asked}
         if asked_by is not None:
             message["token"] = asked_by

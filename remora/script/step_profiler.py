@@ -7,6 +7,7 @@ script's own thread between two steps, and nothing that it raises reaches the sc
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class _Profile:
     thread: int
     began_at: float
     steps: int = 0
+    has_ended: threading.Event = field(default_factory=threading.Event)
 
 
 class TraceTooLarge(Exception):
@@ -107,20 +109,24 @@ class StepProfiler:
                 return
             profile.profiler.__exit__(None, None, None)
             self._profile = None
+            profile.has_ended.set()
             if is_wanted:
                 # Not a daemon: a script whose last step it was ends once its trace is there.
                 threading.Thread(target=self._deliver, args=(profile,), name="remora-profile").start()
         elif asked is not None:
             self._asked = None
             if now < asked.until:
-                self._begin(asked, now)
+                try:
+                    self._begin(asked, now)
+                except Exception as error:
+                    self._refuse(error, asked.token)
 
     def _begin(self, request: _Request, now: float) -> None:
         torch = sys.modules.get("torch")
         if torch is None:
             self._fail(request.token, "its script has not imported PyTorch, whose profiler makes the trace")
             return
-        if torch.autograd.profiler._is_profiler_enabled:
+        if torch.autograd.profiler._is_profiler_enabled or _one_warms_up(torch.autograd.profiler.profile):
             self._fail(request.token, _USES_IT)
             return
         profiler = _profiler_of(torch)
@@ -133,14 +139,25 @@ class StepProfiler:
         profile = self._profile
         if profile is None or profiler is profile.profiler:
             return
+        if profile.thread != threading.get_ident():
+            # It can be ended by its own thread alone, which does so after this step.
+            profile.steps = profile.request.steps
+            profile.has_ended.wait(MOST_S)
+            return
         self._profile = None
-        profile.profiler.__exit__(None, None, None)
+        try:
+            profile.profiler.__exit__(None, None, None)
+        except Exception as error:
+            self._refuse(error, profile.request.token)
+            return
         self._fail(profile.request.token, _USES_IT)
 
-    def _refuse(self, error: Exception) -> None:
+    def _refuse(self, error: Exception, token: str | None = None) -> None:
         """The profiler does not work here, as while the script uses it itself."""
         profile, self._profile = self._profile, None
-        token = profile.request.token if profile is not None else None
+        if profile is not None:
+            token = token or profile.request.token
+            profile.has_ended.set()
         self._fail(token, f"PyTorch's profiler failed: {error}")
 
     def _fail(self, token: str | None, text: str) -> None:
@@ -154,8 +171,12 @@ class StepProfiler:
         try:
             if shutil.disk_usage(folder).free < MOST_TRACE_BYTES + _FREE_BYTES:
                 raise OSError("the disk of its node has too little space for a trace")  # noqa: TRY301
-            profile.profiler.export_chrome_trace(str(raw))
-            compress(raw, packed, request.most_bytes)
+            try:
+                profile.profiler.export_chrome_trace(str(raw))
+                compress(raw, packed, request.most_bytes)
+            finally:
+                with contextlib.suppress(OSError):
+                    raw.unlink(missing_ok=True)
         except TraceTooLarge as error:
             packed.unlink(missing_ok=True)
             self._fail(request.token, str(error))
@@ -164,15 +185,21 @@ class StepProfiler:
             self._fail(request.token, f"its trace could not be written: {error}")
         else:
             self._send({"type": "profiled", "token": request.token, "steps": profile.steps})
-        finally:
-            with contextlib.suppress(OSError):
-                raw.unlink(missing_ok=True)
 
 
 def _profiler_of(torch: Any) -> Any:
     """The profiler of operators and GPU kernels, without what `torch.profiler` imports for seconds when it starts."""
     gpus = {"use_device": "cuda"} if torch.cuda.is_available() else {}
     return torch.autograd.profiler.profile(use_kineto=True, **gpus)
+
+
+def _one_warms_up(kind: Any) -> bool:
+    """Whether the script has prepared a profiler of this kind that has not ended: a second one would end the process.
+
+    PyTorch does not say so itself before one has started to record.
+    """
+    known = (one for one in gc.get_objects() if issubclass(type(one), kind))
+    return any(one.entered and one.kineto_results is None for one in known)
 
 
 def _before_others(kind: Any, act: Callable[[object], None]) -> None:

@@ -61,7 +61,10 @@ def hand_over(step: int, size_bytes: int, generation: int, write: Callable[[Path
     # Memory that looked free may be taken meanwhile; then the files go to the disk.
     for size in (size_bytes, None):
         try:
-            with training.hand_over(step, size_bytes=size, generation=generation) as folder:
+            is_first = size is not None
+            with training.hand_over(
+                step, size_bytes=size, generation=generation, is_tried_again=is_first
+            ) as folder:
                 write(folder)
         except OSError:
             if size is None:

@@ -78,6 +78,11 @@ class ForeignJobs:
         refused = [self.texts(one, "reason") for one in pool.refused]
         return pool.model_copy(update={"waits": waits, "refused": refused})
 
+    def look(self, job_ids: Iterable[str]) -> None:
+        """Learn of all these jobs at once whether they are there, and not of each alone."""
+        if self._access.projects is not None:
+            self._look(job_ids)
+
     def _look(self, job_ids: Iterable[str]) -> None:
         unknown: Sequence[str] = [one for one in job_ids if one not in self._seen]
         if unknown:

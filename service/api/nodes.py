@@ -43,13 +43,14 @@ async def list_nodes(request: Request, query: Annotated[NodesParameters, Query()
     access = access_of(request)
 
     def work(connection: sa.Connection) -> bytes:
-        shown = ForeignJobs(connection, access).node
+        foreign = ForeignJobs(connection, access)
         rows = store.page_of_nodes(connection, before=before, limit=query.limit, states=query.state)
         live = [row.id for row in rows if row.ended_at is None]
         waits, jobs = _waits(connection, live), ledger.jobs_on(connection, live)
+        foreign.look(job for ids in jobs.values() for job in ids)
         return write_page(
             rows,
-            lambda row: shown(node_view(row, waits.get(row.id, ()), jobs.get(row.id, ()))),
+            lambda row: foreign.node(node_view(row, waits.get(row.id, ()), jobs.get(row.id, ()))),
             lambda row: row.id,
             query.limit,
         )

@@ -158,11 +158,7 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
 
     resumes = request.headers.get("last-event-id") and _wants(request, "text/event-stream")
     if query.tail is not None and query.cursor is None and not resumes:
-        tail = query.tail
-        start = await context.database.read(
-            lambda connection: telemetry.tail_start(connection, job_id, wanted, tail)
-        )
-        after = max(after, start)
+        after = max(after, await _tail_start(context, job_id, wanted, query.tail))
     if _wants(request, "text/event-stream"):
         after = _resume_after(request, after)
         frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq, wanted)
@@ -174,6 +170,17 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     lines = await read(after, query.limit)
     written = partial(write_page, lines, lambda line: line, lambda line: line.seq, query.limit)
     return as_json(await asyncio.to_thread(written))
+
+
+async def _tail_start(context: Context, job_id: str, wanted: LogFilter, tail: int) -> int:
+    """The number after which the last `tail` wanted lines follow, found as `_wanted_lines` finds its own."""
+    search = await context.database.read(
+        partial(telemetry.begin_tail, job_id=job_id, wanted=wanted, tail=tail)
+    )
+    while search.missing and search.upto > search.least:
+        look = partial(telemetry.go_on_with_tail, job_id=job_id, wanted=wanted, search=search)
+        search = await context.database.read(look)
+    return search.upto
 
 
 async def _wanted_lines(

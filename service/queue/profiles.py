@@ -12,8 +12,10 @@ from service.queue.lifecycle import Decision
 from service.queue.rows import JobRow, NewEvent
 from trainers.profiles import MOST_STEPS, PROFILE_S
 
-#: Profiles of one job: each may have tens of MiB.
+#: Traces of one job: each may have tens of MiB.
 MOST_PROFILES = 20
+#: Requests of one job, with those that had no trace.
+MOST_REQUESTS = 200
 #: Seconds after which a driver that has not said how a profile went will not do so any more.
 LOST_S = 2 * PROFILE_S
 
@@ -64,8 +66,10 @@ def request_profile(
         raise ChangeRefused(f"the job has no rank {rank}: it has {job.world_size} workers now, from rank 0")
     if any(one.ended_at is None for one in known):
         raise ChangeRefused("a profile of the job is under way already: ask again when it has ended")
-    if len(known) >= MOST_PROFILES:
+    if sum(one.file is not None for one in known) >= MOST_PROFILES:
         raise ChangeRefused(f"the job has {MOST_PROFILES} profiles already, as many as it may")
+    if len(known) >= MOST_REQUESTS:
+        raise ChangeRefused(f"the job was profiled {MOST_REQUESTS} times already, as often as it may")
     number = max((one.number for one in known), default=0) + 1
     row = ProfileRow(
         job_id=job.id, number=number, attempt=job.attempt, rank=rank, steps=steps, requested_at=now

@@ -18,7 +18,13 @@ _END = (
         profiles.c.job_id == sa.bindparam("of"),
         profiles.c.number == sa.bindparam("at"),
         profiles.c.attempt == sa.bindparam("by"),
-        profiles.c.ended_at.is_(None),
+        # A driver that could not be asked for long may have stored a trace meanwhile.
+        sa.or_(
+            profiles.c.ended_at.is_(None),
+            sa.and_(
+                profiles.c.file.is_(None), sa.bindparam("new_file", type_=profiles.c.file.type).is_not(None)
+            ),
+        ),
     )
     .values({name: sa.bindparam(f"new_{name}", type_=profiles.c[name].type) for name in _CHANGING})
 )

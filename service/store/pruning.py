@@ -164,7 +164,7 @@ def is_needed(connection: sa.Connection, job_id: str) -> bool:
         sa.exists().where(checkpoints.c.job_id == job_id),
         sa.exists().where(outputs.c.job_id == job_id),
         sa.exists().where(models.c.job_id == job_id),
-        sa.exists().where(profiles.c.job_id == job_id, profiles.c.file.is_not(None)),
+        sa.exists().where(profiles.c.job_id == job_id, profiles.c.taken_at.is_not(None)),
         sa.exists().where(uses.c.job_id == job_id, uses.c.price_per_hour > 0),
         sa.exists().where(nodes.c.bought_for == job_id, nodes.c.price_per_hour > 0),
     )

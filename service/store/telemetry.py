@@ -47,8 +47,8 @@ def page_of_events(connection: sa.Connection, job_id: str, after: int, limit: in
 
 #: Lines that one query looks at for those that a filter wants, so that none holds a connection for long.
 SCANNED = 100_000
-#: Newest lines among which the last wanted ones are looked for.
-SCANNED_FOR_TAIL = 1_000_000
+#: Newest lines among which the last wanted ones are looked for, by one query after the other.
+SCANNED_FOR_TAIL = 10 * SCANNED
 
 
 @dataclass(frozen=True)
@@ -91,28 +91,44 @@ def scan_logs(
     if end is not None:
         statement = statement.where(log_lines.c.seq <= end)
     found = [LogLine(**row._mapping) for row in connection.execute(statement)]
-    goes_on = end is not None and len(found) < limit and end < _newest(connection, job_id)
+    goes_on = end is not None and len(found) < limit and end < newest_line(connection, job_id)
     return found, end if goes_on else None
 
 
-def tail_start(connection: sa.Connection, job_id: str, wanted: LogFilter, tail: int) -> int:
-    """The number after which the last `tail` wanted lines follow; with a filter, of the newest `SCANNED_FOR_TAIL`."""
-    newest = _newest(connection, job_id)
-    if tail == 0:
-        return newest
-    first = 0 if wanted.wants_all else max(0, newest - SCANNED_FOR_TAIL)
-    statement = (
-        _wanted(job_id, wanted)
-        .where(log_lines.c.seq > first)
-        .order_by(log_lines.c.seq.desc())
-        .limit(1)
-        .offset(tail - 1)
-    )
-    row = connection.execute(statement).first()
-    return first if row is None else row.seq - 1
+@dataclass(frozen=True)
+class TailSearch:
+    """How far the search for the last wanted lines is: `missing` more are looked for among those up to `upto`."""
+
+    upto: int
+    missing: int
+    #: Where the search ends at the latest.
+    least: int
 
 
-def _newest(connection: sa.Connection, job_id: str) -> int:
+def begin_tail(connection: sa.Connection, job_id: str, wanted: LogFilter, tail: int) -> TailSearch:
+    """Before the first look for the last `tail` wanted lines."""
+    newest = newest_line(connection, job_id)
+    least = 0 if wanted.wants_all else max(0, newest - SCANNED_FOR_TAIL)
+    return TailSearch(newest, tail, least)
+
+
+def go_on_with_tail(
+    connection: sa.Connection, job_id: str, wanted: LogFilter, search: TailSearch, scanned: int = SCANNED
+) -> TailSearch:
+    """Look at the next `scanned` lines; once none is missing, the wanted ones follow `upto`."""
+    if search.missing == 0 or search.upto <= search.least:
+        return TailSearch(max(search.upto, search.least), 0, search.least)
+    first = search.least if wanted.wants_all else max(search.least, search.upto - scanned)
+    mine = _wanted(job_id, wanted).where(log_lines.c.seq > first, log_lines.c.seq <= search.upto).subquery()
+    newest = sa.select(mine.c.seq).order_by(mine.c.seq.desc()).limit(search.missing).subquery()
+    count, seq = connection.execute(sa.select(sa.func.count(), sa.func.min(newest.c.seq))).one()
+    if count == search.missing:
+        return TailSearch(seq - 1, 0, search.least)
+    return TailSearch(first, search.missing - count, search.least)
+
+
+def newest_line(connection: sa.Connection, job_id: str) -> int:
+    """The number of the newest line of a job; 0: there is none."""
     return int(connection.execute(sa.select(jobs.c.log_seq).where(jobs.c.id == job_id)).scalar() or 0)
 
 

@@ -29,6 +29,7 @@ _BEGUN = (
         attempts.c.phase_at >= sa.bindparam("since"),
         sa.or_(attempts.c.traced_at.is_(None), attempts.c.traced_at < attempts.c.phase_at),
     )
+    .order_by(attempts.c.phase_at)
     .limit(sa.bindparam("most"))
 )
 
@@ -74,7 +75,7 @@ def _waits_since(connection: sa.Connection, job: JobRow, attempt: AttemptRow) ->
 def _waits(connection: sa.Connection, attempt: AttemptRow) -> Sequence[Wait]:
     newest = (
         sa.select(events.c.seq, events.c.kind, events.c.at, events.c.data)
-        .where(events.c.job_id == attempt.job_id)
+        .where(events.c.job_id == attempt.job_id, events.c.at <= attempt.created_at)
         .order_by(events.c.seq.desc())
         .limit(_MOST_EVENTS)
     )

@@ -56,11 +56,12 @@ class RequestSpans:
 
 
 class _WithoutParameters(SpanProcessor):
-    """Parameters of requests may be secrets, and are part of no line of a log either."""
+    """Parameters of requests may be secrets, and paths name files, secrets and people; the route is sent."""
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002
-        if span.attributes is not None and "url.query" in span.attributes:
-            span.set_attribute("url.query", "REDACTED")
+        for name in ("url.query", "url.path"):
+            if span.attributes is not None and name in span.attributes:
+                span.set_attribute(name, "REDACTED")
 
 
 def _is_excluded(scope: MutableMapping[str, Any]) -> bool:

@@ -12,10 +12,12 @@ export function Cluster({ isOperator }) {
   const now = useNow(5);
   const pools = useRead("pools", () => getAll("/v1/pools"), 3);
   const nodes = useRead("nodes", () => getAll(`/v1/nodes?limit=1000&state=${LIVE}`), 3);
-  const names = useRead("names", async () => new Map((await get("/v1/jobs?limit=1000&state=running")).items.map((job) => [job.id, job.name])), 15);
   const old = useRead("ended nodes", () => get(`/v1/nodes?limit=200&state=gone,failed`), 15);
   const events = useRead("cluster events", () => (isOperator ? getAll("/v1/events?limit=200", 5) : []), 10);
   const alive = nodes.value ?? [], ended = old.value?.items ?? [];
+  // Names do not change: they are read again only where other jobs are on the nodes.
+  const there = [...new Set(alive.flatMap((node) => node.jobs))].sort().join();
+  const names = useRead(`names ${there}`, async () => new Map(there ? (await get("/v1/jobs?limit=1000&state=running")).items.map((job) => [job.id, job.name]) : []), 0);
   const price = alive.reduce((sum, node) => sum + node.price_per_hour, 0);
   return html`<div class="title"><h1>Cluster</h1><span class="muted">${counted(alive.length, "node")}, ${money(price)} per hour</span></div>
     <${Problem} error=${pools.error ?? nodes.error} />

@@ -56,10 +56,11 @@ function Shown({ job, error, reload, query }) {
 /** Losses with the `cost` of each of the newest, in USD: all that the job was paid for until its first new step. */
 function useLosses(job, losses) {
   const newest = losses.slice(-MOST_LOSSES), last = newest.at(-1);
-  const found = useRead(`losses ${job.id} ${losses.length} ${last?.isOver}`, () => unlessHidden([], () => Promise.all(newest.map(async (one) => {
+  // What a loss that is over has cost does not change.
+  const found = useRead(`losses ${job.id} ${losses.length} ${last?.isOver && last.to}`, () => unlessHidden([], () => Promise.all(newest.map(async (one) => {
     const report = await get(`/v1/costs?by=cause&job=${job.id}&since=${one.from}&until=${Math.max(one.to, one.from + 0.001)}`);
     return [one.at, report.cost];
-  }))), job.terminal || !losses.length ? 0 : 15);
+  }))), job.terminal || !last || last.isOver ? 0 : 15);
   const costs = new Map(found.value ?? []);
   return losses.map((one) => ({ ...one, cost: costs.get(one.at) }));
 }

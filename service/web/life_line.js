@@ -60,7 +60,10 @@ class Drawing {
       case "training.began": this.repaint("training", at, at); break;
       case "training.resumed":
         // The group had started before it repeated the first step.
-        if (typeof data.recomputing_s === "number") this.repaint("recomputing", at - data.recomputing_s, at);
+        if (typeof data.recomputing_s === "number") {
+          this.repaint("recomputing", at - data.recomputing_s, at);
+          if (data.recomputing_s > 0) this.redo(at - data.recomputing_s);
+        }
         this.isAfterLoss = false;
         this.all("training", at);
         break;
@@ -170,6 +173,16 @@ class Drawing {
     this.all(this.isAfterLoss ? "recomputing" : "training", at);
     if (!this.isAfterLoss && !this.losses.at(-1)?.isOfAttempt) this.win(at);
     this.count(this.group.filter(Boolean).length, at);
+  }
+
+  /** A group that goes on in place trains from its start on: what it did since then were steps done before. */
+  redo(since) {
+    for (const spans of [this.job, ...this.group.filter(Boolean).map((lane) => lane.spans)]) {
+      const last = spans.at(-1);
+      if (last?.phase !== "training" || last.to !== null) continue;
+      if (since <= last.from) last.phase = "recomputing";
+      else turn(spans, "recomputing", since);
+    }
   }
 
   form(addresses, at) {

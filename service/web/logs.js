@@ -23,7 +23,7 @@ export function Logs({ job }) {
   const path = `/v1/jobs/${job.id}/logs?${query}`;
   const before = useRead(path, () => get(path), 0);
   const last = before.value?.items.at(-1)?.seq ?? 0;
-  const stream = `/v1/jobs/${job.id}/logs?${new URLSearchParams(filters)}`;
+  const stream = `/v1/jobs/${job.id}/logs?${new URLSearchParams({ tail: MOST_LINES, ...filters })}`;
   const later = useStream(before.value && !job.terminal ? stream : null, last, "log", MOST_LINES);
   useEffect(() => { if (job.terminal && before.value) before.reload(); }, [job.terminal]);
   const lines = [...(before.value?.items ?? []), ...later.filter((line) => line.seq > last)].slice(-MOST_LINES);

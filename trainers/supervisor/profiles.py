@@ -17,6 +17,8 @@ from trainers.profiles import MOST_BYTES, profile_name
 from trainers.storage import Storage, StorageError
 from trainers.supervisor.redacted_messages import Messages
 
+#: Seconds that the end of a worker waits for its trace.
+_STORED_WITHIN_S = 10.0
 _NOT_STARTED = "its command was not started yet"
 _NO_LIBRARY = (
     "its script does not use Remora's library, which knows when a step ends: let it call training.report(step) of"
@@ -61,9 +63,9 @@ class WorkerProfiles:
             self._scratch.close()
 
     def join(self) -> None:
-        """Wait until a trace that was taken is stored, or cannot be."""
+        """Wait until a trace that was taken is stored, or cannot be; not for long, as the end of a worker waits."""
         if self._upload is not None:
-            self._upload.join()
+            self._upload.join(_STORED_WITHIN_S)
 
     def note_library(self) -> None:
         """The script has opened its channel."""
@@ -88,7 +90,9 @@ class WorkerProfiles:
         else:
             steps = message.get("steps")
             count = steps if isinstance(steps, int) and 0 < steps < 1 << 31 else 0
-            self._upload = threading.Thread(target=self._take, args=(token, count), name="profile")
+            self._upload = threading.Thread(
+                target=self._take, args=(token, count), name="profile", daemon=True
+            )
             self._upload.start()
 
     def _take(self, token: str, steps: int) -> None:

@@ -598,7 +598,9 @@ class Supervisor:
         with self._lock:
             if self._child is not None:
                 # What an earlier agreement asked for is not what the stop waits for.
-                is_newest = offer.token in (None, self._decided_by)
+                is_newest = offer.token in (None, self._decided_by) and (
+                    offer.generation == self._identity.generation
+                )
                 park = offer.asked and self._stop_is_near and is_newest
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 

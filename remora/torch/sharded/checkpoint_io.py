@@ -165,6 +165,6 @@ def _check(sharded: ShardedState, saved: Mapping[str, tuple[int, ...]]) -> None:
         owner = rest if kind == "model" else rest.rpartition("/")[0]
         if owner not in parameters or (kind == "model" and tuple(parameters[owner].shape) != size):
             raise CheckpointUnusable(f"the saved {name} does not fit the script's model")
-    missing = [name for name in parameters if f"model/{name}" not in saved]
+    missing = [name for name, one in parameters.items() if one.numel() and f"model/{name}" not in saved]
     if missing:
         raise CheckpointUnusable(f"the checkpoint holds no {missing[0]}: it is one of another model")

@@ -25,7 +25,7 @@ from remora.torch.agreement import (
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
 from remora.torch.feed import Loading, is_stream
-from remora.torch.group import PeerLost
+from remora.torch.group import Group, PeerLost
 from remora.torch.layout import Writer
 from remora.torch.loop_settings import Settings, agreed, fingerprint, needed
 from remora.torch.nonfinite import (
@@ -207,6 +207,13 @@ class ShardedTraining(ElasticLoop):
 
     # --- what copies hold, and what is not finite -------------------------------------------------------------------
 
+    def _check_data(self, group: Group) -> None:
+        one = self._feed.peek()
+        if one is not None and one.fingerprint is not None:
+            # The exchange of a snapshot is of the same group, whose collectives have one order on all ranks.
+            self._snapshots.wait()
+        super()._check_data(group)
+
     def _agree(self, compute: Compute | None) -> StateDigests | None:
         """Compare all copies with each other when it is time; returns what the step must not change.
 
@@ -325,6 +332,8 @@ class ShardedTraining(ElasticLoop):
         self._present.optimizers.close()
 
     def _interrupt(self) -> None:
+        # A process that ends would take the thread with it, and with that a checkpoint.
+        self._saving.wait()
         self._present.optimizers.close()
 
     def _secure(self) -> None:
@@ -444,6 +453,8 @@ class ShardedTraining(ElasticLoop):
         if self._link is None or step == self._saved_step:
             return
         began = time.monotonic()
+        # Before the wait: the one under way may be handed over in it.
+        in_background = not (is_last or self._link.stops)
         self._saving.wait()
         snapshot_id = SnapshotId(step, self._groups.generation)
         if not (is_taken := self._snapshots.own_copy(snapshot_id) is not None):
@@ -453,7 +464,6 @@ class ShardedTraining(ElasticLoop):
         self._saved_step = step
         group = self._groups.group
         writer = Writer(group.rank, group.world_size, self._groups.generation)
-        in_background = not (is_last or self._link.stops)
         self._saving.save(own, writer, self._present.grid, in_background=in_background)
         ended = time.monotonic() if in_background else self._link.taken_at
         self._stall = (step, ended - began)

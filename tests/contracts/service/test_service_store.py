@@ -260,6 +260,13 @@ class TestIngest:
 
         assert [scan(0), scan(3), scan(6)] == [([], 3), ([5], 6), ([], None)]
 
+        def go_on(search: telemetry.TailSearch) -> telemetry.TailSearch:
+            return read(database, lambda c: telemetry.go_on_with_tail(c, job.id, wanted, search, 3))
+
+        search = read(database, lambda c: telemetry.begin_tail(c, job.id, wanted, 1))
+        looks = [search := go_on(search) for _ in range(3)]
+        assert [(one.upto, one.missing) for one in looks] == [(6, 1), (4, 0), (4, 0)]
+
     def test_what_comes_twice_is_stored_once(self, database: Database) -> None:
         job, lease = submit(database), take_lease(database)
         attempt = start(database, job.id)

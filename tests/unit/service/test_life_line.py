@@ -71,6 +71,22 @@ def test_a_lost_worker_ends_its_lane_and_the_others_go_on_in_place(script: Scrip
     ]
 
 
+def test_steps_that_a_group_in_place_does_again_are_no_training(script: Script) -> None:
+    lost = [
+        event(20, "node.lost", ranks=[1]),
+        event(21, "worker_group.regrouped", addresses=[A], world_size=1, cause="loss", pause_s=1.0),
+        event(26, "training.resumed", step=61, repeated_steps=60, recomputing_s=4.0, pause_s=6.0),
+        event(35, "job.succeeded"),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *lost], 99)
+    assert spans(line["lanes"][0])[2:] == [
+        ("regrouping", 20, 21),
+        ("training", 21, 22),
+        ("recomputing", 22, 26),
+        ("training", 26, 35),
+    ]
+
+
 def test_steps_that_are_done_again_are_no_training(script: Script) -> None:
     again = [
         event(20, "node.lost", ranks=[0]),

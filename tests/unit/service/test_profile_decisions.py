@@ -9,7 +9,7 @@ import pytest
 
 from remora.states import JobState
 from service.queue.changes import ChangeRefused
-from service.queue.profiles import LOST_S, MOST_PROFILES, ProfileRow, ended, request_profile
+from service.queue.profiles import LOST_S, MOST_PROFILES, MOST_REQUESTS, ProfileRow, ended, request_profile
 from service.queue.rows import JobRow
 from tests.service_fakes import job_row
 
@@ -44,10 +44,17 @@ def test_a_request_is_of_the_attempt_that_runs_and_has_the_next_number() -> None
         (running(), [row()], 0, 1, "under way already"),
         (
             running(),
-            [row(one, ended_at=NOW) for one in range(1, MOST_PROFILES + 1)],
+            [row(one, ended_at=NOW, file="a") for one in range(1, MOST_PROFILES + 1)],
             0,
             1,
             "as many as it may",
+        ),
+        (
+            running(),
+            [row(one, ended_at=NOW) for one in range(1, MOST_REQUESTS + 1)],
+            0,
+            1,
+            "as often as it may",
         ),
         (replace(running(), state=JobState.QUEUED), [], 0, 1, "no workers that train now: it is queued"),
         (running(cancel_requested_at=NOW), [], 0, 1, "is being cancelled"),

@@ -108,6 +108,19 @@ def test_without_pytorch_there_is_a_sentence(script: Script, monkeypatch: pytest
     assert "has not imported PyTorch" in script.answer()["error"]
 
 
+def test_a_profiler_of_the_script_that_warms_up_keeps_its_steps(script: Script) -> None:
+    script.train(1)
+    plan = torch.profiler.schedule(wait=0, warmup=4, active=2, repeat=1)
+    with torch.profiler.profile(schedule=plan) as own:
+        for number in range(6):
+            if number == 1:
+                script.ask(steps=10)
+            script.train(1)
+            own.step()
+    assert sum(event.name == "aten::addmm" for event in own.events()) == 2
+    assert [one["error"] for one in script.said] == ["its script uses PyTorch's profiler itself"]
+
+
 def test_a_profiler_that_fails_does_not_fail_the_script(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +130,8 @@ def test_a_profiler_that_fails_does_not_fail_the_script(
     monkeypatch.setattr(step_profiler, "_profiler_of", fail)
     script.ask()
     script.train(3)
-    assert script.answer()["error"] == "PyTorch's profiler failed: CUPTI is busy"
+    answer = script.answer()
+    assert (answer["token"], answer["error"]) == ("a1", "PyTorch's profiler failed: CUPTI is busy")
 
 
 def test_a_request_that_is_too_old_begins_no_profile(script: Script) -> None:
