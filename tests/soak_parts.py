@@ -86,6 +86,11 @@ PARTS: Mapping[str, Part] = {
     ),
     "postgresql": Part(
         (
+            f"{CONTRACTS}/test_alerts.py",
+            f"{CONTRACTS}/test_existing_nodes.py",
+            f"{CONTRACTS}/test_issued_tokens.py",
+            f"{CONTRACTS}/test_nodes_for_programs.py",
+            f"{CONTRACTS}/test_schedules.py",
             f"{CONTRACTS}/test_checkpoint_lists.py",
             f"{CONTRACTS}/test_clocks_that_jump.py",
             f"{CONTRACTS}/test_clones.py",
@@ -340,10 +345,14 @@ PARTS: Mapping[str, Part] = {
     "attempts": Part(
         (
             "tests/e2e/test_job_images.py",
+            "tests/e2e/test_job_inputs.py",
             f"{TRAINERS}/test_attempts.py",
             f"{TRAINERS}/test_builds_ahead.py",
+            f"{TRAINERS}/test_hand_over.py",
             f"{TRAINERS}/test_horovod.py",
             f"{TRAINERS}/test_mpi.py",
+            f"{TRAINERS}/test_profiles_of_attempts.py",
+            f"{TRAINERS}/test_ready.py",
         ),
         ("trainers", *LAB),
     ),
@@ -362,12 +371,14 @@ PARTS: Mapping[str, Part] = {
     ),
     "nodes": Part(
         (
+            "tests/integration/cluster/test_azure_evictions.py",
             "tests/integration/cluster/test_azure_machines.py",
             "tests/integration/cluster/test_hostile_head.py",
             "tests/integration/cluster/test_local_cluster.py",
             "tests/integration/cluster/test_member_of_a_server.py",
             "tests/integration/cluster/test_nodes_for_a_gang.py",
             "tests/integration/cluster/test_pod_joins.py",
+            "tests/integration/cluster/test_up_whole.py",
         ),
         ("cluster/azure", "cluster/head", "cluster/kuberay", "cluster/local", "cluster/node", "cluster/ray"),
     ),
@@ -395,6 +406,8 @@ PARTS: Mapping[str, Part] = {
             "tests/e2e/test_head_lost.py",
             "tests/e2e/test_home_removed.py",
             "tests/e2e/test_installed_wheel.py",
+            "tests/e2e/test_owners.py",
+            "tests/e2e/test_two_clusters.py",
         ),
         (
             "cluster/local",

@@ -12,7 +12,7 @@ from remora import Client
 from remora.states import JobState
 from tests.e2e.embedded import Embedded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -36,7 +36,6 @@ def test_an_unmodified_torchrun_script_trains_on_two_workers(service: Embedded, 
     assert any("Training snapshot saved at snapshot.pt" in line.text for line in lines if line.rank == 0)
 
 
-@pytest.mark.soak
 @pytest.mark.framework("DDP", "runs")
 @pytest.mark.framework("DDP", "metrics")
 @pytest.mark.backend("ddp", "runs")
@@ -63,7 +62,6 @@ def test_a_byte_level_gpt_trains_and_its_checkpoint_is_kept(
     assert sum(checkpoint.files.values()) == checkpoint.size_bytes > 2**20
 
 
-@pytest.mark.soak
 def test_an_azure_ml_job_trains_as_it_is_and_its_output_becomes_a_model(
     service: Embedded, client: Client, tmp_path: Path
 ) -> None:

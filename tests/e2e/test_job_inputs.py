@@ -12,7 +12,7 @@ from remora.states import EndReason, JobState
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 MAKE = "import os, pathlib; (pathlib.Path(os.environ['REMORA_OUTPUTS_DIR']) / 'final' / 'w.txt').write_text('weights')"
 READ = """

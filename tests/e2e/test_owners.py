@@ -12,7 +12,7 @@ from remora.states import JobState
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Counts until the file is there, with a checkpoint when it is asked for one.
 COUNTS = """

@@ -22,7 +22,7 @@ from remora.states import JobState, NodeState
 from tests.e2e.embedded import CONTROLLER, Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 POLICIES = """\
 pools:

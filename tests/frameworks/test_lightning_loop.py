@@ -9,7 +9,7 @@ import pytest
 
 from tests.frameworks.transformers_environment import Scenarios
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,6 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["same_on_all"], "all workers hold the same at the end"
 
 
-@pytest.mark.soak
 def test_alone_it_does_what_a_plain_trainer_with_the_same_batch_does(scenarios: Scenarios) -> None:
     facts = scenarios.facts("same_as_trainer")
     plain, elastic = facts["plain"], facts["alone"]
@@ -66,7 +65,6 @@ def test_a_lost_rank_0_with_its_files_a_new_worker_and_a_resume_change_nothing(s
     assert (resumed["reported"], resumed["record"]) == (later, record)
 
 
-@pytest.mark.soak
 def test_the_epoch_and_bfloat16_follow_the_step_and_not_the_worker(scenarios: Scenarios) -> None:
     facts = scenarios.facts("by_epoch")
     alone = facts["alone"]
@@ -77,14 +75,12 @@ def test_the_epoch_and_bfloat16_follow_the_step_and_not_the_worker(scenarios: Sc
     assert facts["resumed"]["epoch_metrics"][-3:] == alone["epoch_metrics"][-3:]
 
 
-@pytest.mark.soak
 def test_early_stopping_counts_on_when_its_worker_is_lost(scenarios: Scenarios) -> None:
     facts = scenarios.facts("stopped")
     assert facts["alone"]["steps"] < 100
     assert_same(facts["lost"], facts["alone"])
 
 
-@pytest.mark.soak
 def test_a_worker_is_lost_and_another_one_joins_while_all_validate(scenarios: Scenarios) -> None:
     facts = scenarios.facts("validating")
     lost = facts["lost"]
@@ -93,7 +89,6 @@ def test_a_worker_is_lost_and_another_one_joins_while_all_validate(scenarios: Sc
     assert_same(lost, facts["alone"])
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [

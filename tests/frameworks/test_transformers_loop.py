@@ -94,6 +94,7 @@ def test_samplers_and_bfloat16_follow_the_step_and_not_the_worker(scenarios: Sce
     assert lengths == [20, 20, 20, 20, 15] * 4, "each sample once in an epoch"
 
 
+@pytest.mark.soak
 def test_the_best_model_and_early_stopping_survive_the_worker_that_saved_it(scenarios: Scenarios) -> None:
     facts = scenarios.facts("best")
     alone = facts["alone"]
@@ -106,6 +107,7 @@ def test_the_best_model_and_early_stopping_survive_the_worker_that_saved_it(scen
     assert_same(facts["lost"], alone)
 
 
+@pytest.mark.soak
 def test_a_worker_is_lost_and_another_one_joins_while_all_evaluate(scenarios: Scenarios) -> None:
     facts = scenarios.facts("evaluating")
     lost = facts["lost"]

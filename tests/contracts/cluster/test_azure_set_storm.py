@@ -12,7 +12,7 @@ import pytest
 from cluster.provider import NodeRequest, ProviderError, Throttled
 from tests.contracts.cluster.azure_rig import IB_SIZE, AzureRig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 SEEDS = range(12)
 #: Of them each eighth is among the other tests, and all are in `make soak`.

@@ -22,6 +22,8 @@ from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 
 class Alerted:
     """An owner, and a receiver of what is reported."""

@@ -22,6 +22,8 @@ from tests.contracts.service.buying import apply, train
 from tests.existing_nodes import FewNodes, node
 from tests.service_fakes import FakeMember, World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 ONE_NODE = """\
 pools:
   existing:

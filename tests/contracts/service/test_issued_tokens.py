@@ -22,6 +22,8 @@ from service.store import grants, jobs
 from service.store.database import Database
 from service.store.grants import GrantRow
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 SPEC = {"command": "python train.py"}
 
 

@@ -19,6 +19,8 @@ from service.store.database import Database
 from tests.contracts.service.buying import DOCUMENT, apply, buying_world, living
 from tests.service_fakes import World
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 SERVING = DOCUMENT.format(max_nodes=4) + "projects: {{ray: {{usd_per_day: {usd}}}}}\nray_programs: {{}}\n"
 CPU = Bundle({"CPU": 1.0})
 GANG = RayDemand(gangs=(Gang("ab" * 18, Strategy.STRICT_SPREAD, (CPU, CPU)),))

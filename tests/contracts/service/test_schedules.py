@@ -17,6 +17,8 @@ from service.store.tables import bundles as bundles_table
 from tests.contracts.service.owners import Owner, owner_of
 from trainers.storage import Storage
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 HOUR = 3600.0
 SPEC = {"command": "python train.py", "name": "nightly"}
 

@@ -36,7 +36,7 @@ from cluster.ray.membership import BEAT_NAMESPACE, BEAT_PREFIX, RayMembership
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, settings
 from tests.e2e.processes import is_alive, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Long enough for the agent to hear of it on a busy machine, and not as long as the usual one.
 NOTICE_S = 20.0

@@ -187,6 +187,7 @@ def test_whatever_dies_comes_back_and_the_end_leaves_nothing(
     assert_nothing_left(home, seen, url)
 
 
+@pytest.mark.soak
 def test_down_ends_what_a_killed_service_left_behind(home: Path, start: Callable[[], Service]) -> None:
     service = start()
     service.said(r"head +ready")
@@ -204,6 +205,7 @@ def test_down_ends_what_a_killed_service_left_behind(home: Path, start: Callable
     assert_nothing_left(home, machines, url)
 
 
+@pytest.mark.soak
 def test_applied_policies_change_the_nodes(home: Path, start: Callable[[], Service]) -> None:
     service = start()
     service.said(r"nodes +2 ready")

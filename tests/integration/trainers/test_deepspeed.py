@@ -21,7 +21,7 @@ from tests.integration.trainers.deepspeed_scripts import (
 )
 from tests.integration.trainers.lab import Lab, Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 #: Seconds in which several groups of DeepSpeed start one after the other on a busy machine.
 LONG_S = 240.0
@@ -45,7 +45,6 @@ def notice(node_id: str, seconds: float) -> None:
     drain(RayMembership().observe()[node_id].ray_node_id, "the cloud takes it", time.time() + seconds)
 
 
-@pytest.mark.soak
 @pytest.mark.framework("DeepSpeed", "resumes")
 @pytest.mark.backend("deepspeed", "notice")
 def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
@@ -76,7 +75,6 @@ def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
     assert "96 samples a step" in running.text()
 
 
-@pytest.mark.soak
 @pytest.mark.backend("deepspeed", "silent death")
 def test_a_pipeline_loses_a_whole_copy_with_a_worker(lab: Lab) -> None:
     lab.nodes(4)
@@ -94,7 +92,6 @@ def test_a_pipeline_loses_a_whole_copy_with_a_worker(lab: Lab) -> None:
         assert with_two == pytest.approx(with_one, rel=1e-6), "done again by one copy, as by two"
 
 
-@pytest.mark.soak
 @pytest.mark.backend("deepspeed", "silent death")
 def test_a_model_whose_tensors_are_cut_wins_and_loses_whole_copies(lab: Lab) -> None:
     lab.nodes(3)
@@ -133,7 +130,6 @@ def done_twice(running: Running) -> dict[int, list[float]]:
     return {step: both for step, both in found.items() if len(both) > 1}
 
 
-@pytest.mark.soak
 def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab) -> None:
     lab.nodes(4)
     running = run(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.trainers.lab import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 #: Hands a checkpoint of step 20 (4 MB) over and kills itself at once; when it is started again, it ends well.
 SUDDEN = """

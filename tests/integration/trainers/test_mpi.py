@@ -11,6 +11,7 @@ from tests.integration.trainers.lab import Lab, processes_of, until
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.soak,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("mpirun"),
 ]
@@ -63,7 +64,6 @@ def test_an_all_reduce_over_three_workers_on_two_nodes(lab: Lab) -> None:
     until(lambda: lab.work_folders() == [], "nothing is left on the nodes", 10.0)
 
 
-@pytest.mark.soak
 def test_an_abort_is_the_exit_code_of_its_rank(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run({"train.py": ABORT}, "python", "train.py", backend="mpi")
@@ -105,7 +105,6 @@ def test_pytorch_that_bootstraps_over_mpi_goes_on_with_fewer_workers_after_a_los
     assert "2000 steps, loss 0.00" in run.text("stdout")
 
 
-@pytest.mark.soak
 def test_a_node_without_mpi_says_what_to_do(lab: Lab) -> None:
     lab.nodes(2)
     run = lab.run({"train.py": ""}, "python", "train.py", backend="mpi", variables={"PATH": "/nowhere"})
@@ -114,7 +113,6 @@ def test_a_node_without_mpi_says_what_to_do(lab: Lab) -> None:
     assert "in its PATH; install Open MPI 4 on the nodes" in end["message"]
 
 
-@pytest.mark.soak
 def test_parameters_that_keep_mpirun_from_starting_are_named_and_not_tried_again(lab: Lab) -> None:
     lab.nodes(2)
     wrong = {"OMPI_MCA_oob_tcp_if_include": "eth99"}

@@ -93,6 +93,7 @@ def test_a_rank_is_profiled_while_it_trains_and_when_another_one_is_lost_that_is
     ]
 
 
+@pytest.mark.soak
 def test_commands_that_cannot_be_profiled_say_why(lab: Lab) -> None:
     lab.nodes(1)
     one: dict[str, Any] = {"min_workers": 1, "max_workers": 1}

@@ -11,7 +11,7 @@ from tests.integration.trainers.lab import Lab, until
 from tests.integration.trainers.scripts import ENDLESS
 from trainers.ready_processes import ReadyProcesses
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def waiting_on(node_id: str) -> set[int]:
