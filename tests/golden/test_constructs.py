@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -31,20 +32,25 @@ SAMPLED = [
     )
     for one in sampler_constructs.CONSTRUCTS
 ]
-SHARDED = sharded_constructs.CONSTRUCTS
-
-
 #: Each of their workers compiles for a minute.
 LONG = (constructs_of_models.compiled, constructs_of_models.compiled_as_a_whole)
+#: Each trains three times with several workers: one of six is tried with every change, all of them in `make soak`.
+ONE_OF = 6
 
 
-@pytest.mark.parametrize(
-    "construct",
-    [
-        pytest.param(one, id=one.body.__name__, marks=[pytest.mark.soak] if one.body in LONG else [])
-        for one in PLAIN
-    ],
-)
+def some(rows: Sequence[Construct]) -> list[Any]:
+    """Parameters of all rows, most of them marked `soak`."""
+    return [
+        pytest.param(
+            one,
+            id=one.body.__name__,
+            marks=[pytest.mark.soak] if number % ONE_OF or one.body in LONG else [],
+        )
+        for number, one in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize("construct", some(PLAIN))
 def test_a_row_says_what_happens(construct: Construct, tmp_path: Path) -> None:
     check(construct, tmp_path, torch.equal)
 
@@ -54,7 +60,7 @@ def test_a_row_says_what_happens_with_a_sampler(construct: Construct, tmp_path: 
     check(construct, tmp_path, torch.equal)
 
 
-@pytest.mark.parametrize("construct", SHARDED, ids=[one.body.__name__ for one in SHARDED])
+@pytest.mark.parametrize("construct", some(sharded_constructs.CONSTRUCTS))
 def test_a_row_says_what_happens_to_a_sharded_model(construct: Construct, tmp_path: Path) -> None:
     check(construct, tmp_path, lambda one, other: torch.allclose(one, other, rtol=1e-4, atol=1e-5))
 
