@@ -40,7 +40,7 @@ class _Request:
     #: Names the request, and the file of its trace.
     token: str
     steps: int
-    #: When nobody waits for it any more, by `time.monotonic`.
+    #: When its supervisor stops waiting for it, by `time.monotonic`.
     until: float
     #: Of the compressed trace.
     most_bytes: int

@@ -31,7 +31,7 @@ MOST_PHASES = 1000
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED = 1
 _WAITS = frozenset(WaitsFor)
-#: Ends that are nobody's failure.
+#: Ends that are no failure.
 _AS_ASKED = frozenset(
     {
         EndReason.COMPLETED,
@@ -259,6 +259,6 @@ def _sender(job: JobRow) -> TraceContext | None:
 
 
 def _id(size: int, *parts: object) -> int:
-    """A number of so many bytes; 0 is none."""
+    """A number with that many bytes; 0 is none."""
     digest = sha256("/".join(("remora", *map(str, parts))).encode()).digest()
     return int.from_bytes(digest[:size], "big") or 1

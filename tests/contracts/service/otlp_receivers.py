@@ -55,7 +55,7 @@ class OtlpReceiver:
         return answer
 
     def wait(self, requests: int = 1) -> None:
-        """Until so many more requests have come."""
+        """Wait until that number of further requests has come."""
         for _ in range(requests):
             assert self.arrived.acquire(timeout=30.0), "nothing came"
 
