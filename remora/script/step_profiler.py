@@ -33,7 +33,7 @@ _FREE_BYTES = 2 << 30
 _USES_IT = "its script uses PyTorch's profiler itself"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Request:
     """Which steps are profiled for whom."""
 

@@ -212,7 +212,11 @@ def test_a_driver_that_never_says_how_it_went_ends_the_profile(owner: Owner) -> 
     assert "older release" in failed.message
     driver.tell("profile", number=1, at=owner.world.now, **stored())
     owner.world.tick()
-    assert the_one(owner, job_id) == failed, "what has ended stays as it is"
+    late = the_one(owner, job_id)
+    assert (late.state, late.message) == ("ready", None), "a trace that was stored after all is not lost"
+    driver.tell("profile", number=1, at=owner.world.now, message="its worker has ended")
+    owner.world.tick()
+    assert the_one(owner, job_id) == late, "what is ready stays as it is"
 
 
 def test_a_deleted_job_leaves_no_profile(owner: Owner, settings: Settings) -> None:
