@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from remora.torch.feed import is_stream
+from remora.torch.feed import Loading, is_stream
+from remora.torch.loop_settings import Settings
 from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
-from remora.torch.step import VALUES, as_sum, moved, with_metrics
+from remora.torch.step import VALUES, AnyStep, as_sum, moved, with_metrics
 
 #: Returns the mean loss of a batch, or a sum and its count, alone or with other means by name.
 Evaluate = Callable[[torch.nn.Module, Any], Any]
@@ -50,6 +51,40 @@ class Held:
             raise ValueError("the dataset has no sample to evaluate")
 
 
+def held_for(
+    step: AnyStep | None,
+    settings: Settings,
+    loading: Loading,
+    device: torch.device,
+    data: Any,
+    compute: Evaluate,
+    batch_size: int | None,
+    collate: Callable[[list[Any]], Any] | None,
+    num_workers: int,
+) -> Held:
+    """What a script asks to evaluate inside a step: the same parts and random numbers on every worker.
+
+    Raises RuntimeError outside of a step with gradients, and ValueError.
+    """
+    if step is None or not step.is_done:
+        raise RuntimeError("call evaluate inside a step of the loop, after step.backward")
+    shard_size = settings.micro_batch or -(-settings.global_batch // settings.shards)
+    return Held(
+        data=data,
+        compute=compute,
+        batch_size=shard_size if batch_size is None else batch_size,
+        collate=collate or loading.collate,
+        num_workers=num_workers,
+        parts=settings.shards,
+        seed=derive(settings.seed, "evaluation", step.number),
+        device=device,
+    )
+
+
+#: Said where the gradients of the step are still to be used.
+TOO_EARLY = "call evaluate after optimizer.step(): a worker that joins meanwhile gets the weights of now"
+
+
 @dataclass
 class PartSums:
     """What this worker has computed, by part: sums of all values, and behind them of what each counts."""
@@ -59,16 +94,24 @@ class PartSums:
     by_part: dict[int, list[float]] = field(default_factory=dict)
     #: Parts that are computed to their end.
     complete: set[int] = field(default_factory=set)
+    #: How many batches of each part were computed in this try.
+    batches: Counter[int] = field(default_factory=Counter)
+    #: Of the whole dataset, once all own parts are read.
+    samples: int = 0
     #: What all workers have found together, once it is known.
     result: dict[str, float] | None = None
 
     def missing(self, own: Sequence[int]) -> list[int]:
         """Parts that are still to be computed; what there is of them is dropped."""
         self.by_part = {part: sums for part, sums in self.by_part.items() if part in self.complete}
+        self.batches.clear()
         return [part for part in own if part not in self.complete]
 
-    def add(self, part: int, returned: Any, samples: int) -> None:
-        """Count what the script's function returned for a batch.  Raises TypeError and ValueError."""
+    def add(self, part: int, returned: Any, samples: int, number: Callable[[Any], float] = float) -> None:
+        """Count what the script's function returned for a batch; `number` makes a number of a value.
+
+        Raises TypeError and ValueError.
+        """
         loss, metrics = with_metrics(returned)
         if len(metrics) >= VALUES:
             raise ValueError(f"evaluate averages at most {VALUES - 1} metrics, and got {len(metrics)}")
@@ -83,24 +126,61 @@ class PartSums:
         sums = self.by_part.setdefault(part, [0.0] * (2 * VALUES))
         for place, value in enumerate((loss, *metrics.values())):
             amount, count = as_sum(value)
-            sums[place] += float(amount) * (samples if count is None else 1.0)
-            sums[VALUES + place] += samples if count is None else float(count)
+            sums[place] += number(amount) * (samples if count is None else 1.0)
+            sums[VALUES + place] += samples if count is None else number(count)
 
 
 def evaluated(
     held: Held, model: torch.nn.Module, parts: Sequence[int], found: PartSums
 ) -> Generator[None, None, None]:
     """Compute parts into `found`; yields after each batch."""
-    numbers: Counter[int] = Counter()
-    with _as_it_was(model):
-        for part, batch, samples in _batches_of(held, parts, found):
-            # What the function draws is not to depend on which worker calls it.
-            seed_everything(derive(held.seed, "evaluate", part, numbers[part]))
-            numbers[part] += 1
-            with torch.no_grad():
-                found.add(part, held.compute(model, moved(batch, held.device)), samples)
+    with as_it_was(model):
+        for part, batch, samples in batches_of(held, parts, found):
+            computed(held, model, batch, samples, part, found)
             yield
     found.complete.update(parts)
+
+
+def computed(
+    held: Held,
+    model: torch.nn.Module,
+    batch: Any,
+    samples: int,
+    part: int,
+    found: PartSums,
+    number: Callable[[Any], float] = float,
+) -> None:
+    """Compute the next batch of a part into `found`."""
+    # What the function draws is not to depend on which worker calls it.
+    seed_everything(derive(held.seed, "evaluate", part, found.batches[part]))
+    found.batches[part] += 1
+    with torch.no_grad():
+        found.add(part, held.compute(model, moved(batch, held.device)), samples, number)
+
+
+def most_batches(held: Held, samples: int, parts_of: Sequence[Sequence[int]]) -> int:
+    """How many batches the worker with the most of them has; `parts_of`: the parts of each worker."""
+    return max(sum(_batches_in(held, part, samples) for part in parts) for parts in parts_of)
+
+
+def _batches_in(held: Held, part: int, samples: int) -> int:
+    """Of one part of a dataset with this many samples."""
+    if is_stream(held.data):
+        of_part = -(-(samples - part) // held.parts) if samples > part else 0
+    else:
+        of_part = len(_samples_of(held, part))
+    return -(-of_part // held.batch_size)
+
+
+def first_item(held: Held) -> Any:
+    """The first sample of the dataset.  Raises ValueError where it has none."""
+    if not is_stream(held.data):
+        return held.data[0]
+    with RandomStream(derive(held.seed, "stream")).running():
+        item = next(iter(held.data), _END)
+    if item is _END:
+        raise ValueError("the dataset has no sample to evaluate")
+    return item
 
 
 def total(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
@@ -118,7 +198,7 @@ def total(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, fl
 
 
 @contextmanager
-def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
+def as_it_was(model: torch.nn.Module) -> Iterator[None]:
     """The model in evaluation; afterwards each module is in the mode that it was in, as are random numbers."""
     modes = {module: module.training for module in model.modules()}
     numbers = capture()
@@ -138,8 +218,9 @@ def _as_it_was(model: torch.nn.Module) -> Iterator[None]:
 PartBatch = tuple[int, Any, int]
 
 
-def _batches_of(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
-    return _of_stream(held, parts) if is_stream(held.data) else _of_dataset(held, parts, found)
+def batches_of(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
+    """The batches of some parts; afterwards `found` has the number of samples of the dataset."""
+    return _of_stream(held, parts, found) if is_stream(held.data) else _of_dataset(held, parts, found)
 
 
 class _Batches(Dataset):  # type: ignore[misc]  # torch is not checked
@@ -161,8 +242,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _of_dataset(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
-    size = len(held.data)
-    ranges = [range(part * size // held.parts, (part + 1) * size // held.parts) for part in parts]
+    found.samples = len(held.data)
+    ranges = [_samples_of(held, part) for part in parts]
     cut = [[one[at : at + held.batch_size] for at in range(0, len(one), held.batch_size)] for one in ranges]
     loader = DataLoader(
         _Batches(held),
@@ -184,7 +265,12 @@ def _of_dataset(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[P
         found.complete.add(part)
 
 
-def _of_stream(held: Held, parts: Sequence[int]) -> Iterator[PartBatch]:
+def _samples_of(held: Held, part: int) -> range:
+    size = len(held.data)
+    return range(part * size // held.parts, (part + 1) * size // held.parts)
+
+
+def _of_stream(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
     """All own parts at once, because a stream is read once."""
     collate, own = held.collate or default_collate, frozenset(parts)
     waiting: dict[int, list[Any]] = {part: [] for part in parts}
@@ -203,6 +289,7 @@ def _of_stream(held: Held, parts: Sequence[int]) -> Iterator[PartBatch]:
         with random.running():
             item = next(stream, _END)
         if item is _END:
+            found.samples = number
             break
         part = number % held.parts
         if part in own:

@@ -24,7 +24,17 @@ from remora.torch.agreement import (
 )
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import ElasticLoop
-from remora.torch.evaluation import Evaluate, Held, PartSums, evaluated, names_of, rows_of, total
+from remora.torch.evaluation import (
+    TOO_EARLY,
+    Evaluate,
+    Held,
+    PartSums,
+    evaluated,
+    held_for,
+    names_of,
+    rows_of,
+    total,
+)
 from remora.torch.feed import Loading, MicroBatch, is_stream
 from remora.torch.group import PeerLost
 from remora.torch.hardware import hardware
@@ -243,24 +253,21 @@ class ReplicatedLoop(ElasticLoop):
         Raises RuntimeError where it is called elsewhere, ValueError for a dataset that has no sample, TypeError for a
         function that does not return the same metrics each time, and PeerLost as `backward` does.
         """
-        step, settings = self._step, self._settings
-        if step is None or not step.is_done:
-            raise RuntimeError("call evaluate inside a step of the loop, after step.backward")
-        if self._optimizers.is_unused(step.number, (one.grad for one in self._parameters.values())):
-            raise RuntimeError(
-                "call evaluate after optimizer.step(): a worker that joins meanwhile gets the weights of now"
-            )
-        shard_size = settings.micro_batch or -(-settings.global_batch // settings.shards)
-        held = Held(
-            data=data,
-            compute=compute,
-            batch_size=shard_size if batch_size is None else batch_size,
-            collate=collate_fn or self._loading.collate,
-            num_workers=num_workers,
-            parts=settings.shards,
-            seed=derive(settings.seed, "evaluation", step.number),
-            device=self._device,
+        step = self._step
+        held = held_for(
+            step,
+            self._settings,
+            self._loading,
+            self._device,
+            data,
+            compute,
+            batch_size,
+            collate_fn,
+            num_workers,
         )
+        assert step is not None
+        if self._optimizers.is_unused(step.number, (one.grad for one in self._parameters.values())):
+            raise RuntimeError(TOO_EARLY)
         self._evaluations += 2
         self._has_result = False
         found = PartSums()

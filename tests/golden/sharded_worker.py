@@ -24,6 +24,7 @@ from remora.torch import OpenStep
 from remora.torch.sharded import ShardedLoop, ShardedSteps, checkpoint_io
 from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, Stream, network
+from tests.golden.worker import evaluate
 
 #: Step whose gradients are infinite when losses are scaled.
 TOO_LARGE_AT = 9
@@ -52,6 +53,9 @@ class ShardedJob:
     damaged: int | None = None
     #: Often, so that every test compares what copies hold.
     check_every: int = 3
+    #: After every this many steps they evaluate; in the first evaluation the worker of this slot dies.
+    evaluates: int | None = None
+    dies_evaluating: int | None = None
     #: No worker writes its part of a checkpoint before `let_write` was called.
     writes_wait: bool = False
 
@@ -179,6 +183,8 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
                 scaler.update()
             loop.scheduler.step()
             step.report(loss=loss, norm=norm)
+            if job.evaluates is not None and step.number % job.evaluates == 0:
+                evaluate(loop, job, step.number, slot, out)
             gate.stand(step.number)
     save_weights(loop.model, out / f"weights-{slot}.pt")
 
@@ -187,6 +193,7 @@ class Record:
     """Notes the samples that count, and that no step which is committed comes again."""
 
     def __init__(self, slot: int, out: Path) -> None:
+        self.slot, self.out = slot, out
         self._gate = Gate(out)
         self._file = (out / f"samples-{slot}.jsonl").open("a")
         self._committed = 0
@@ -227,6 +234,8 @@ def plain(job: ShardedJob, record: Record, asked: dict[str, Any]) -> torch.nn.Mo
         steps.optimizer.step()
         steps.scheduler.step()
         step.report(loss=step.loss, norm=norm)
+        if job.evaluates is not None and step.number % job.evaluates == 0:
+            evaluate(steps, job, step.number, record.slot, record.out)
         record.committed(step, step.commit())
     return steps.model
 

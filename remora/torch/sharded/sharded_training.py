@@ -24,6 +24,7 @@ from remora.torch.agreement import (
 )
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
+from remora.torch.evaluation import TOO_EARLY, Evaluate, PartSums, held_for
 from remora.torch.feed import Loading, is_stream
 from remora.torch.group import Group, PeerLost
 from remora.torch.layout import Writer
@@ -46,6 +47,7 @@ from remora.torch.sharded.mesh import MeshProcessGroup, open_mesh
 from remora.torch.sharded.process_groups import ProcessGroups, StateLost, broadcast_object, gather_objects
 from remora.torch.sharded.replica_check import ReplicaDigests
 from remora.torch.sharded.reshard import reshard
+from remora.torch.sharded.sharded_evaluation import Interrupted, evaluated_together
 from remora.torch.sharded.sharded_saving import ShardedSaving
 from remora.torch.sharded.snapshot_choice import (
     HeldShards,
@@ -61,6 +63,7 @@ from remora.torch.sharded.step_runner import (
     forget_optimizers,
     full,
     local,
+    local_gradients,
 )
 from remora.torch.state import LoopState, Progress, Stateful
 from remora.torch.step import AnyStep, Compute
@@ -182,6 +185,50 @@ class ShardedTraining(ElasticLoop):
     def steps_done(self) -> int:
         """Steps that are complete."""
         return self._progress.step
+
+    def evaluate(
+        self,
+        data: Any,
+        compute: Evaluate,
+        *,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+    ) -> dict[str, float]:
+        """The mean loss over a dataset, as `loss`, and the means beside it by name, as `Loop.evaluate` gives them.
+
+        Where a worker is lost meanwhile, every mean is not a number, and the step is done again.
+        Raises RuntimeError where it is called elsewhere than inside a step after its `optimizer.step()`, ValueError
+        for a dataset that has no sample, and TypeError for a function that does not return the same metrics each time.
+        """
+        step, found = self._step, PartSums()
+        held = held_for(
+            step,
+            self._settings,
+            self._loading,
+            self._device,
+            data,
+            compute,
+            batch_size,
+            collate_fn,
+            num_workers,
+        )
+        assert step is not None
+        if self._is_broken():
+            return Interrupted()
+        built = self._present
+        if built.optimizers.is_unused(step.number, local_gradients(built.sharded.parameters.values())):
+            raise RuntimeError(TOO_EARLY)
+        self._set_lenient(False)
+        try:
+            return evaluated_together(held, built, self._groups.group, found)
+        except Exception:
+            # Whatever goes wrong in a layer while a peer is missing, goes wrong because of that.
+            if not self._is_broken():
+                raise
+            return Interrupted()
+        finally:
+            self._set_lenient(True)
 
     @property
     def _rank(self) -> int:
