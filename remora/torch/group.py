@@ -165,7 +165,9 @@ class Group:
                 self._why_broken, self.broken_at = why, time.monotonic()
         if self._on_cuda:
             self._abort()
-        for part in list(self._subgroups):
+        with self._changed:
+            parts = list(self._subgroups)
+        for part in parts:
             if part._on_cuda:
                 part._abort()
         with self._changed:
@@ -269,7 +271,9 @@ class Group:
         if len(members) > 1:
             backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
         made = Group(place, backend, store, on_cuda=on_cuda, parent=self, may_outlive=may_outlive)
-        self._subgroups.add(made)
+        # The thread that breaks the group off may be going through them.
+        with self._changed:
+            self._subgroups.add(made)
         if on_cuda and self._why is not None:
             # The group is to be left since it was made.
             made._abort()
