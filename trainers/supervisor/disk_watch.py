@@ -43,15 +43,16 @@ class DiskWatch:
         *,
         uid: int | None = None,
         workers: int = 1,
-        pause_s: float = _PAUSE_S,
+        pause_s: float | None = None,
     ) -> None:
         """`on_excess` is called once, from another thread, with the bytes when they are more than `most_bytes`.
 
         With `uid` only the files of that user count; `workers` of the node look at the same folders, after `pause_s`
-        seconds at least.
+        seconds at least (ten by default).
         """
         self._folders, self._most_bytes, self._on_excess = tuple(folders), most_bytes, on_excess
-        self._uid, self._workers, self._pause_s = uid, workers, pause_s
+        self._uid, self._workers = uid, workers
+        self._pause_s = _PAUSE_S if pause_s is None else pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="disk", daemon=True)
 
