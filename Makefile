@@ -17,7 +17,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile bench-conversion backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -265,6 +265,10 @@ page-peers: .venv-page-peers/.installed
 # Whether /healthz answers within 200 ms while the service is sent hostile requests.
 bench-hostile: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks.hostile
+
+# How fast a DeepSpeed checkpoint is converted for other workers, by several processes, and what a script waits for it.
+bench-conversion: deepspeed
+	PYTHONPATH=. $(BIN)/python -m benchmarks.conversion
 
 # What each backend can do, by the tests that show it: runs them, and writes docs/backends.md.
 backends-table: setup deepspeed

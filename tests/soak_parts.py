@@ -308,6 +308,7 @@ PARTS: Mapping[str, Part] = {
             "remora/deepspeed",
             "requirements/deepspeed.txt",
             "trainers/backends/deepspeed.py",
+            "trainers/driver/global_batch.py",
             "tests/frameworks/transformers_environment.py",
             *LAB,
         ),

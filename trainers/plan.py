@@ -148,9 +148,9 @@ class Record:
     - `output`: `{"location", "committed_at", "files": {name: {"size_bytes", "sha256", "stored"}}}`: all outputs now
     - `progress`: any of `{"state": "running"|"draining"|"starting", "world_size": int, "workers": {address: int},
       "step": int, "total_steps": int, "repeated_steps": int, "lost_s": float, "resumed_from_step": int,
-      "preparing": str, "environment": str}`; `preparing` describes a build, `environment` is its digest or the id of an
-      image; `workers` are those of `world_size` by the address under which Ray knows their node; counters are totals
-      of the attempt
+      "preparing": str, "environment": str, "global_batch": int}`; `preparing` describes a build, `environment` is its
+      digest or the id of an image; `workers` are those of `world_size` by the address under which Ray knows their node;
+      `global_batch` is what the workers made of their configuration; counters are totals of the attempt
     - `ended`: `{"end_reason": EndReason value, "message": str, "exit_code": int | None, "open_lost_s": float}`; always
       the last record; the seconds are those of a loss that no new step followed
     """

@@ -20,6 +20,7 @@ from remora.deepspeed.files_shown import show
 from remora.deepspeed.record import Record, check_fits, digest_of, read, relative_folder, write
 from remora.deepspeed.refusal import Refused, end_refused
 from remora.deepspeed.resharding import agree, readable_by
+from remora.deepspeed.trainer_arguments import global_batch_of_job
 
 #: The engine of this process that takes part; another one, as of a critic beside its actor, is the script's own.
 _attached: AttachedEngine | None = None
@@ -38,11 +39,19 @@ def attach(engine: Any) -> None:
             )
         return
     attached = _attached = AttachedEngine(engine)
+    _report_batch(engine)
     engine.save_checkpoint = attached.save
     engine.load_checkpoint = attached.load
     for name in ("step", "train_batch"):
         if hasattr(engine, name):
             setattr(engine, name, attached.counting(getattr(engine, name)))
+
+
+def _report_batch(engine: Any) -> None:
+    """Have the job keep the batch of its first worker group, where it names none itself."""
+    link = training.open_link()
+    if link is not None and global_batch_of_job() is None:
+        link.send({"type": "batch", "samples": _global_batch(engine)})
 
 
 def copies_of(model: Any, mpu: Any, config: Mapping[str, Any]) -> int:

@@ -14,9 +14,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from remora.deepspeed.configuration import TOTAL, check_resizable, filled
+from remora.deepspeed.configuration import TOTAL, batch_of, check_resizable, filled
 from remora.deepspeed.refusal import Refused, end_refused
-from remora.deepspeed.trainer_arguments import config_of, global_batch_of_job, wrap_arguments
+from remora.deepspeed.trainer_arguments import batch_before, config_of, global_batch_of_job, wrap_arguments
 from remora.deepspeed.trainers import wrap_trainer
 from remora.script import native_threads
 
@@ -96,7 +96,10 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
                 if os.environ.get("REMORA_RESIZABLE") == "1":
                     check_resizable(config)
                 layout = (given.get("model"), given.get("mpu"), config)
-                numbers = filled(config, copies_of(*layout), global_batch_of_job())
+                total = global_batch_of_job()
+                if total is None and batch_of(config).total is None:
+                    total = batch_before()
+                numbers = filled(config, copies_of(*layout), total)
                 if counts_every_worker(*layout):
                     del numbers[TOTAL]
                 _give(given, numbers)

@@ -55,7 +55,7 @@ def fit(arguments: Any) -> None:
     _check_equal(MICRO, said.micro, "per_device_train_batch_size", micro)
     _check_equal(ROUNDS, said.rounds, "gradient_accumulation_steps", rounds)
     workers = training.world().world_size
-    total = check(config, global_batch_of_job()) or _total_before() or _total_first(micro * rounds, workers)
+    total = check(config, global_batch_of_job()) or batch_before() or _total_first(micro * rounds, workers)
     # What is fixed is the batch of a step; rounds that the script writes hold for one number of workers.
     numbers = filled({MICRO: micro}, workers, total)
     arguments.per_device_train_batch_size = numbers[MICRO]
@@ -71,8 +71,11 @@ def _check_equal(name: str, said: int | None, argument: str, value: int) -> None
         )
 
 
-def _total_before() -> int | None:
-    """Samples of a step when the checkpoint that the job resumes from was written."""
+def batch_before() -> int | None:
+    """Samples of a step when the checkpoint that the job resumes from was written; None where there is none.
+
+    Raises Refused for a checkpoint of another framework.
+    """
     saved = training.resume_from()
     return None if saved is None else read(saved, os.environ.get("REMORA_RESUME_STEP", "?")).global_batch
 

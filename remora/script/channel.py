@@ -8,6 +8,7 @@ Script to supervisor:
 
 - `hello` `{version, pid}`: first message.
 - `report` `{step, metrics, total_steps, again}`; `again`: another rank may have reported it, or died before it did.
+- `batch` `{samples}`: samples of a step that the script's own configuration makes, where the job names none.
 - `held` `{token, boundary}`: answer to `hold`; `boundary` counts the calls of `should_checkpoint()` so far.
 - `checkpoint` `{step, room, folder, asked, token, generation}`: the folder of that name holds this rank's files of the
   checkpoint, of the worker group of that number (by default the present one); the script waits for `taken`.  It lies

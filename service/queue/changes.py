@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from remora.errors import SpecError
 from remora.spec.fields import MAX_LABELS, refuses_label
 from remora.spec.spec import JobSpec
 from remora.states import JobState
@@ -51,6 +52,25 @@ def resize(job: JobRow, spec: JobSpec, now: float) -> Decision:
         resized_at=max(now, (job.resized_at or 0.0) + 0.001),
     )
     return Decision(resized, None, (event,))
+
+
+def keep_batch(job: JobRow, attempt: AttemptRow, samples: int, at: float) -> Decision:
+    """Its workers made a step of `samples` samples of their configuration: from now on its specification says so.
+
+    Nothing changes where it names a batch already, or could not name this one.
+    """
+    elastic = job.spec.get("elastic") or {}
+    if job.spec.get("backend") != "deepspeed" or elastic.get("global_batch") is not None:
+        return Decision(job, attempt)
+    try:
+        spec = JobSpec.from_mapping({**job.spec, "elastic": {**elastic, "global_batch": samples}})
+    except SpecError:
+        # Its owner has given it other workers meanwhile, which do not divide the batch.
+        return Decision(job, attempt)
+    kept = replace(job, spec=spec.to_mapping(), min_workers=spec.min_workers, max_workers=spec.max_workers)
+    is_short = 0 < attempt.world_size < kept.sizes.max
+    short_since = (attempt.short_since or at) if is_short else None
+    return Decision(kept, replace(attempt, short_since=short_since))
 
 
 def sizes_taken(job: JobRow, attempt: AttemptRow, resized_at: float, now: float) -> Decision:

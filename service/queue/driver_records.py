@@ -188,6 +188,8 @@ class ProgressRecord(RecordBody):
     preparing: Text | None = None
     #: Digest of the environment that the workers have.
     environment: Word | None = None
+    #: Samples of a step that its first workers made of their own configuration.
+    global_batch: Annotated[int, Field(ge=1, le=2**31)] | None = None
 
 
 class AttemptEndRecord(RecordBody):

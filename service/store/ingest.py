@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from cluster.policies.policies import Policies
 from remora.process_log import about
 from remora.states import AttemptState, JobState
-from service.queue import driver_records, early_stop, lifecycle
+from service.queue import changes, driver_records, early_stop, lifecycle
 from service.queue.early_stop import Score
 from service.queue.intake import LINES_LEFT
 from service.queue.rows import AttemptRow, JobRow, NewEvent, PhaseRow
@@ -191,6 +191,10 @@ def _take(batch: _Batch, record: Record) -> None:
                 _note_sick(batch, said, _since(batch, at))
         case driver_records.ProgressRecord():
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
+            if said.global_batch is not None:
+                batch.decide(
+                    changes.keep_batch(batch.job, batch.attempt, said.global_batch, _since(batch, at))
+                )
         case driver_records.AttemptEndRecord():
             batch.outputs_are_complete = said.outputs_are_complete
             message = said.message or said.end_reason.value
@@ -314,7 +318,10 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Polic
             batch.events += outputs.register_models(
                 connection, batch.job, batch.now, is_complete=batch.outputs_are_complete
             )
-    changes = [
+    for batch in batches:
+        if batch.job.spec is not batch.job_before.spec:
+            jobs.save_sizes(connection, batch.job)
+    decided = [
         jobs.Change(
             batch.job_before,
             lifecycle.Decision(batch.job, batch.attempt, tuple(batch.events), tuple(batch.phases)),
@@ -322,7 +329,7 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Polic
         )
         for batch in batches
     ]
-    return jobs.save_all(connection, changes)
+    return jobs.save_all(connection, decided)
 
 
 def _compare(connection: sa.Connection, batches: Sequence[_Batch]) -> None:

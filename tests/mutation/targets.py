@@ -121,14 +121,14 @@ TARGETS = (
         "driver",
         _all(
             "trainers/driver/",
-            "agreement change group hang kills nominations on_demand pending phases progress regrouping rendezvous"
-            " repeated_failures stragglers verdict",
+            "agreement change global_batch group hang kills nominations on_demand pending phases progress regrouping"
+            " rendezvous repeated_failures stragglers verdict",
         ),
         _all(
             "tests/unit/trainers/test_",
             "worker_group agreement progress regrouping verdict stragglers rendezvous hang nominations"
             " on_demand outbox driver_growth account change changes_in_place attempt driver hang_monitor phases"
-            " killed_scripts clock_of_a_driver",
+            " killed_scripts clock_of_a_driver kept_batch",
         ),
     ),
     Target(

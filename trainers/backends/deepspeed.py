@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from remora.deepspeed import record
 from remora.deepspeed.config_files import check_config_files
+from remora.deepspeed.conversion import PROCESSES_VARIABLE
 from remora.deepspeed.refusal import Refused
 from remora.spec.worker_sizes import WorkerSizes
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext
@@ -50,13 +51,16 @@ class DeepSpeed(Backend):
             raise BackendUnusable(str(refused)) from refused
 
     def variables(self, launch: LaunchContext) -> dict[str, str]:
-        """The hook, the CPU where the job has no GPU, and whether the number of workers may change."""
+        """The hook, the CPU where the job has no GPU, whether the number of workers may change, and processors."""
         behind = launch.environment.get("PYTHONPATH")
         variables = {"PYTHONPATH": f"{_SITE}{os.pathsep}{behind}" if behind else str(_SITE)}
         if not launch.plan.resources.get("GPU") and "DS_ACCELERATOR" not in launch.environment:
             variables["DS_ACCELERATOR"] = "cpu"
         if _is_resizable(launch.plan.sizes):
             variables["REMORA_RESIZABLE"] = "1"
+        # What the workers of this node have together.
+        cpus = launch.plan.resources.get("CPU", 1.0) * launch.identity.local_world_size
+        variables[PROCESSES_VARIABLE] = str(max(1, int(cpus)))
         return variables
 
 

@@ -31,6 +31,7 @@ from trainers.claims import Claims, Refused
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
 from trainers.driver.calls import Calls, RayCalls, end_this_actor, free_ports, master_port, prepare
+from trainers.driver.global_batch import sizes_in, with_batch
 from trainers.driver.hang_monitor import HangMonitor
 from trainers.driver.in_place import MEMBERSHIP_MESSAGES, InPlace
 from trainers.driver.log_shares import Printers
@@ -208,6 +209,7 @@ class Driver:
         await self._has_attempt.wait()
         if order > self._resized:
             self._resized = order
+            sizes = sizes_in(self._plan, sizes)
             self._plan = replace(self._plan, sizes=sizes)
             self._in_place.resize(sizes)
 
@@ -283,6 +285,9 @@ class Driver:
             return
         if kind in MEMBERSHIP_MESSAGES:
             self._in_place.receive(slot, message)
+        elif kind == "batch":
+            if is_member and generation == attempt.generation:
+                self._keep_batch(message.get("samples"))
         elif kind == "outputs":
             attempt.outputs.receive(slot, message["changes"])
         elif kind == "stack":
@@ -302,6 +307,21 @@ class Driver:
                 # No worker group is left that these could join.
                 stop = {"type": "stop", "at_once": True}
                 attempt.spawn(group_members.send_to(set(group_members.joining), stop))
+
+    def _keep_batch(self, samples: object) -> None:
+        """A worker reports the samples of a step that its configuration makes; later worker groups have as many."""
+        assert self._attempt.group is not None
+        plan = with_batch(self._plan, samples, self._attempt.group.world_size)
+        if plan is None:
+            return
+        self._plan = plan
+        self._in_place.resize(plan.sizes)
+        text = (
+            f"A step has {samples} samples, as the first worker group made of its configuration, and keeps them; the"
+            f" possible sizes of worker groups are {plan.sizes.in_words()}."
+        )
+        self._account.event("attempt.batch_kept", text, global_batch=samples)
+        self._account.progress(global_batch=samples)
 
     # --- called by Ray Train's controller, from its thread (trainers.ray_train.Owner) ---------------------------------
 

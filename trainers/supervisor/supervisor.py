@@ -64,6 +64,7 @@ from trainers.worker_identity import WorkerIdentity
 _FOR_DRIVER = frozenset(
     {
         "hello",
+        "batch",
         "report",
         "held",
         "abandoned",

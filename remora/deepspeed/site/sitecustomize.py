@@ -1,6 +1,10 @@
-"""Run by Python before a script of a DeepSpeed job: installs Remora's hook on the import of `deepspeed`."""
+"""Run by Python before a script of a DeepSpeed job: installs Remora's hook on the import of `deepspeed`.
+
+A checkpoint for another number of workers begins to be converted here, too.
+"""
 
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -10,11 +14,15 @@ _FOLDER = str(Path(__file__).parent)
 
 def _install() -> None:
     try:
+        from remora.deepspeed.conversion import begin_ahead
         from remora.deepspeed.hook import install_import_hook
     except ImportError:
         print("remora: this Python has no remora, so its DeepSpeed trains without it", file=sys.stderr)
     else:
         install_import_hook()
+        # What fails here is tried, and said, when the checkpoint is loaded.
+        with suppress(OSError):
+            begin_ahead()
 
 
 def _run_shadowed() -> None:

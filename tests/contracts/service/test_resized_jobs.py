@@ -51,6 +51,28 @@ def test_the_driver_of_a_job_that_runs_learns_of_it_once(owner: Owner) -> None:
     assert owner.ask(job_id, "resize", max=2)["version"] == version
 
 
+def test_the_batch_that_its_workers_made_is_that_of_later_attempts(owner: Owner) -> None:
+    job_id = owner.submit(workers={"min": 1, "max": 3}, backend="deepspeed")
+    driver = owner.train(job_id, workers=2)
+    assert owner.world.attempts(job_id)[0].short_since is not None
+    driver.tell("progress", at=owner.world.now, global_batch=8)
+    driver.tell("progress", at=owner.world.now, global_batch=2**40)
+    owner.world.tick()
+    job = owner.job(job_id)
+    assert job.spec["elastic"]["global_batch"] == 8
+    assert (job.max_workers, job.sizes.in_words()) == (2, "1 or 2")
+    assert owner.world.attempts(job_id)[0].short_since is None, "a third worker could not train"
+    said = owner.client.post(f"/v1/jobs/{job_id}/resize", json={"min": 3, "max": 3})
+    assert said.status_code == 422
+    assert "3 workers cannot deal 8 in equal parts" in said.text
+    owner.end(job_id, "node_lost")
+    owner.run_until(job_id, JobState.ADMITTED)
+    plan = owner.world.launcher.driver_of(job_id).plan
+    assert plan.attempt == 2
+    assert plan.sizes.in_words() == "1 or 2"
+    assert plan.elastic_variables["REMORA_GLOBAL_BATCH"] == "8"
+
+
 def test_a_controller_that_dies_before_the_driver_has_it_sends_it_again(owner: Owner) -> None:
     job_id = owner.submit()
     driver = owner.train(job_id)

@@ -73,6 +73,8 @@ def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
     assert sorted(losses(running)) == list(range(1, max(losses(running)) + 1))
     assert running.progress["repeated_steps"] <= 5, "the death cost what was done since the last checkpoint"
     assert "96 samples a step" in running.text()
+    converted = re.findall(r"remora: the checkpoint was converted .*", running.text())
+    assert len(converted) == 3, "each group has another number of workers than the one before"
 
 
 @pytest.mark.backend("deepspeed", "silent death")

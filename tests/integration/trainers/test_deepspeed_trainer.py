@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from remora.states import EndReason
 from tests.frameworks.transformers_environment import transformers_python
 from tests.integration.trainers.lab import Lab, Running
 
@@ -21,7 +22,7 @@ import json, sys, time
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-pause, fields = float(sys.argv[1]), json.loads(sys.argv[2])
+pause, fields = float(sys.argv[1]), {"gradient_accumulation_steps": 2, "max_steps": 30, **json.loads(sys.argv[2])}
 torch.manual_seed(3)
 tokens = torch.randint(0, 32, (96, 12))
 # Labels of unlike number: a mean over micro-batches is not the mean over the tokens of a step.
@@ -34,7 +35,7 @@ class Slow(TrainerCallback):
         time.sleep(pause)
 
 args = TrainingArguments(
-    "out", deepspeed="ds.json", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=30,
+    "out", deepspeed="ds.json", per_device_train_batch_size=2,
     learning_rate=0.02, warmup_steps=4, lr_scheduler_type="cosine", weight_decay=0.1, logging_steps=1,
     eval_strategy="steps", save_strategy="steps", eval_steps=3, save_steps=3, load_best_model_at_end=True,
     save_total_limit=2, use_cpu=True, report_to=[], disable_tqdm=True, seed=5, **fields,
@@ -135,6 +136,27 @@ def compare_with_a_loss(lab: Lab, stage: int) -> None:
     assert int(step) <= 15, "the worker that had saved the best weights is lost"
     assert evaluated == best
     assert f"evaluated {evaluated} best {best} of step {step}" in undisturbed.text()
+
+
+def test_without_a_global_batch_in_the_job_that_of_the_first_workers_stays(lab: Lab) -> None:
+    lab.nodes(2)
+    running = run(lab, CONFIG, 0.3, '{"max_steps": 100000}', elastic_variables={}, max_workers=3)
+    running.until(lambda: running.events("attempt.batch_kept"), "both have an engine", LONG_S)
+    assert running.progress["global_batch"] == 8
+    # There is no checkpoint yet from which the next group could learn it.
+    lab.provider.kill(running.node_of(0))
+    running.until(lambda: 3 in running.checkpoints, "one worker trains", LONG_S)
+    lab.add_node()
+    running.until(lambda: len(running.world_sizes) == 3, "two workers go on", LONG_S)
+    lab.add_node()
+    at = running.step
+    # By then a third worker would have been asked for.
+    running.until(lambda: running.step > at + 20, "they train", LONG_S)
+    lab.stop(running, EndReason.CANCELLED)
+    assert running.end(LONG_S)["end_reason"] == "cancelled", running.text()
+    assert running.world_sizes == [2, 1, 2], "three workers do not divide it"
+    assert "1 workers, 4 rounds of 2" in running.text()
+    assert running.text().count("2 workers, 2 rounds of 2") == 4
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 
 from remora.deepspeed import engine as engines
 from remora.deepspeed.engine import AttachedEngine, _asked_of, attach
+from remora.deepspeed.hook import _initialize
+from remora.deepspeed.record import Record, write
 
 
 class Engine:
@@ -57,6 +59,30 @@ def test_the_first_engine_of_a_script_takes_part_and_a_line_says_so_of_others(
     assert capsys.readouterr().err.count("another DeepSpeed engine") == 1
 
 
+@pytest.mark.parametrize(("named", "said"), [(None, [24]), ("24", [])])
+def test_the_first_engine_reports_its_batch_where_the_job_names_none(
+    named: str | None, said: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+
+    class Link:
+        def send(self, message: Any) -> None:
+            sent.append(message)
+
+    monkeypatch.setattr(engines.training, "open_link", Link)
+    if named is None:
+        monkeypatch.delenv("REMORA_GLOBAL_BATCH", raising=False)
+    else:
+        monkeypatch.setenv("REMORA_GLOBAL_BATCH", named)
+    made = Engine()
+    made.train_micro_batch_size_per_gpu = lambda: 2  # type: ignore[attr-defined]
+    made.gradient_accumulation_steps = lambda: 3  # type: ignore[attr-defined]
+    made.dp_world_size = 4  # type: ignore[attr-defined]
+    attach(made)
+    attach(Engine())
+    assert sent == [{"type": "batch", "samples": samples} for samples in said]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named", "is_resume"),
     [
@@ -87,3 +113,27 @@ def test_a_script_with_several_engines_names_the_part_of_its_checkpoint_that_it_
     assert _asked_of(tmp_path, str(tmp_path / "actor")) == tmp_path / "actor"
     assert _asked_of(tmp_path, "checkpoints") == tmp_path
     assert _asked_of(tmp_path, None) == tmp_path
+
+
+def test_a_script_that_names_a_micro_batch_alone_goes_on_with_the_batch_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def initialize(args: Any = None, model: Any = None, mpu: Any = None, config: Any = None) -> tuple[Any]:
+        given.append(config)
+        return (Engine(),)
+
+    (tmp_path / "step7").mkdir()
+    saved = Record(
+        tag="step7", world_size=2, copies=2, stage=1, global_batch=12, folder=None, parameters=1, model="m"
+    )
+    write(saved, tmp_path)
+    for name in ("REMORA_GLOBAL_BATCH", "REMORA_RESIZABLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
+    _initialize(initialize)(model=object(), config={"train_micro_batch_size_per_gpu": 2})
+    assert given == [
+        {"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
+    ]

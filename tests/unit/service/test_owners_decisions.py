@@ -229,6 +229,35 @@ class TestChanges:
         assert (second.job.min_workers, second.job.max_workers) == (3, 3)
         assert changes.resize(job, spec(1, 2), NOW) == lifecycle.Decision(job, None)
 
+    def test_the_batch_that_its_workers_made_becomes_part_of_the_specification(self) -> None:
+        def row(**fields: Any) -> JobRow:
+            spec = JobSpec.from_mapping({"command": "x", "workers": {"min": 1, "max": 3}, **fields})
+            return job_row(spec=spec.to_mapping(), min_workers=spec.min_workers, max_workers=spec.max_workers)
+
+        job = row(backend="deepspeed", elastic={"shards": 4})
+        attempt = AttemptRow(
+            id="att_a", job_id=job.id, attempt=1, created_at=0.0, world_size=2, short_since=5.0
+        )
+        kept = changes.keep_batch(job, attempt, 8, NOW)
+        assert kept.job.spec["elastic"]["global_batch"] == 8
+        assert kept.job.spec["elastic"]["shards"] == 4
+        assert (kept.job.min_workers, kept.job.max_workers) == (1, 2), "no third worker is bought"
+        assert kept.job.sizes.in_words() == "1 or 2"
+        assert kept.attempt is not None
+        assert kept.attempt.short_since is None, "it has all the workers that it can use"
+        short = changes.keep_batch(job, replace(attempt, world_size=1, short_since=None), 8, NOW).attempt
+        assert short is not None
+        assert short.short_since == NOW
+        for unchanged, samples in (
+            (kept.job, 4),
+            (row(), 8),
+            (job, 3),
+            (replace(row(backend="deepspeed", workers={"min": 3, "max": 3})), 8),
+        ):
+            assert changes.keep_batch(unchanged, attempt, samples, NOW) == lifecycle.Decision(
+                unchanged, attempt
+            )
+
     @pytest.mark.parametrize(
         ("size", "most", "before", "after"),
         [
