@@ -122,6 +122,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_service_kept_nodes.py",
             f"{CONTRACTS}/test_service_retention.py",
             f"{CONTRACTS}/test_settled_lists.py",
+            f"{CONTRACTS}/test_shells.py",
             f"{CONTRACTS}/test_slow_cloud.py",
             f"{CONTRACTS}/test_strays.py",
             f"{CONTRACTS}/test_trace_export.py",
