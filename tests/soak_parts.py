@@ -442,6 +442,7 @@ PARTS: Mapping[str, Part] = {
         (
             "tests/e2e/test_losses.py",
             "tests/e2e/test_outages.py",
+            "tests/e2e/test_remora_shell.py",
             "tests/e2e/test_scripts.py",
             "tests/e2e/test_secrets.py",
             f"{TRAINERS}/test_launcher_commands.py",

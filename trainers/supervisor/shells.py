@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ import ray
 
 from remora.script import channel
 from trainers.processes.shell_process import ShellPlace, ShellProcess
+from trainers.shells import SIGNAL_BASE
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +22,8 @@ _CALL_S = 30.0
 #: Seconds that the end of a worker waits for its shells.
 _END_S = 10.0
 _NOT_STARTED = "its command has not started yet, or has ended: a shell needs the folders of a running command"
+_WORKER_ENDS = "its worker has ended, or was stopped"
+_KILLED = SIGNAL_BASE + signal.SIGKILL
 
 Size = tuple[int, int]
 
@@ -77,6 +81,8 @@ class WorkerShells:
         self._place: ShellPlace | None = None
         self._open: dict[threading.Thread, ShellProcess | None] = {}
         self._lock = threading.Lock()
+        #: The worker ends, and its shells with it.
+        self._is_ending = False
 
     def begin(self, place: ShellPlace) -> None:
         """The command has started, with this place."""
@@ -86,7 +92,7 @@ class WorkerShells:
     def stop(self) -> None:
         """End all shells, and open none any more; does not wait."""
         with self._lock:
-            self._place = None
+            self._place, self._is_ending = None, True
             processes = [one for one in self._open.values() if one is not None]
         for process in processes:
             process.stop()
@@ -139,7 +145,9 @@ class WorkerShells:
         self, token: str, process: ShellProcess, writing: threading.Thread, status: dict[str, object]
     ) -> None:
         try:
-            if "start_failed" in status:
+            if self._is_ending and status.get("exit_code") == _KILLED:
+                self._report(token, _WORKER_ENDS)
+            elif "start_failed" in status:
                 self._report(token, f"it could not be started: {status['start_failed']}")
             else:
                 self._report(token, "the shell has ended", int(str(status["exit_code"])))

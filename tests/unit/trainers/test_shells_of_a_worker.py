@@ -198,8 +198,10 @@ def test_it_ends_with_its_session_its_worker_and_its_driver(
     else:
         shells.close()
     assert psutil.wait_procs([process], timeout=20)[1] == []
-    if how != "away":
+    if how == "over":
         assert driver.wait_end()[1] == 128 + signal.SIGKILL
+    elif how == "closed":
+        assert driver.wait_end() == ("its worker has ended, or was stopped", None)
 
 
 def test_output_that_nothing_takes_stops_the_shell_and_fills_no_memory(
