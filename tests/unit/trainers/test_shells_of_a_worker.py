@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from remora.isolation import Isolation
 from trainers.isolation.confined import confined_job
 from trainers.isolation.mounts import Shown
 from trainers.processes.shell_process import ShellPlace
@@ -176,6 +177,14 @@ def test_ctrl_c_ends_what_runs_in_front_and_not_the_shell(shells: WorkerShells, 
     driver.wait_for(b"goes on")
 
 
+def test_the_terminal_is_that_of_its_session(shells: WorkerShells, driver: Driver) -> None:
+    driver.size = (24, 80)
+    ask(shells, "sh", "-c", "echo to it >/dev/tty && sleep 600", size=(24, 80))
+    driver.wait_for(b"to it")
+    driver.type(b"\x03")
+    assert driver.wait_end()[1] == 128 + signal.SIGINT
+
+
 def test_what_it_leaves_behind_ends_with_it(shells: WorkerShells, driver: Driver) -> None:
     ask(shells)
     driver.type(b"setsid sleep 600 & echo $! ; exec true\n")
@@ -238,8 +247,11 @@ def test_without_a_command_that_runs_there_is_no_shell(driver: Driver) -> None:
 
 
 @needs_root
+@pytest.mark.parametrize("walls", ["users", "namespaces"])
 @pytest.mark.parametrize("size", [None, (24, 80)])
-def test_it_has_the_walls_of_its_job(driver: Driver, tmp_path: Path, size: tuple[int, int] | None) -> None:
+def test_it_has_the_walls_of_its_job(
+    driver: Driver, tmp_path: Path, size: tuple[int, int] | None, walls: Isolation
+) -> None:
     """The user, no rights, its view of the files, and none of the node's processes."""
     secret = tmp_path / "of-the-node"
     secret.write_text("hidden")
@@ -250,7 +262,7 @@ def test_it_has_the_walls_of_its_job(driver: Driver, tmp_path: Path, size: tuple
     for one in (tmp_path, *list(tmp_path.parents)[:2]):
         one.chmod(0o755)
     driver.size = size
-    with confined_job("users", f"att_{os.getpid()}_{size}", folder, temporary) as job:
+    with confined_job(walls, f"att_{os.getpid()}_{size}", folder, temporary) as job:
         assert job is not None
         job.own(folder)
         confinement = job.on_node([Shown(source=folder, target=folder, is_read_only=False)], None)
