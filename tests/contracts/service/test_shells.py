@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +319,20 @@ def test_one_ends_with_its_attempt(owner: Owner, how: str) -> None:
     owner.world.tick(4)
     (ended,) = listed(owner, job_id)
     assert ended.message == "its attempt has ended, or was stopped"
+
+
+def test_of_two_requests_that_wait_for_one_shell_the_newer_waits_on(owner: Owner) -> None:
+    """However many a client sends, one looks at the database."""
+    job_id, _ = opened(owner)
+    readers = owner.client.app.state.remora.shell_readers  # type: ignore[attr-defined]
+    pause = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(exchange, owner, job_id, wait_s=20)
+        while not readers:
+            pause.wait(0.01)
+        exchange(owner, job_id, wait_s=0.01)
+        assert first.result(timeout=10).output == []
+    assert readers == {}
 
 
 class Killed(BaseException):
