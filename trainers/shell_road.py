@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,8 @@ from trainers.shells import ShellAnswer, ShellTurn, as_answer
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a call waits for answers.
-_WAIT_S = 0.03
+#: Seconds that a call waits for answers, and until a driver is asked again that could not be.
+_WAIT_S, _PAUSE_S = 0.03, 1.0
 
 
 @dataclass
@@ -27,6 +28,8 @@ class _Asked:
     driver: Any = None
     turns: Sequence[ShellTurn] | None = None
     answer: Any = None
+    #: Not before this time of the monotonic clock it is asked again.
+    again_at: float = 0.0
 
 
 class RayShellRoad:
@@ -55,7 +58,8 @@ class RayShellRoad:
         self._asked = {one: self._asked.get(one) or _Asked() for one in turns}
         for attempt_id, asked in self._asked.items():
             # An answer that is not waited for any more comes again: the driver keeps what was not acknowledged.
-            if asked.answer is None or asked.turns != turns[attempt_id]:
+            is_due = asked.answer is None or asked.turns != turns[attempt_id]
+            if is_due and time.monotonic() >= asked.again_at:
                 self._ask(attempt_id, asked, order, turns[attempt_id])
         waited = {asked.answer: one for one, asked in self._asked.items() if asked.answer is not None}
         if not waited:
@@ -70,7 +74,9 @@ class RayShellRoad:
         try:
             if asked.driver is None:
                 asked.driver = driver_actors.find(driver_actors.name_of(attempt_id))
-            if asked.driver is not None:
+            if asked.driver is None:
+                asked.again_at = time.monotonic() + _PAUSE_S
+            else:
                 asked.answer = asked.driver.turn_shells.remote(order, list(turns))
         except (
             Exception
@@ -87,7 +93,7 @@ class RayShellRoad:
 
     @staticmethod
     def _note(attempt_id: str, asked: _Asked, error: Exception) -> None:
-        asked.driver = None
+        asked.driver, asked.again_at = None, time.monotonic() + _PAUSE_S
         log.warning(
             "the driver of attempt %s cannot be asked for its shells, it is tried again: %.300r",
             attempt_id,
