@@ -410,6 +410,47 @@ class Profile(View):
     sha256: str | None = None
 
 
+class ShellSession(View):
+    """A shell that was opened in one worker of a running job."""
+
+    #: 1, 2, ... of the job's shells.
+    number: int
+    attempt: int
+    rank: int
+    #: Who has opened it.
+    principal: str
+    #: What runs there; empty: a shell.
+    command: list[str]
+    #: `requested`, `open` or `ended`.
+    state: str
+    requested_at: float
+    opened_at: float | None = None
+    ended_at: float | None = None
+    #: Why it ended, in one sentence.
+    message: str | None = None
+    #: With which its process ended; 128 and more: by a signal.
+    exit_code: int | None = None
+
+
+class ShellOutput(View):
+    """A piece of what was printed in a shell."""
+
+    seq: int
+    #: `stdout` or `stderr`; with a terminal all is `stdout`.
+    stream: str
+    #: The bytes, in base64.
+    data: str
+
+
+class ShellExchange(View):
+    """What a shell has printed, and how much of what was typed is kept."""
+
+    shell: ShellSession
+    #: The newest piece of input that is kept; a later one has to be sent again.
+    input_seq: int
+    output: list[ShellOutput]
+
+
 class OutputFile(View):
     """One file that a job's script left in its outputs folder."""
 

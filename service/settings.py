@@ -129,6 +129,8 @@ class Settings(BaseSettings):
     access_log: bool = False
     #: Requests of a second that one principal may send in the long run, and ten times as many at once; 0: any number.
     max_requests_per_s: float = Field(default=50.0, ge=0)
+    #: Whether people may open shells in the workers of running jobs (`remora shell`).
+    shells: bool = False
     #: Addresses or networks of proxies that end TLS, separated by commas; what they say of their clients is believed.
     trusted_proxies: str = ""
     #: Where people reach the API, if by another name than `host`; requests may address it by this name.

@@ -30,6 +30,7 @@ from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, R
 from trainers.preflight.answers import LinkAnswer, OwnAnswer
 from trainers.preflight.product import DIGEST
 from trainers.secret_values import values_of
+from trainers.shells import STDOUT, OutputPiece, ShellAnswer, ShellTurn
 
 
 def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
@@ -229,6 +230,77 @@ class FakeLauncher:
         """The one driver that runs for a job."""
         (driver,) = [one for one in self.drivers.values() if one.plan.job_id == job_id]
         return driver
+
+
+@dataclass
+class FakeShell:
+    """A shell in a driver: what it got, and what it says."""
+
+    turn: ShellTurn
+    typed: list[bytes] = field(default_factory=list)
+    printed: list[OutputPiece] = field(default_factory=list)
+    is_open: bool = True
+    taken: int = 0
+    #: Why it has ended, and with which exit code.
+    end: tuple[str, int | None] | None = None
+
+    def print(self, *contents: bytes, stream: int = STDOUT) -> None:
+        """Print these, a piece each."""
+        for content in contents:
+            self.printed.append((len(self.printed) + 1, stream, content))
+
+    def answer(self) -> ShellAnswer:
+        """As a driver answers its turn."""
+        for number, content in self.turn.inputs:
+            if self.is_open and number == self.taken + 1:
+                self.taken = number
+                self.typed.append(content)
+        pieces, left = [], self.turn.room
+        for piece in self.printed[self.turn.after :]:
+            if len(piece[2]) > left:
+                break
+            left -= len(piece[2])
+            pieces.append(piece)
+        is_whole = self.turn.after + len(pieces) == len(self.printed)
+        message, code = self.end if self.end is not None and is_whole else (None, None)
+        return ShellAnswer(
+            number=self.turn.number,
+            is_open=self.is_open,
+            taken=self.taken,
+            pieces=tuple(pieces),
+            message=message,
+            exit_code=code,
+        )
+
+
+class FakeShellRoad:
+    """Shells without processes, by attempt and number; `over` holds those that drivers have ended."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, int], FakeShell] = {}
+        self.over: list[FakeShell] = []
+        #: True: calls arrive, and no answer comes back.
+        self.is_mute = False
+        #: False: drivers have not opened what they are asked for.
+        self.opens = True
+        self.orders: list[tuple[int, int]] = []
+
+    def exchange(
+        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+    ) -> dict[str, list[ShellAnswer]]:
+        self.orders.append(order)
+        for attempt_id, those in turns.items():
+            named = {(attempt_id, one.number) for one in those}
+            for place in [one for one in self.open if one[0] == attempt_id and one not in named]:
+                self.over.append(self.open.pop(place))
+            for one in those:
+                made = FakeShell(one, is_open=self.opens)
+                self.open.setdefault((attempt_id, one.number), made).turn = one
+        answers = {
+            attempt_id: [self.open[attempt_id, one.number].answer() for one in those]
+            for attempt_id, those in turns.items()
+        }
+        return {} if self.is_mute else answers
 
 
 @dataclass(frozen=True)
@@ -482,6 +554,7 @@ class World:
         self.supply = FakeSupply(local_offerings(settings))
         self.ray_programs = FakeRayPrograms()
         self.preflights = FakePreflights()
+        self.shells = FakeShellRoad()
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
         #: Seconds between two observations of the cloud.
@@ -519,6 +592,7 @@ class World:
             follows_policies=self.buys,
             ray_programs=self.ray_programs,
             preflights=self.preflights,
+            shells=self.shells,
             observation_interval_s=lambda: self.observation_interval_s,
         )
 

@@ -122,6 +122,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_service_kept_nodes.py",
             f"{CONTRACTS}/test_service_retention.py",
             f"{CONTRACTS}/test_settled_lists.py",
+            f"{CONTRACTS}/test_shells.py",
             f"{CONTRACTS}/test_slow_cloud.py",
             f"{CONTRACTS}/test_strays.py",
             f"{CONTRACTS}/test_trace_export.py",
@@ -442,6 +443,7 @@ PARTS: Mapping[str, Part] = {
         (
             "tests/e2e/test_losses.py",
             "tests/e2e/test_outages.py",
+            "tests/e2e/test_remora_shell.py",
             "tests/e2e/test_scripts.py",
             "tests/e2e/test_secrets.py",
             f"{TRAINERS}/test_launcher_commands.py",

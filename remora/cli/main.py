@@ -28,6 +28,7 @@ from remora.cli import (
     results,
     schedules,
     secrets,
+    shells,
     stacks,
     submission,
     top,
@@ -68,6 +69,7 @@ for command in (
     top.top,
     stacks.stacks,
     profiles.profile,
+    shells.shell,
     drill.drill,
     plans.plan,
     results.checkpoints,
@@ -130,7 +132,7 @@ def _code_of(arguments: Sequence[str] | None) -> int:
 
 def _hint(message: str, arguments: Sequence[str]) -> str:
     """For an option that the job's own command may have been meant to get."""
-    is_command = bool(arguments) and arguments[0] in ("submit", "dev") and "--" not in arguments
+    is_command = bool(arguments) and arguments[0] in ("submit", "dev", "shell") and "--" not in arguments
     if not is_command or not message.startswith("No such option"):
         return ""
     return (

@@ -14,6 +14,7 @@ again in `retries`.
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -79,6 +80,8 @@ from remora.views import (
     ScheduleRun,
     Secret,
     SecretsRotation,
+    ShellExchange,
+    ShellSession,
     SignInWays,
     WhatIf,
 )
@@ -319,6 +322,49 @@ class Client(Shell):
         Raises NotFound without such a trace, and DownloadError when this machine does not take it.
         """
         return self._run(flows.download_profile(job_id, number, Path(target)))
+
+    def open_shell(
+        self,
+        job_id: str,
+        *,
+        rank: int = 0,
+        command: Sequence[str] = (),
+        size: tuple[int, int] | None = None,
+        term: str = "dumb",
+    ) -> ShellSession:
+        """Open a shell in a worker of a running job, or run a command there; its terminal has `size` rows and columns.
+
+        Without `size` it has no terminal.  Raises Conflict when it does not run, Forbidden where shells are off.
+        """
+        return self._send(requests.open_shell(job_id, rank, command, size, term))
+
+    def shells(self, job_id: str) -> list[ShellSession]:
+        """The newest shells of a job, the oldest of them first."""
+        return (self._send(requests.list_shells(job_id))).items
+
+    def exchange_shell(
+        self,
+        job_id: str,
+        number: int,
+        *,
+        seq: int | None = None,
+        data: bytes = b"",
+        size: tuple[int, int] | None = None,
+        after: int = 0,
+        wait_s: float = 0.0,
+    ) -> ShellExchange:
+        """Type `data` into a shell as its piece `seq` (b"": the input ends), and read what follows the piece `after`.
+
+        Waits up to `wait_s` seconds, 20 at most, for output.  A piece has 8 KiB at most, and is kept when `input_seq`
+        of the answer is as high as `seq`; else it is sent again.
+        """
+        rows, columns = size or (None, None)
+        said = {"seq": seq, "data": base64.b64encode(data).decode(), "after": after, "wait_s": wait_s}
+        return self._send(requests.exchange_shell(job_id, number, {**said, "rows": rows, "columns": columns}))
+
+    def close_shell(self, job_id: str, number: int) -> ShellSession:
+        """Ask for the end of a shell."""
+        return self._send(requests.close_shell(job_id, number))
 
     def label(self, job_id: str, labels: Mapping[str, str | None]) -> Job:
         """Set labels of a job, also after its end, and remove those whose value is None; others stay."""

@@ -52,6 +52,8 @@ from remora.views import (
     ScheduleRun,
     Secret,
     SecretsRotation,
+    ShellExchange,
+    ShellSession,
     WhatIf,
 )
 
@@ -89,11 +91,13 @@ class Request(Generic[T]):
     save_to: Path | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     also_expected: frozenset[int] = frozenset()
+    #: Doing it twice equals doing it once, although its method does not say so.
+    is_repeatable: bool = False
 
     @property
     def is_safe_to_retry(self) -> bool:
         """True when doing it twice equals doing it once."""
-        return self.method != "POST" or "Idempotency-Key" in self.headers
+        return self.method != "POST" or self.is_repeatable or "Idempotency-Key" in self.headers
 
     def result(self, answer: Answer) -> T:
         """The typed result.  Raises ApiError for an error answer, and for one that Remora would not give."""
@@ -341,6 +345,34 @@ def request_profile(job_id: str, steps: int, rank: int) -> Request[Profile]:
 def list_profiles(job_id: str) -> Request[Page[Profile]]:
     """The profiles of a job."""
     return Request(method="GET", path=job_path(job_id, "profiles"), parse=_one(Page[Profile]))
+
+
+def open_shell(
+    job_id: str, rank: int, command: Sequence[str], size: tuple[int, int] | None, term: str
+) -> Request[ShellSession]:
+    """Open a shell in a rank of a running job."""
+    body: dict[str, Any] = {"rank": rank, "command": list(command), "term": term}
+    if size is not None:
+        body |= {"rows": size[0], "columns": size[1]}
+    return Request(method="POST", path=job_path(job_id, "shells"), json=body, parse=_one(ShellSession))
+
+
+def list_shells(job_id: str) -> Request[Page[ShellSession]]:
+    """The newest shells of a job."""
+    return Request(method="GET", path=job_path(job_id, "shells"), parse=_one(Page[ShellSession]))
+
+
+def exchange_shell(job_id: str, number: int, said: Mapping[str, Any]) -> Request[ShellExchange]:
+    """Type into a shell and read from it; what is numbered may be sent twice."""
+    path = job_path(job_id, "shells", str(number), "exchange")
+    body = {name: value for name, value in said.items() if value is not None}
+    return Request(method="POST", path=path, json=body, parse=_one(ShellExchange), is_repeatable=True)
+
+
+def close_shell(job_id: str, number: int) -> Request[ShellSession]:
+    """Ask for the end of a shell."""
+    path = job_path(job_id, "shells", str(number))
+    return Request(method="DELETE", path=path, parse=_one(ShellSession))
 
 
 def get_profile_content(job_id: str, number: int, save_to: Path) -> Request[None]:

@@ -49,6 +49,8 @@ class Context:
     checks: Checks = field(default_factory=Checks)
     #: Seconds since 1970.
     clock: Callable[[], float] = CLOCK
+    #: The newest request that waits for output of a shell, by its job and number: an earlier one waits no more.
+    shell_readers: dict[tuple[str, int], object] = field(default_factory=dict)
     #: For how long the lease of each cluster's controller has not been renewed, by its name.
     leases: dict[str, LeaseWatch] = field(default_factory=dict)
 

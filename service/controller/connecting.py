@@ -44,6 +44,8 @@ class ClusterConnection:
     ray_programs: ports.RayPrograms | None = None
     #: Has nodes measured before they get work; None where that is not possible.
     preflights: ports.Preflights | None = None
+    #: Reaches the shells of attempts; None where there are none.
+    shells: ports.ShellRoad | None = None
     #: Seconds between two observations of the cloud at least, now: clouds count requests.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Answers what these attempts, by id, ask of storages, and no others; does not wait.
@@ -52,7 +54,7 @@ class ClusterConnection:
     withhold: Callable[[str], None] = withhold_none
     #: Closes its own connections; no call may be made through them afterwards.
     close: Callable[[], None] = _nothing
-    #: `membership`, `drains` and `rehearsal` do not call Ray from now on; waits for a call under way.
+    #: `membership`, `drains`, `rehearsal` and `shells` do not call Ray from now on; waits for a call under way.
     leave_ray: Callable[[], None] = _nothing
 
 
@@ -82,6 +84,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     from service.storage_broker import StorageBroker, granted_code
     from trainers.launch import RayLauncher
     from trainers.preflight.tasks import RayPreflights
+    from trainers.shell_road import RayShellRoad
     from trainers.storage_server import StorageServer
 
     is_existing = settings.cloud == "existing"
@@ -105,9 +108,15 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     broker = StorageBroker(settings.storage_credentials)
     storage_server = StorageServer(broker.answer)
 
+    shell_road = RayShellRoad()
+
     def close() -> None:
         storage_server.close()
         cloud.close()
+
+    def leave_ray() -> None:
+        membership.leave()
+        shell_road.leave()
 
     return ClusterConnection(
         RayLauncher(
@@ -125,9 +134,10 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         follows_policies=cloud.follows_policies,
         ray_programs=RayPrograms(membership),
         preflights=RayPreflights(),
+        shells=shell_road,
         observation_interval_s=cloud.observation_interval_s,
         serve_storage=storage_server.serve,
         withhold=cloud.withhold or withhold_none,
         close=close,
-        leave_ray=membership.leave,
+        leave_ray=leave_ray,
     )

@@ -3,8 +3,8 @@
 python -m service.controller [--home DIR] [--log-format text|json]
 
 Several threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops
-that ask the cloud, one makes and sends notifications of alerts, one sends traces where there is a collector, and the
-main thread runs all others.
+that ask the cloud, one moves what is typed and printed in shells, one makes and sends notifications of alerts, one
+sends traces where there is a collector, and the main thread runs all others.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from service.loops.launching import Launching
 from service.loops.ledger_entries import write_ledger_entries
 from service.loops.listing import Listing, read_list
 from service.loops.live_attempts import LiveAttempts
+from service.loops.shells import Shells
 from service.loops.storage_scopes import StorageScopes
 from service.loops.sweep import settle_waits, sweep
 from service.loops.tick import Tick
@@ -54,11 +55,13 @@ from service.tracing.opening import TracingUnusable, check_tracing
 log = logging.getLogger(__name__)
 
 #: What the controller of each cluster does for its own jobs and nodes alone, under the lease of its cluster.
-OF_CLUSTER = ("track", "account", "sweep", "dispatch", "storage", "prepare", "drill", "scale")
+OF_CLUSTER = ("track", "account", "sweep", "dispatch", "storage", "prepare", "shells", "drill", "scale")
 #: What one of the controllers does for all clusters, under a lease of its own.
 OF_SERVICE = ("waits", "deletion", "retention", "recount", "alerts", "traces")
 #: Seconds between two looks for spans to send.
 TRACE_EVERY_S = 1.0
+#: Seconds between two looks at shells while some are open, in which what is typed waits.
+SHELL_EVERY_S = 0.02
 #: Seconds that a thread may take to return from a call at the end of the process.
 END_S = 3.0
 
@@ -69,8 +72,8 @@ Loops = tuple[tuple[str, Callable[[], None]], ...]
 class Controller:
     """Runs the loops while this process holds the lease; of any number of controllers of a cluster one acts.
 
-    `work`, `ask_cloud`, `alert` and `trace` run in one thread each; `tick` runs all loops once in the thread that calls
-    it.
+    `work`, `follow_shells`, `ask_cloud`, `alert` and `trace` run in one thread each; `tick` runs all loops once in the
+    thread that calls it.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Controller:
         self._cloud = CloudLoop(connection, monotonic)
         self._launching = Launching(monotonic)
         self._scopes = StorageScopes()
+        self.shells = Shells()
         self.listing = Listing(monotonic, partial(read_list, opened=partial(open_storage, settings)))
         self.deletion = self._cloud.deletion
         self.alerts = Alerts(settings, monotonic)
@@ -111,7 +115,7 @@ class Controller:
         def clock() -> float:
             return now
 
-        is_mine = self.ask_cloud(clock) and self.work(clock)
+        is_mine = self.ask_cloud(clock) and self.work(clock) and self.follow_shells(clock)
         if is_mine:
             self.alert(clock)
             self.trace(clock)
@@ -168,6 +172,14 @@ class Controller:
         if is_mine:
             self._serve_all(clock, self._cloud.upkeep)
         return is_mine
+
+    def follow_shells(self, clock: Callable[[], float] = CLOCK) -> bool:
+        """Look at all shells once; False when another controller holds the lease.  Raises DBAPIError."""
+        lease = self.lease
+        if lease is None:
+            return False
+        tick, road = self._begin_tick(lease, clock), self._connection.shells
+        return self._run(lease, "shells", lambda: self.shells.step(tick, road))
 
     def alert(self, clock: Callable[[], float] = CLOCK) -> None:
         """Make and send notifications once, if this controller does so for all clusters.  Raises DBAPIError."""
@@ -246,6 +258,7 @@ class Process:
         self._holder = ControllerLeases(database, settings)
         self._lease_thread = Repeated("lease", self._keep, self._holder.wake)
         self._cloud_thread = self._repeated("cloud", Controller.ask_cloud, settings.tick_s)
+        self._shells_thread = Repeated("shells", self._follow_shells, threading.Event())
         self._alerts_thread = self._repeated("alerts", Controller.alert, settings.tick_s)
         self._traces_thread = self._repeated("traces", Controller.trace, TRACE_EVERY_S)
         #: The newest problem of each thread, by its name; empty: none.
@@ -265,6 +278,7 @@ class Process:
         self._holder.report_idle()
         self._lease_thread.start()
         self._cloud_thread.start()
+        self._shells_thread.start()
         self._alerts_thread.start()
         if self._settings.otlp_endpoint:
             self._traces_thread.start()
@@ -345,6 +359,19 @@ class Process:
 
         return Repeated(name, once, threading.Event())
 
+    def _follow_shells(self) -> float:
+        """One step of the thread for shells; seconds until the next one."""
+        controller, said = self._controller, ""
+        try:
+            is_mine = controller is not None and self._address is not None and controller.follow_shells()
+        except DBAPIError as error:
+            said, is_mine = f"{why_failed(error)}; trying again", False
+        self._complain("shells", said)
+        if said:
+            return RETRY_S
+        is_busy = controller is not None and is_mine and controller.shells.is_busy
+        return SHELL_EVERY_S if is_busy else self._settings.tick_s
+
     def _keep(self) -> float:
         """One step of the thread that renews the lease; seconds until the next one."""
         said, lease = "", None
@@ -365,7 +392,8 @@ class Process:
         if not self._cloud_thread.stop(END_S):
             log.warning("the cloud does not answer: this process ends without it, and its lease runs out")
             self.is_stuck = True
-        if not self._alerts_thread.stop(END_S) or not self._lease_thread.stop(END_S):
+        is_over = self._shells_thread.stop(END_S)
+        if not is_over or not self._alerts_thread.stop(END_S) or not self._lease_thread.stop(END_S):
             self.is_stuck = True
         if self.is_stuck:
             return

@@ -36,7 +36,7 @@ class Permission:
     is_enough_to_own: bool = False
     #: It needs not even a proof.
     is_open: bool = False
-    #: It writes nothing although its method could.
+    #: It writes nothing that the audit tells of, although its method could.
     is_read: bool = False
 
 
@@ -50,6 +50,8 @@ SUBMIT = Permission(Role.SUBMITTER, Where.NAMED)
 DELETE = Permission(Role.ADMIN, Where.OBJECT, is_enough_to_own=True)
 #: What of others is for admins: where an alert is sent to, and what it has reported.
 OWN = DELETE
+#: A shell shows what its job's command may see, its secrets too: in jobs of others it is for admins.
+ENTER = DELETE
 GRANT = Permission(Role.ADMIN, Where.NAMED)
 #: What one's own projects pay; what the cluster pays is for operators.
 SPENT = Permission(Role.SUBMITTER, Where.LISTED)
@@ -66,6 +68,11 @@ PERMISSIONS: Mapping[str, Permission] = {
     "resize_job": CHANGE,
     "request_stacks": CHANGE,
     "request_profile": CHANGE,
+    "open_shell": ENTER,
+    "list_shells": ENTER,
+    # What is typed and printed: the audit tells of the beginning and the end.
+    "exchange_shell": Permission(Role.ADMIN, Where.OBJECT, is_enough_to_own=True, is_read=True),
+    "close_shell": ENTER,
     "label_job": CHANGE,
     "delete_job": DELETE,
     "list_attempts": VIEW,

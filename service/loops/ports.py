@@ -15,6 +15,7 @@ from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record
 from trainers.preflight.answers import LinkAnswer, OwnAnswer
+from trainers.shells import ShellAnswer, ShellTurn
 
 
 class Launcher(Protocol):
@@ -207,6 +208,20 @@ class Preflights(Protocol):
 
     def keep_only(self, node_ids: Collection[str]) -> None:
         """End what was asked of other nodes."""
+        ...
+
+
+class ShellRoad(Protocol):
+    """Reaches the shells of attempts."""
+
+    def exchange(
+        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+    ) -> Mapping[str, Sequence[ShellAnswer]]:
+        """Send each driver, by the id of its attempt, all shells that it has, and return what drivers have answered.
+
+        Waits a small part of a second for that.  Of two calls the one with the later `order` counts.  A driver that
+        cannot be reached is left out.
+        """
         ...
 
 

@@ -22,6 +22,8 @@ from service.store.tables import (
     jobs,
     models,
     profiles,
+    shell_pieces,
+    shells,
 )
 
 #: A job that may be deleted now: nothing of it runs, and nothing that it left is being listed.
@@ -53,7 +55,7 @@ def forget(connection: sa.Connection, job_id: str, now: float, most: int) -> boo
         return False
     project = connection.execute(sa.select(jobs.c.project).where(jobs.c.id == job_id)).scalar_one()
     forget_outputs(connection, job_id, project)
-    for table in (checkpoints, job_labels, profiles):
+    for table in (checkpoints, job_labels, profiles, shell_pieces, shells):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     is_answered = sa.select(sa.exists().where(idempotency.c.job_id == job_id))
     if is_needed(connection, job_id) or connection.execute(is_answered).scalar():

@@ -32,6 +32,8 @@ from service.store.tables import (
     outputs,
     phases,
     profiles,
+    shell_pieces,
+    shells,
     uses,
 )
 from service.store.totals import Counted
@@ -176,7 +178,7 @@ def remove_job(connection: sa.Connection, job_id: str) -> None:
     state, array_id = connection.execute(
         sa.select(jobs.c.state, jobs.c.array_id).where(jobs.c.id == job_id).with_for_update()
     ).one()
-    for table in (events, uses, phases, profiles, attempts, dependencies, job_labels):
+    for table in (events, uses, phases, profiles, shell_pieces, shells, attempts, dependencies, job_labels):
         connection.execute(sa.delete(table).where(table.c.job_id == job_id))
     connection.execute(sa.delete(jobs).where(jobs.c.id == job_id))
     if array_id is not None:

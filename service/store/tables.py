@@ -394,6 +394,53 @@ sa.Index(
     postgresql_where=_UNDER_WAY,
 )
 
+shells = sa.Table(
+    "shells",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("rank", sa.Integer, nullable=False),
+    sa.Column("principal", sa.Text, nullable=False),
+    sa.Column("credential", sa.Text),
+    sa.Column("command", sa.JSON, nullable=False),
+    sa.Column("term", sa.String(64), nullable=False),
+    sa.Column("rows", sa.Integer),
+    sa.Column("columns", sa.Integer),
+    sa.Column("requested_at", sa.Double, nullable=False),
+    sa.Column("seen_at", sa.Double, nullable=False),
+    sa.Column("input_at", sa.Double, nullable=False),
+    sa.Column("input_seq", sa.Integer, nullable=False),
+    sa.Column("close_requested_at", sa.Double),
+    sa.Column("opened_at", sa.Double),
+    sa.Column("output_at", sa.Double),
+    sa.Column("output_seq", sa.Integer, nullable=False),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("message", sa.Text),
+    sa.Column("exit_code", sa.Integer),
+    sa.Column("cleared_at", sa.Double),
+)
+_NOT_CLEARED = sa.text("cleared_at IS NULL")
+sa.Index(
+    "ix_shells_under_way",
+    shells.c.job_id,
+    sqlite_where=_NOT_CLEARED,
+    postgresql_where=_NOT_CLEARED,
+)
+
+# What was typed and is not in the worker yet, and what was printed and is not read yet.
+shell_pieces = sa.Table(
+    "shell_pieces",
+    metadata,
+    sa.Column("job_id", sa.String(40), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("is_output", sa.Boolean, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("stream", sa.Integer, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.ForeignKeyConstraint(["job_id", "number"], ["shells.job_id", "shells.number"]),
+)
+
 models = sa.Table(
     "models",
     metadata,

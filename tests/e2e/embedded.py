@@ -108,6 +108,11 @@ class Embedded:
         until(lambda: self._says_nodes_ready(begin), "it has the nodes that it begins with")
 
     @property
+    def variables(self) -> dict[str, str]:
+        """The environment of its processes and commands."""
+        return dict(self._environment)
+
+    @property
     def up_log(self) -> Path:
         """What `remora up` prints."""
         return self.home / "up.log"

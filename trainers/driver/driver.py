@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -40,6 +40,7 @@ from trainers.driver.nominations import NO_JOB, Nominations
 from trainers.driver.on_demand import mark_on_demand, on_demand_first
 from trainers.driver.profiles import Profiles
 from trainers.driver.rendezvous_monitor import RendezvousMonitor
+from trainers.driver.shells import Shells
 from trainers.driver.stacks import Stacks
 from trainers.driver.storage_requests import StorageRequests
 from trainers.driver.verdict import Verdict
@@ -47,6 +48,7 @@ from trainers.job_storage import JobStorages
 from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
 from trainers.plan import AttemptPlan, ProfileRequest, Record
+from trainers.shells import ShellTurn
 from trainers.storage import StorageError
 from trainers.storage_grants import StorageAnswer, StorageRequest
 from trainers.supervisor import worker_process
@@ -120,6 +122,7 @@ class Driver:
         self._in_place = InPlace(self._attempt)
         self._stacks = Stacks(self._group_members)
         self._profiles = Profiles(self._group_members, self._account)
+        self._shells = Shells(self._group_members, self._attempt.spawn)
         self._hang_monitor = HangMonitor(self._attempt, self._in_place, self._stacks)
         self._rendezvous_monitor = RendezvousMonitor(self._attempt, self._stacks)
         self._has_attempt.set()
@@ -227,6 +230,11 @@ class Driver:
             self._profile_requested = request.number
             self._attempt.spawn(self._profiles.take(request))
 
+    async def turn_shells(self, order: tuple[int, int], turns: Sequence[ShellTurn]) -> list[list[Any]]:
+        """Take note of all shells of the attempt, and answer what is new; see `trainers.driver.shells`."""
+        await self._has_attempt.wait()
+        return await self._shells.turn(order, turns)
+
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
         await self._has_attempt.wait()
@@ -260,6 +268,18 @@ class Driver:
     async def storage_ask(self, request: StorageRequest) -> StorageAnswer:
         """A worker asks the service about a storage."""
         return await self._storage_requests.ask(request)
+
+    async def shell_input(self, token: str, taken: int, size: tuple[int, int] | None) -> dict[str, Any]:
+        """A worker asks what is new for a shell; see `trainers.driver.shells`."""
+        return await self._shells.input(token, taken, size)
+
+    async def shell_output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+        """A worker hands over output of a shell; see `trainers.driver.shells`."""
+        return await self._shells.output(token, pieces)
+
+    async def shell_ended(self, token: str, message: str, exit_code: int | None) -> None:
+        """A worker says that a shell has ended."""
+        await self._shells.ended(token, message, exit_code)
 
     async def relay_offer(self, shard: CheckpointShard) -> bool:
         """A worker whose machine goes wants to send files here; False when there is no room."""

@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import json
 import logging
-import marshal
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -20,7 +18,6 @@ from typing import IO
 
 import psutil
 
-from remora import cgroups
 from remora.cgroups import Cgroup
 from remora.script import channel
 from trainers.environments.worker_python import WorkerPython
@@ -29,23 +26,21 @@ from trainers.processes.fork_server_client import (
     CommandShim,
     ForkServer,
     ShimRequest,
-    receive_shim,
-    shim_environment,
 )
 from trainers.processes.line_cutter import LineCutter, StreamFilter
+from trainers.processes.shims import (
+    COMMAND_CGROUP,
+    MARK_VARIABLE,
+    SUPERVISOR_VARIABLE,
+    StandardStreams,
+    inside,
+    make_cgroup,
+    start_shim,
+)
 
-#: Set in the environment of the command, and so of all that it starts, to find them when the shim cannot.
-_MARK_VARIABLE = "REMORA_CHILD"
-#: Process id of the supervisor, in the environment of a shim and of a command: a forked shim is not its child.
-_SUPERVISOR_VARIABLE = "REMORA_SUPERVISOR"
-_SHIM = Path(__file__).with_name("command_shim.py")
 _READ_SIZE = 1 << 16
-#: Names of the cgroups of a shim and of its command, below that of the worker.
-_SHIM_CGROUP, _COMMAND_CGROUP = "keeper", "command"
 #: Seconds that a shim may take to kill its command before the supervisor does.
 _KILL_GRACE_S = 1.0
-#: Seconds that a shim may take to start.
-_SHIM_START_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +91,9 @@ class Child:
         self._on_over = on_over
         self._mark = uuid.uuid4().hex
         outputs = [os.pipe(), os.pipe()]
-        environment = {**environment, _MARK_VARIABLE: self._mark, _SUPERVISOR_VARIABLE: str(os.getpid())}
+        environment = {**environment, MARK_VARIABLE: self._mark, SUPERVISOR_VARIABLE: str(os.getpid())}
         theirs_all = [outputs[0][1], outputs[1][1], theirs.fileno(), status_write]
-        self._cgroup = _make_cgroup(self._mark[:8], most_processes)
+        self._cgroup = make_cgroup(self._mark[:8], most_processes)
         request = ShimRequest(
             command=command,
             folder=folder,
@@ -110,7 +105,7 @@ class Child:
             confinement=confinement,
         )
         if self._cgroup is not None:
-            request = _inside(request, self._cgroup)
+            request = inside(request, self._cgroup)
         try:
             self._shim = _fork(fork_server, request, theirs_all) or _start(request, theirs_all)
         except BaseException:
@@ -151,7 +146,7 @@ class Child:
     def processes(self) -> list[int]:
         """Process ids of all that belongs to the command."""
         if self._cgroup is not None:
-            return Cgroup(self._cgroup.path / _COMMAND_CGROUP).processes()
+            return Cgroup(self._cgroup.path / COMMAND_CGROUP).processes()
         try:
             return [process.pid for process in psutil.Process(self.pid).children(recursive=True)]
         except psutil.NoSuchProcess:
@@ -167,7 +162,7 @@ class Child:
         self._shim.signal(signal.SIGUSR1 if at_once else signal.SIGTERM)
         if at_once and self._cgroup is not None:
             # In case the script has stopped its shim; the shim gets time to report the exit status first.
-            late = threading.Timer(_KILL_GRACE_S, Cgroup(self._cgroup.path / _COMMAND_CGROUP).send_kill)
+            late = threading.Timer(_KILL_GRACE_S, Cgroup(self._cgroup.path / COMMAND_CGROUP).send_kill)
             late.daemon = True
             late.start()
 
@@ -185,7 +180,7 @@ class Child:
             self._cgroup.end()
         if not written:
             # The shim was killed: the kernel ends the command, and not what the command has started.
-            end_marked(_MARK_VARIABLE, self._mark)
+            end_marked(MARK_VARIABLE, self._mark)
         for thread in self._threads:
             thread.join()
         self._channel.close()
@@ -224,28 +219,6 @@ class Child:
                 on_message(message)
 
 
-def _make_cgroup(name: str, most_processes: int | None) -> Cgroup | None:
-    """A cgroup for a worker's processes and their shim; None where the node has none."""
-    cgroup = cgroups.owned(name)
-    if cgroup is None:
-        return None
-    try:
-        cgroup.make(_SHIM_CGROUP, _COMMAND_CGROUP)
-    except OSError as error:
-        log.warning("no cgroup could be made: %s", error)
-        cgroup.remove()
-        return None
-    if most_processes is not None:
-        cgroup.limit(most_processes)
-    return cgroup
-
-
-def _inside(request: ShimRequest, cgroup: Cgroup) -> ShimRequest:
-    entered = [cgroup.path / _COMMAND_CGROUP, *([cgroup.counting] if cgroup.counting is not None else [])]
-    own = str(cgroup.path / _SHIM_CGROUP)
-    return dataclasses.replace(request, own_cgroup=own, cgroups=tuple(str(path) for path in entered))
-
-
 def _fork(fork_server: ForkServer | None, request: ShimRequest, descriptors: list[int]) -> CommandShim | None:
     """Have the command forked by the fork server; None when it has to be started."""
     if fork_server is None or (invocation := fork_server.invocation_of(request)) is None:
@@ -255,46 +228,11 @@ def _fork(fork_server: ForkServer | None, request: ShimRequest, descriptors: lis
 
 def _start(request: ShimRequest, descriptors: list[int]) -> CommandShim:
     output, errors, script_channel, status = descriptors
-    environment = {**request.environment, channel.FD_VARIABLE: str(script_channel)}
-    _check(environment)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs, os.fdopen(os.memfd_create("request"), "wb") as file:
-        fields = {**request.fields(), "environment": environment}
-        marshal.dump({**fields, "status": status, "life_line": theirs.fileno()}, file)
-        file.flush()
-        os.lseek(file.fileno(), 0, os.SEEK_SET)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(_SHIM), str(file.fileno()), "--", *request.command],
-                cwd=request.folder,
-                env=shim_environment(os.environ, environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=errors,
-                pass_fds=(script_channel, status, theirs.fileno(), file.fileno()),
-            )
-            theirs.close()
-            if request.own_cgroup:
-                # Moving a process takes the kernel ten milliseconds, and hardly any right after another one: so the
-                # command's own move is quick once the shim's interpreter has started.
-                with contextlib.suppress(OSError):
-                    Path(request.own_cgroup, "cgroup.procs").write_text(str(process.pid))
-            ours.settimeout(_SHIM_START_S)
-            # The shim detaches itself at once.
-            process.wait()
-            return receive_shim(ours, is_forked=False)
-        except BaseException:
-            ours.close()
-            raise
-
-
-def _check(environment: Mapping[str, str]) -> None:
-    """Raises ValueError for variables that no process can have."""
-    for name, value in environment.items():
-        if "\0" in name or "\0" in value:
-            raise ValueError("embedded null byte")
-        if not name or "=" in name:
-            raise ValueError("illegal environment variable name")
+    request = dataclasses.replace(
+        request, environment={**request.environment, channel.FD_VARIABLE: str(script_channel)}
+    )
+    streams = StandardStreams(subprocess.DEVNULL, output, errors)
+    return start_shim(request, streams, status, (script_channel,))
 
 
 def end_marked(name: str, value: str) -> int:

@@ -41,6 +41,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _RLIMIT_CORE = 4
+_TIOCSCTTY = 0x540E
+#: Signals that a terminal sends, or stops with.
+_OF_TERMINALS = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
+)
 #: Signals that wake a shim.
 WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +66,8 @@ def main(arguments: list[str]) -> None:
     `variable_files` (paths of files with values of more variables, by their names),
     `cgroups` (folders of those that the command enters: all that lives in the first one is the command's; [] for none),
     `own_cgroup` (folder of the shim's), `container` (a pid in the container that the command enters; 0: none),
-    `walls` (what `confinement.py` does to the command; None: nothing).
+    `walls` (what `confinement.py` does to the command; None: nothing), `has_terminal` (its standard input is one, which
+    becomes that of its session).
     """
     with open(int(arguments[0]), "rb") as file:
         request = marshal.load(file)  # noqa: S302 - the supervisor has written it
@@ -89,6 +96,8 @@ def main(arguments: list[str]) -> None:
                 enter_container(request["container"])
             if request["walls"]:
                 confine(request["walls"], folder)
+            if request["has_terminal"]:
+                _take_terminal()
             _become(command, with_secrets(request["environment"], request["variable_files"]))
         except OSError as error:
             os.write(errors_write, f"{command[0]}: {_why(error)}".encode())
@@ -285,6 +294,17 @@ def _enter(cgroup: str) -> None:
     """Move this process into a cgroup.  Raises OSError."""
     with open(os.path.join(cgroup, "cgroup.procs"), "w") as file:
         file.write("0")
+
+
+def _take_terminal() -> None:
+    """In the forked process, a leader of its session: standard input is the session's terminal, with its signals.
+
+    Raises OSError.
+    """
+    fcntl.ioctl(0, _TIOCSCTTY, 0)
+    # A service that was started in the background ignores some of them, and so would all that it starts.
+    for number in _OF_TERMINALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _become(command: list[str], environment: dict[str, str]) -> None:

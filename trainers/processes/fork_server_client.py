@@ -96,6 +96,8 @@ class ShimRequest:
     container: int = 0
     #: What makes the command a process of the job's own user; None: it is one of the node's.
     confinement: Confinement | None = None
+    #: Its standard input is a terminal, which becomes that of its session.
+    has_terminal: bool = False
 
     def program(self) -> Path | None:
         """The file that the command starts."""
@@ -117,6 +119,7 @@ class ShimRequest:
             "own_cgroup": self.own_cgroup,
             "cgroups": list(self.cgroups),
             "container": self.container,
+            "has_terminal": self.has_terminal,
             "walls": None if self.confinement is None else self.confinement.fields(),
         }
 

@@ -31,6 +31,7 @@ from trainers.outputs.manifest import Changes
 from trainers.processes.child import Child
 from trainers.processes.fork_server_client import ForkServer, job_fork_server
 from trainers.processes.python_stacks import stacks_below
+from trainers.processes.shell_process import ShellPlace
 from trainers.storage import StorageError
 from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
 from trainers.supervisor.checkpoint_intake import CheckpointOffer
@@ -54,6 +55,7 @@ from trainers.supervisor.profiles import WorkerProfiles
 from trainers.supervisor.redacted_messages import Messages, RedactedMessages
 from trainers.supervisor.redaction import Redactor
 from trainers.supervisor.secret_files import secret_files, variable_files, with_folder
+from trainers.supervisor.shells import RayShellCalls, WorkerShells
 from trainers.supervisor.sidecar import RunningSidecar
 from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.supervisor.storage_asking import ask_through
@@ -139,6 +141,7 @@ class Supervisor:
             assignment.plan, self._storages, assignment.driver, self._outbox, self.redacted
         )
         self._profiles = WorkerProfiles(assignment.plan, self._storages.open, self._outbox, self.redacted)
+        self._shells = WorkerShells(RayShellCalls(assignment.driver), self.redacted)
         self._files = assignment.outputs
         #: Watches the outputs folder; None until the folder is there.
         self._collector: OutputsCollector | None = None
@@ -261,6 +264,7 @@ class Supervisor:
                 watch.close()
         if self._sidecar is not None:
             self._sidecar.end()
+        self._shells.close()
         self._checkpoints.close()
         self._profiles.close()
 
@@ -318,6 +322,9 @@ class Supervisor:
             with self._lock:
                 child = self._child
             self._profiles.ask(child, message)
+            return
+        if kind == "shell":
+            self._shells.ask(message)
             return
         if kind == "look":
             self._scan_outputs(message)
@@ -478,14 +485,23 @@ class Supervisor:
         values = expression_values(identity, launch.inputs)
         command = [fill(word, values, str(collector.folder)) for word in self._backend.command(launch)]
         self._start_sidecar(launch)
+        inside = self._preparation.container
+        place = ShellPlace(
+            folder=launch.code,
+            environment=with_folder(launch.environment, self._secrets_folder),
+            variable_files=variable_files(plan.secrets, self._secrets, self._secrets_folder),
+            container=0 if inside is None else inside.pid,
+            confinement=launch.confinement,
+            most_processes=plan.max_processes,
+        )
         # Under the lock, so that the child's first message can be answered.
         with self._lock:
             try:
                 child = self._child = Child(
                     command,
-                    folder=launch.code,
-                    environment=with_folder(launch.environment, self._secrets_folder),
-                    variable_files=variable_files(plan.secrets, self._secrets, self._secrets_folder),
+                    folder=place.folder,
+                    environment=place.environment,
+                    variable_files=place.variable_files,
                     line_bytes=plan.log_line_bytes,
                     grace_s=_GRACE_S,
                     on_lines=self._sent.put_lines,
@@ -494,9 +510,9 @@ class Supervisor:
                     on_message=self._receive,
                     fork_server=self._fork_server,
                     python=self._python,
-                    most_processes=plan.max_processes,
-                    container=0 if (inside := self._preparation.container) is None else inside.pid,
-                    confinement=launch.confinement,
+                    most_processes=place.most_processes,
+                    container=place.container,
+                    confinement=place.confinement,
                 )
             except ValueError as error:
                 raise CommandUnusable(str(error)) from error
@@ -505,6 +521,7 @@ class Supervisor:
                     raise
                 raise CommandUnusable("its arguments and environment variables are too long") from error
             stop_requested = self._stop_requested or self._sidecar_failure is not None
+        self._shells.begin(place)
         collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
@@ -606,6 +623,7 @@ class Supervisor:
                 self._child.send({"type": "taken", "step": offer.step, "park": park})
 
     def _finish(self, status: dict[str, object]) -> None:
+        self._shells.stop()
         if self._excess is not None and status.get("signal") == signal.SIGKILL:
             status = {**status, "excess": self._excess}
         elif status.get("signal") == signal.SIGKILL and not self._stop_requested:
@@ -634,6 +652,7 @@ class Supervisor:
         with self._lock:
             self._note_stop()
             child, sidecar = self._child, self._sidecar
+        self._shells.stop()
         if child is not None:
             child.stop(at_once=True)
         if sidecar is not None:

@@ -527,6 +527,8 @@ OF_ALL = {
         "pool_reopenings",
         "schedule_runs",
         "schedules",
+        "shell_pieces",
+        "shells",
     ),
     *("alert_facts", "alert_watches", "alerts", "notifications"),
     *("secret_versions", "secrets", "token_grants", "tokens", "totals"),

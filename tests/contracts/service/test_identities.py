@@ -423,8 +423,11 @@ def _without_id(text: str) -> str:
     return text.partition('"request_id"')[0]
 
 
-MAKES = "clone_job create_alert create_token drill_node drill_pool prune put_bundle put_grant request_profile"
-UNMAKES = "delete_alert delete_schedule delete_secret remove_grant revoke_token"
+MAKES = (
+    "clone_job create_alert create_token drill_node drill_pool open_shell prune put_bundle put_grant"
+    " request_profile"
+)
+UNMAKES = "close_shell delete_alert delete_schedule delete_secret remove_grant revoke_token"
 #: Of which the audit says not both what was before and what is after.
 FACTS: dict[str, set[str]] = {
     **{

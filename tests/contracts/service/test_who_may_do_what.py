@@ -54,6 +54,8 @@ class Rule:
     #: Makes an object that the operation uses up, and returns the path.
     fresh: Callable[[Service, Objects], str] | None = None
     content: bytes | None = None
+    #: What the operator has made here is not there for others, whatever role they have.
+    is_own: bool = False
 
 
 def spec(more: dict[str, Any] | None = None) -> Callable[[Objects], Any]:
@@ -78,6 +80,12 @@ def made_profile(service: Service, objects: Objects) -> str:
     row = ProfileRow(**place, ended_at=2.0, file=file, size_bytes=7, sha256="b" * 64)
     service.database.transact(lambda connection: profiles.add(connection, row))
     return f"/v1/jobs/{job_id}/profiles/1/content"
+
+
+def fresh_shell(service: Service, objects: Objects) -> str:
+    path = running_job(service, objects).replace("/stacks", "/shells")
+    service.made("POST", path, json={})
+    return f"{path}/1"
 
 
 def fresh_job(service: Service, objects: Objects) -> str:
@@ -163,6 +171,23 @@ RULES: dict[str, Rule] = {
     "resume_job": Rule("submitter", "POST", "", fresh=paused_job),
     "request_stacks": Rule("submitter", "POST", "", fresh=running_job),
     "request_profile": Rule("submitter", "POST", "", lambda _: {"steps": 1}, fresh=profiled_job),
+    "open_shell": Rule(
+        "admin",
+        "POST",
+        "",
+        lambda _: {"rank": 0},
+        fresh=lambda service, objects: running_job(service, objects).replace("/stacks", "/shells"),
+    ),
+    "list_shells": Rule("admin", "GET", "/v1/jobs/{done}/shells"),
+    "exchange_shell": Rule(
+        "admin",
+        "POST",
+        "",
+        lambda _: {"after": 0},
+        fresh=lambda service, objects: f"{fresh_shell(service, objects)}/exchange",
+        is_own=True,
+    ),
+    "close_shell": Rule("admin", "DELETE", "", fresh=fresh_shell),
     "list_profiles": Rule("viewer", "GET", "/v1/jobs/{done}/profiles"),
     "download_profile": Rule("viewer", "GET", "", fresh=made_profile),
     "resize_job": Rule("submitter", "POST", "/v1/jobs/{queued}/resize", lambda _: {"max": 2}),
@@ -279,7 +304,7 @@ def expected(rule: Rule, who: Any, project: str) -> int | None:
         case "admin only":
             return None if held == "admin" else 404
     if RANKS.index(held) >= RANKS.index(rule.least):
-        return None
+        return 404 if rule.is_own else None
     # Nothing is said about what is in a project in which one has no role.
     return 404 if held is None and rule.kind == "object" else 403
 

@@ -125,7 +125,9 @@ def packed(text: str) -> tuple[str, bytes]:
 @contextmanager
 def service_of(database: Database, url: str, home: Path, **settings: Any) -> Iterator[Service]:
     """A service with authentication, without objects."""
-    made = Settings(home=home, database_url=url, authentication="required", **settings)
+    made = Settings(
+        **{"home": home, "database_url": url, "authentication": "required", "shells": True, **settings}
+    )
     home.mkdir(parents=True, exist_ok=True)
     operator = first_operator.ensure(database, home, 1_700_000_000.0).read_text().strip()
     with TestClient(create_app(made), base_url="http://127.0.0.1") as client:

@@ -5,6 +5,7 @@ Everything lies in memory; a test reads what was asked (`requests`) and writes w
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -43,6 +44,7 @@ from remora.views import (
     RayRequest,
     Schedule,
     ScheduleRun,
+    ShellExchange,
     View,
 )
 
@@ -76,6 +78,13 @@ class FakeService:
     #: Profiles of every job as they are after a look at each list, the last list stays; and the trace of all.
     profiles: list[list[Profile]] = field(default_factory=list)
     trace: bytes = b""
+    #: What each request for output of a shell is answered, the last one for ever.
+    exchanges: list[ShellExchange] = field(default_factory=list)
+    #: What was typed into it: a number and the bytes, of each request; of which the first `lost` are not kept.
+    typed: list[tuple[int, bytes]] = field(default_factory=list)
+    lost: int = 0
+    #: How often it was closed.
+    closed: int = 0
     nodes: list[Node] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     ray_requests: list[RayRequest] = field(default_factory=list)
@@ -419,6 +428,8 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
         return 200, {}, state.outputs[unquote(rest.removeprefix("outputs/"))]
     if rest.startswith("profiles"):
         return _profiles(state, seen)
+    if rest.startswith("shells"):
+        return _shells(state, seen)
     if rest.endswith("/content"):
         return 200, {"Content-Type": "application/x-tar"}, state.archive
     return _page(state, seen, state.checkpoints if rest == "checkpoints" else state.attempts)
@@ -431,6 +442,22 @@ def _profiles(state: FakeService, seen: Seen) -> Reply:
         return 202, {}, state.profiles[0][-1].model_dump_json().encode()
     found = state.profiles.pop(0) if len(state.profiles) > 1 else state.profiles[0]
     return _page(state, seen, found)
+
+
+def _shells(state: FakeService, seen: Seen) -> Reply:
+    if not state.exchanges:
+        return problem(403, "shells_off", "shells are off in this service", hint="its operator turns them on")
+    if not seen.path.endswith("/exchange"):
+        state.closed += seen.method == "DELETE"
+        return 201, {}, state.exchanges[0].shell.model_dump_json().encode()
+    asked = json.loads(seen.body)
+    if "seq" not in asked:
+        found = state.exchanges.pop(0) if len(state.exchanges) > 1 else state.exchanges[0]
+        return 200, {}, found.model_dump_json().encode()
+    state.typed.append((asked["seq"], base64.b64decode(asked["data"])))
+    kept = asked["seq"] if len(state.typed) > state.lost else asked["seq"] - 1
+    answer = ShellExchange(shell=state.exchanges[0].shell, input_seq=kept, output=[])
+    return 200, {}, answer.model_dump_json().encode()
 
 
 def _files(state: FakeService) -> list[OutputFile]:
