@@ -273,7 +273,7 @@ class FakeShell:
         )
 
 
-class FakeShellRoad:
+class FakeShellTransport:
     """Shells without processes, by attempt and number; `over` holds those that drivers have ended."""
 
     def __init__(self) -> None:
@@ -554,7 +554,7 @@ class World:
         self.supply = FakeSupply(local_offerings(settings))
         self.ray_programs = FakeRayPrograms()
         self.preflights = FakePreflights()
-        self.shells = FakeShellRoad()
+        self.shells = FakeShellTransport()
         #: True: nodes are bought as jobs need them and drained when they are not wanted any more.
         self.buys = False
         #: Seconds between two observations of the cloud.

@@ -45,7 +45,7 @@ class ClusterConnection:
     #: Has nodes measured before they get work; None where that is not possible.
     preflights: ports.Preflights | None = None
     #: Reaches the shells of attempts; None where there are none.
-    shells: ports.ShellRoad | None = None
+    shells: ports.ShellTransport | None = None
     #: Seconds between two observations of the cloud at least, now: clouds count requests.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Answers what these attempts, by id, ask of storages, and no others; does not wait.
@@ -84,7 +84,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     from service.storage_broker import StorageBroker, granted_code
     from trainers.launch import RayLauncher
     from trainers.preflight.tasks import RayPreflights
-    from trainers.shell_road import RayShellRoad
+    from trainers.shell_transport import RayShellTransport
     from trainers.storage_server import StorageServer
 
     is_existing = settings.cloud == "existing"
@@ -108,7 +108,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
     broker = StorageBroker(settings.storage_credentials)
     storage_server = StorageServer(broker.answer)
 
-    shell_road = RayShellRoad()
+    shell_transport = RayShellTransport()
 
     def close() -> None:
         storage_server.close()
@@ -116,7 +116,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
 
     def leave_ray() -> None:
         membership.leave()
-        shell_road.leave()
+        shell_transport.leave()
 
     return ClusterConnection(
         RayLauncher(
@@ -134,7 +134,7 @@ def connect(settings: Settings, address: str) -> ClusterConnection:
         follows_policies=cloud.follows_policies,
         ray_programs=RayPrograms(membership),
         preflights=RayPreflights(),
-        shells=shell_road,
+        shells=shell_transport,
         observation_interval_s=cloud.observation_interval_s,
         serve_storage=storage_server.serve,
         withhold=cloud.withhold or withhold_none,

@@ -178,8 +178,8 @@ class Controller:
         lease = self.lease
         if lease is None:
             return False
-        tick, road = self._begin_tick(lease, clock), self._connection.shells
-        return self._run(lease, "shells", lambda: self.shells.step(tick, road))
+        tick, transport = self._begin_tick(lease, clock), self._connection.shells
+        return self._run(lease, "shells", lambda: self.shells.step(tick, transport))
 
     def alert(self, clock: Callable[[], float] = CLOCK) -> None:
         """Make and send notifications once, if this controller does so for all clusters.  Raises DBAPIError."""

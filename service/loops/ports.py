@@ -211,7 +211,7 @@ class Preflights(Protocol):
         ...
 
 
-class ShellRoad(Protocol):
+class ShellTransport(Protocol):
     """Reaches the shells of attempts."""
 
     def exchange(

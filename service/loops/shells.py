@@ -15,7 +15,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from remora.process_log import about
-from service.loops.ports import ShellRoad
+from service.loops.ports import ShellTransport
 from service.loops.tick import Tick
 from service.queue.shells import ShellRow, after_answer, after_look, is_clear, new_pieces
 from service.store import audit
@@ -45,17 +45,17 @@ class Shells:
         #: Some are under way.
         self.is_busy = False
 
-    def step(self, tick: Tick, road: ShellRoad | None) -> None:
+    def step(self, tick: Tick, transport: ShellTransport | None) -> None:
         """Look at all shells once.  Raises Fenced."""
         known = tick.load(partial(store.under_way, cluster=tick.cluster))
         self.is_busy = bool(known)
-        if not known or road is None:
+        if not known or transport is None:
             return
         found = [_Followed(*one) for one in known]
         inputs, unread = tick.load(partial(store.waiting, rows=[one.row for one in found]))
         looked = [self._look(tick, one, unread) for one in found]
         _save(tick, [one.row for one in found], [one.row for one in looked])
-        self._turn(tick, road, looked, inputs, unread)
+        self._turn(tick, transport, looked, inputs, unread)
 
     def _look(self, tick: Tick, one: _Followed, unread: Mapping[store.Place, int]) -> _Followed:
         row = after_look(one.row, is_live=one.is_live, is_allowed=tick.settings.shells, now=tick.now)
@@ -66,7 +66,7 @@ class Shells:
     def _turn(
         self,
         tick: Tick,
-        road: ShellRoad,
+        transport: ShellTransport,
         looked: Sequence[_Followed],
         inputs: Mapping[store.Place, list[InputPiece]],
         unread: Mapping[store.Place, int],
@@ -82,7 +82,7 @@ class Shells:
                 turns[one.attempt_id].append(_turn_of(row, inputs[place], UNREAD_BYTES - unread[place]))
                 rows[one.attempt_id, row.number] = row
         tick.check()
-        answers = road.exchange((tick.lease.token, next(self._calls)), turns)
+        answers = transport.exchange((tick.lease.token, next(self._calls)), turns)
         said = {(attempt_id, one.number): one for attempt_id, those in answers.items() for one in those}
         _take(tick, [(rows[place], answer) for place, answer in said.items() if place in rows])
 

@@ -81,7 +81,7 @@ class ShellRow:
 
 @dataclass(frozen=True, kw_only=True)
 class WantedShell:
-    """What somebody asks for; see `ShellRow`."""
+    """What is asked for; see `ShellRow`."""
 
     rank: int
     command: tuple[str, ...]

@@ -23,7 +23,7 @@ from tests.e2e.processes import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-#: Runs until it is cancelled, with a file of its own and a secret of nobody.
+#: Runs until it is cancelled.
 WAITS = "import os, time\nprint('begins', flush=True)\ntime.sleep(3000)\n"
 
 

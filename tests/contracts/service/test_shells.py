@@ -80,7 +80,7 @@ def kept_pieces(owner: Owner) -> int:
     return owner.world.database.query(lambda c: int(c.execute(count).scalar_one()))
 
 
-def told(owner: Owner) -> list[tuple[str, str | None, dict[str, Any] | None]]:
+def audited(owner: Owner) -> list[tuple[str, str | None, dict[str, Any] | None]]:
     """What the audit says of shells, the oldest first."""
     rows = owner.world.database.query(lambda c: audit.page(c, None, None, 100))
     return [(one.operation, one.object, one.after) for one in reversed(rows) if "shell" in one.operation]
@@ -109,7 +109,7 @@ def test_what_is_typed_reaches_the_rank_and_what_it_prints_comes_back_once(owner
     owner.world.tick()
     assert kept_pieces(owner) == 0
     assert owner.world.database.query(lambda c: store.under_way(c, owner.world.settings.cluster)) == []
-    assert told(owner) == [
+    assert audited(owner) == [
         ("open_shell", job_id, {"shell": 1, "rank": 0, "command": []}),
         ("end_shell", job_id, {"shell": 1, "rank": 0, "message": "the shell has ended", "exit_code": 3}),
     ]
@@ -126,7 +126,7 @@ def test_shells_are_off_unless_an_operator_turns_them_on(
         assert (answer.status_code, answer.json()["code"]) == (403, "shells_off")
         assert "REMORA_SHELLS" in answer.text
         assert listed(owner, job_id) == []
-        assert told(owner) == []
+        assert audited(owner) == []
 
 
 def test_shells_that_are_turned_off_end(owner: Owner, database_url: str, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_shell_that_is_not_there_is_not_found(owner: Owner, number: str) -> No
         assert (answer.status_code, answer.json()["code"]) == (404, "shell_not_found")
 
 
-def test_input_that_the_rank_does_not_take_and_output_that_nobody_reads_are_bounded(owner: Owner) -> None:
+def test_input_that_the_rank_does_not_take_and_output_that_is_not_read_are_bounded(owner: Owner) -> None:
     job_id, shell = opened(owner)
     shell.taken = -1
     for seq in range(1, MOST_WAITING + 1):
@@ -303,7 +303,7 @@ def test_one_that_is_closed_ends_and_its_output_can_still_be_read_for_a_while(ow
     owner.world.now += READ_WITHIN_S + 1
     owner.world.tick(2)
     assert kept_pieces(owner) == 0
-    assert [operation for operation, _, _ in told(owner)] == ["open_shell", "close_shell", "end_shell"]
+    assert [operation for operation, _, _ in audited(owner)] == ["open_shell", "close_shell", "end_shell"]
 
 
 @pytest.mark.parametrize("how", ["driver", "cancel", "pause"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -246,21 +247,27 @@ def test_without_a_command_that_runs_there_is_no_shell(driver: Driver) -> None:
     assert "has not started yet" in driver.wait_end()[0]
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user reaches."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @needs_root
 @pytest.mark.parametrize("walls", ["users", "namespaces"])
 @pytest.mark.parametrize("size", [None, (24, 80)])
 def test_it_has_the_walls_of_its_job(
-    driver: Driver, tmp_path: Path, size: tuple[int, int] | None, walls: Isolation
+    driver: Driver, open_folder: Path, size: tuple[int, int] | None, walls: Isolation
 ) -> None:
     """The user, no rights, its view of the files, and none of the node's processes."""
-    secret = tmp_path / "of-the-node"
+    secret = open_folder / "of-the-node"
     secret.write_text("hidden")
     secret.chmod(0o600)
-    folder, temporary = tmp_path / "job", tmp_path / "temporary"
+    folder, temporary = open_folder / "job", open_folder / "temporary"
     for one in (folder, temporary):
         one.mkdir()
-    for one in (tmp_path, *list(tmp_path.parents)[:2]):
-        one.chmod(0o755)
     driver.size = size
     with confined_job(walls, f"att_{os.getpid()}_{size}", folder, temporary) as job:
         assert job is not None

@@ -32,8 +32,8 @@ class _Asked:
     again_at: float = 0.0
 
 
-class RayShellRoad:
-    """See `service.loops.ports.ShellRoad`; one thread calls it."""
+class RayShellTransport:
+    """See `service.loops.ports.ShellTransport`; one thread calls it."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}
