@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from cluster.policies.amd_sizes import why_refused
 from cluster.policies.conflicts import DEFAULT
-from cluster.policies.cron_fields import ALWAYS, calendar, days, minutes_by_day
+from cluster.policies.cron_fields import ALWAYS, calendar, days, first_year, minutes_by_day
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import bought_by
 from cluster.policies.policies import AT_PLACE, CapacityRule, Policies, PoolPolicy
@@ -148,16 +148,17 @@ def _never_affordable(policies: Policies, sold: Sold) -> Iterator[Conflict]:
     budget = policies.budget
     if budget.usd_per_day is None and budget.usd_per_month is None:
         return
+    year = first_year(policies.pools.values())
     found = [
         floor
         for name, catalogue in sold.items()
-        for floor in floors(policies.of_cluster(name).pools, catalogue)
+        for floor in floors(policies.of_cluster(name).pools, catalogue, year)
     ]
     for key, limit, dearest in (
         ("usd_per_day", budget.usd_per_day, dearest_day),
         ("usd_per_month", budget.usd_per_month, dearest_month),
     ):
-        most = dearest(found)
+        most = dearest(found, year)
         if limit is not None and most is not None and most.usd > limit:
             message = (
                 f"{key} is {limit:g}, and the nodes of min_nodes alone cost {most.usd:.2f} USD {most.when} at the least"
@@ -193,8 +194,11 @@ class Dearest:
     path: Path
 
 
-def floors(pools: Mapping[str, PoolPolicy], catalogue: Collection[Offering]) -> list[Floor]:
-    """Every minimum that costs something, and when it holds; of schedules that are open together the last one."""
+def floors(pools: Mapping[str, PoolPolicy], catalogue: Collection[Offering], year: int) -> list[Floor]:
+    """Every minimum that costs something, and when it holds in the four years from `year`.
+
+    Of schedules that are open together the last one counts.
+    """
     found: list[Floor] = []
     for name, pool in pools.items():
         path, left = ("pools", name), ALWAYS
@@ -205,7 +209,7 @@ def floors(pools: Mapping[str, PoolPolicy], catalogue: Collection[Offering]) -> 
             whole_s = one.window.lasts_s // 60 * 60
             is_more = one.min_nodes > pool.min_nodes
             lasts_s = whole_s if is_more else one.window.lasts_s
-            mine = calendar(one.window.begins, lasts_s) & left if lasts_s else 0
+            mine = calendar(one.window, year, lasts_s) & left if lasts_s else 0
             left &= ~mine
             own = (*path, "schedules", str(number), "min_nodes")
             found.extend(_floor(own, pool, one.min_nodes, catalogue, mine))
@@ -221,16 +225,16 @@ def _floor(
         yield Floor(path, usd_per_hour, minutes_by_day(minutes))
 
 
-def dearest_day(found: Collection[Floor]) -> Dearest | None:
+def dearest_day(found: Collection[Floor], year: int) -> Dearest | None:
     """The day on which they cost most together; None: nothing is kept."""
-    return _dearest(found, days(), "a day", lambda day: f"on {day:%A} {day.day} {day:%B %Y}")
+    return _dearest(found, days(year), "a day", lambda day: f"on {day:%A} {day.day} {day:%B %Y}")
 
 
-def dearest_month(found: Collection[Floor]) -> Dearest | None:
+def dearest_month(found: Collection[Floor], year: int) -> Dearest | None:
     """The month whose first 28 days cost most, as every month has those."""
     return _dearest(
         found,
-        [day.replace(day=1) if day.day <= SHORTEST_MONTH_DAYS else None for day in days()],
+        [day.replace(day=1) if day.day <= SHORTEST_MONTH_DAYS else None for day in days(year)],
         f"in the {SHORTEST_MONTH_DAYS} days of the shortest month",
         lambda month: f"in the first {SHORTEST_MONTH_DAYS} days of {month:%B %Y}",
     )

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cluster.policies.cron_fields import calendar, first_of, is_endless
+from cluster.policies.cron_fields import (
+    SPAN_YEARS,
+    calendar,
+    dates_of,
+    first_of,
+    first_year,
+    is_endless,
+    windows_of,
+)
 from cluster.policies.policies import (
     AT_PLACE,
     BudgetStep,
@@ -33,24 +41,38 @@ _LIMITS = ("min_nodes", "max_nodes", "warm_nodes")
 
 def conflicts(policies: Policies) -> Iterator[Conflict]:
     """Every pair of values that contradict each other, independent of the catalogue."""
-    windows = sum(len(pool.schedules) + len(pool.maintenance) for pool in policies.pools.values())
-    if windows > MAX_WINDOWS:
-        message = f"schedules and maintenance have {windows} windows in all; write at most {MAX_WINDOWS}"
-        yield Conflict((("pools",),), message)
+    pools = policies.pools.values()
+    if (too_many := _too_many(pools)) is not None:
+        yield Conflict((("pools",),), too_many)
         return
+    year = first_year(pools)
     for name, pool in policies.pools.items():
         path = ("pools", name)
         yield from _limits(path, pool)
         yield from _doubled(path, pool)
         yield from _places(path, pool)
         yield from _idle_keys(path, pool)
-        yield from _schedules(path, pool)
-        yield from _maintenance(path, pool.maintenance)
+        yield from _schedules(path, pool, year)
+        yield from _maintenance(path, pool.maintenance, year)
     yield from _money(policies)
     yield from _steps(policies)
     yield from _twice(("rules",), policies.rules)
     yield from _ray_programs(policies)
     yield from _clusters(policies)
+
+
+def _too_many(pools: Collection[PoolPolicy]) -> str | None:
+    """What of all windows is more than can be compared."""
+    windows = sum(len(windows_of(pool)) for pool in pools)
+    if windows > MAX_WINDOWS:
+        return f"schedules and maintenance have {windows} windows in all; write at most {MAX_WINDOWS}"
+    years = {day.year for day in dates_of(pools)}
+    if years and max(years) - min(years) >= SPAN_YEARS:
+        return (
+            f"dates of windows go from {min(years)} to {max(years)}; write those of {SPAN_YEARS} years at most,"
+            " and leave out days that are over"
+        )
+    return None
 
 
 def _clusters(policies: Policies) -> Iterator[Conflict]:
@@ -155,14 +177,14 @@ def _idle_keys(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
         yield Conflict(((*path, "sizes_are_equal"), (*path, "capacity")), message)
 
 
-def _schedules(path: Path, pool: PoolPolicy) -> Iterator[Conflict]:
+def _schedules(path: Path, pool: PoolPolicy, year: int) -> Iterator[Conflict]:
     numbered = [((*path, "schedules", str(number)), one) for number, one in enumerate(pool.schedules)]
     for own, one in numbered:
         yield from _empty(own, one)
-        yield from _never(own, one.window)
+        yield from _never(own, one.window, year)
         yield from _scheduled_limits(path, pool, own, one)
     for (one_path, one), (other_path, other) in itertools.combinations(numbered, 2):
-        yield from _contradiction(one_path, one, other_path, other)
+        yield from _contradiction(one_path, one, other_path, other, year)
 
 
 def _empty(own: Path, schedule: Schedule) -> Iterator[Conflict]:
@@ -170,9 +192,10 @@ def _empty(own: Path, schedule: Schedule) -> Iterator[Conflict]:
         yield Conflict((own,), f"it changes nothing; give it one of {', '.join(_LIMITS)}")
 
 
-def _never(own: Path, window: Window) -> Iterator[Conflict]:
-    if not calendar(window.begins, window.lasts_s):
-        message = f"{window.begins!r} never comes; there is no such day"
+def _never(own: Path, window: Window, year: int) -> Iterator[Conflict]:
+    if not calendar(window, year):
+        named = " among its only_dates" if window.only_dates else ""
+        message = f"{window.begins!r} never comes; there is no such day{named}"
         yield Conflict(((*own, "window", "begins") if own[-2] == "schedules" else (*own, "begins"),), message)
 
 
@@ -193,7 +216,9 @@ def _scheduled_limits(path: Path, pool: PoolPolicy, own: Path, one: Schedule) ->
             yield from _above(low, high, said)
 
 
-def _contradiction(one_path: Path, one: Schedule, other_path: Path, other: Schedule) -> Iterator[Conflict]:
+def _contradiction(
+    one_path: Path, one: Schedule, other_path: Path, other: Schedule, year: int
+) -> Iterator[Conflict]:
     differing = [
         key for key in _LIMITS if None not in (values := (getattr(one, key), getattr(other, key)))
         and values[0] != values[1]
@@ -201,17 +226,15 @@ def _contradiction(one_path: Path, one: Schedule, other_path: Path, other: Sched
     crossing = [*_crossing(one_path, one, other_path, other), *_crossing(other_path, other, one_path, one)]
     if not differing and not crossing:
         return
-    common = calendar(one.window.begins, one.window.lasts_s) & calendar(
-        other.window.begins, other.window.lasts_s
-    )
+    common = calendar(one.window, year) & calendar(other.window, year)
     for key in differing if common else ():
         message = (
-            f"both windows are open on e.g. {first_of(common)}, and {key} is {getattr(one, key)} in one"
+            f"both windows are open on e.g. {first_of(common, year)}, and {key} is {getattr(one, key)} in one"
             f" and {getattr(other, key)} in the other"
         )
         yield Conflict(((*one_path, key), (*other_path, key)), message)
     for least, most in crossing if common else ():
-        yield from _above(least, most, f" when both windows are open, on e.g. {first_of(common)}")
+        yield from _above(least, most, f" when both windows are open, on e.g. {first_of(common, year)}")
 
 
 def _crossing(
@@ -226,12 +249,12 @@ def _crossing(
             yield _limit(low_path, low, key), _limit(high_path, high, "max_nodes")
 
 
-def _maintenance(path: Path, windows: Sequence[Window]) -> Iterator[Conflict]:
+def _maintenance(path: Path, windows: Sequence[Window], year: int) -> Iterator[Conflict]:
     closed = 0
     for number, window in enumerate(windows):
         own = (*path, "maintenance", str(number))
-        yield from _never(own, window)
-        closed |= calendar(window.begins, window.lasts_s)
+        yield from _never(own, window, year)
+        closed |= calendar(window, year)
     if is_endless(closed):
         message = "maintenance never ends, so that nothing would ever be launched; make a window shorter"
         yield Conflict(((*path, "maintenance"),), message)

@@ -7,6 +7,7 @@ Durations are in seconds, and may be written `10m`; money is in USD.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping
 from enum import StrEnum
@@ -23,7 +24,7 @@ from pydantic import (
 )
 
 from remora.clusters import CLUSTER_FORM, DEFAULT_CLUSTER
-from remora.spec.cron import parse_cron
+from remora.spec.cron import parse_cron, zone_of
 from remora.spec.quantities import parse_duration, parse_size
 
 
@@ -32,10 +33,33 @@ def _cron(value: str) -> str:
     return value
 
 
+def _time_zone(value: str) -> str:
+    zone_of(value)
+    return value
+
+
+def _date(value: object) -> object:
+    """A date as YAML has it, or as text; numbers are none.  Raises ValueError in one sentence."""
+    if type(value) is dt.date:
+        found = value
+    else:
+        try:
+            found = dt.date.fromisoformat(value if isinstance(value, str) else "")
+        except ValueError:
+            raise ValueError("write a date as 2026-12-25") from None
+    if not _YEARS[0] <= found.year <= _YEARS[1]:
+        raise ValueError(f"write a date of the years {_YEARS[0]} to {_YEARS[1]}")
+    return found
+
+
 def _zone(value: object) -> object:
     return str(value) if type(value) is int else value
 
 
+#: Years of dates: in each four of them one is a leap year.
+_YEARS = (2000, 2090)
+Date = Annotated[dt.date, BeforeValidator(_date)]
+Dates = Annotated[tuple[Date, ...], Field(max_length=366)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Seconds = Annotated[Duration, Field(le=31_536_000)]
 Number = Annotated[float, Field(strict=True)]
@@ -69,11 +93,21 @@ class CapacityRule(StrEnum):
 
 
 class Window(_Policy):
-    """A recurring span of time, in UTC."""
+    """A recurring span of time."""
 
-    #: When it begins: five fields of cron.
+    #: When it begins: five fields of cron, in its time zone.
     begins: Annotated[Word, AfterValidator(_cron)]
     lasts_s: Annotated[Duration, Field(gt=0, le=2_678_400)]
+    zone: Annotated[str, AfterValidator(_time_zone)] = "UTC"
+    #: Days of its zone on which alone it begins, where its fields name them too, and those on which it does not.
+    only_dates: Dates = ()
+    except_dates: Dates = ()
+
+    @model_validator(mode="after")
+    def _one_list_of_dates(self) -> Window:
+        if self.only_dates and self.except_dates:
+            raise ValueError("write only_dates or except_dates, not both")
+        return self
 
 
 class Schedule(_Policy):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, time, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 
+from cluster.policies.cron_fields import begins_on
 from cluster.policies.policies import PoolPolicy, Window
-from remora.spec.cron import parse_cron
+from remora.spec.cron import parse_cron, times_on, zone_of
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,20 @@ def _allowed(per_minute: float) -> int:
 
 def ends_at(window: Window, now: float) -> float | None:
     """When the window that `now` lies in ends, in seconds since 1970; None outside of it."""
-    begin = _last_begin(window.begins, int(now // 60), math.ceil(window.lasts_s / 86_400))
+    begin = _last_begin(window, int(now // 60), math.ceil(window.lasts_s / 86_400))
     return begin + window.lasts_s if begin is not None and now < begin + window.lasts_s else None
 
 
 @lru_cache(maxsize=4096)
-def _last_begin(begins: str, minute: int, days: int) -> float | None:
+def _last_begin(window: Window, minute: int, days: int) -> float | None:
     """When it last began, at or before the given minute since 1970 and at most `days` back; None: not then."""
-    fields = parse_cron(begins)
-    moment = datetime.fromtimestamp(minute * 60, UTC)
-    for back in range(days + 1):
-        day = (moment - timedelta(days=back)).date()
-        if not fields.begins_on(day):
-            continue
-        for hour in sorted(fields.hours, reverse=True):
-            for at in sorted(fields.minutes, reverse=True):
-                begin = datetime.combine(day, time(hour, at), UTC)
-                if begin <= moment:
-                    return begin.timestamp()
+    fields, place, until = parse_cron(window.begins), zone_of(window.zone), minute * 60.0
+    today = datetime.fromtimestamp(until, place).date()
+    # A time that clocks skip is moved by as much as they are, also into the next day.
+    for back in range(-1, days + 2):
+        day = today - timedelta(days=back)
+        if begins_on(window, fields, day):
+            found = [at for at in times_on(day, fields, place) if at <= until]
+            if found:
+                return max(found)
     return None

@@ -125,7 +125,7 @@ def next_after(cron: str, zone: str, after: float) -> float | None:
     for number in range(-1, _DAYS_AHEAD):
         day = today + dt.timedelta(days=number)
         if fields.begins_on(day):
-            found = [at for at in _times_on(day, fields, place) if at > after]
+            found = [at for at in times_on(day, fields, place) if at > after]
             if found:
                 return min(found)
     return None
@@ -139,13 +139,14 @@ def last_until(cron: str, zone: str, until: float) -> float | None:
     for number in range(_DAYS_AHEAD):
         day = today - dt.timedelta(days=number)
         if fields.begins_on(day):
-            found = [at for at in _times_on(day, fields, place) if at <= until]
+            found = [at for at in times_on(day, fields, place) if at <= until]
             if found:
                 return max(found)
     return None
 
 
-def _times_on(day: dt.date, fields: CronFields, place: ZoneInfo) -> set[float]:
+def times_on(day: dt.date, fields: CronFields, place: ZoneInfo) -> set[float]:
+    """When it begins on a day of this zone, in seconds since 1970, whether or not its fields name the day."""
     folds = (0, 1) if len(fields.hours) == 24 else (0,)
     return {
         dt.datetime.combine(day, dt.time(hour, minute, fold=fold), place).timestamp()
