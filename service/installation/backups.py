@@ -1,7 +1,7 @@
 """Backups of an installation: the database, the key of its secrets, the cluster's secret, and the settings.
 
-Code, checkpoints and outputs lie in the storage, which has copies of its own; a backup lists what the database names
-there, and restoring says what of it is missing.  A backup holds secrets: its owner alone can read it.
+Code, checkpoints and outputs lie in the storage, which has copies of its own.  A backup holds secrets: its owner alone
+can read it.
 """
 
 from __future__ import annotations

@@ -92,5 +92,5 @@ def test_the_linter_finds_nothing_but_exceptions_that_say_why(programs: Path) ->
     assert report["summary"]["passed"] >= 30
     texts = [path.read_text() for path in FOLDER.rglob("*.bicep")]
     exceptions = [one for text in texts for one in re.findall(r"checkov:skip=(CKV\w+):(.*)", text)]
-    assert len(exceptions) == report["summary"]["skipped"] == 9
+    assert len(exceptions) == report["summary"]["skipped"] == 11
     assert all(len(why) > 40 for _, why in exceptions)

@@ -28,6 +28,9 @@ def test_what_if_says_what_would_be_made_and_makes_nothing(azure: Subscription) 
     assert azure.up("trial", "--what-if") == 0
     assert any("virtualMachines/remora-remora-service" in line for line in azure.said)
     assert azure.said[-1] == f"{len(azure.said) - 1} to create"
+    assert f"`{azure.said[-1]}`" in (ROOT / "docs/azure-first-run.md").read_text(), (
+        "the checklist says how many"
+    )
     assert azure.leftovers() == []
 
 
