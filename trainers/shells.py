@@ -82,7 +82,8 @@ def as_answer(said: object) -> ShellAnswer:
         is_open=is_open,
         taken=taken,
         pieces=found,
-        message=None if message is None else message[:500],
+        # A database takes no NUL, and no half of a character.
+        message=None if message is None else "".join(filter(str.isprintable, message[:500])),
         exit_code=exit_code,
     )
 

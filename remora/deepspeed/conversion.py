@@ -39,6 +39,8 @@ _BEGUN = "REMORA_CONVERSION_BEGUN"
 _MOST = 16
 #: Files by which ZeRO's parts of the optimizer are known.
 _PARTS = "*_optim_states.pt"
+#: Files of a cgroup of version 1: its limit of memory, and what is used of it.
+_NAMES_OF_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 #: The folder of what DeepSpeed had swapped to NVMe, with one of each rank in it.
 _OFFLOADED = "offloaded_tensors"
 #: Ours in PYTHONPATH, which wraps DeepSpeed for scripts.
@@ -96,26 +98,39 @@ def folder_of(resume: Path) -> Path:
 def converted(source: Path, folder: Path) -> Path:
     """Wait until the checkpoint in `source` is converted, which may have begun; returns the folder that holds it.
 
-    A process that was killed, for example for the memory that several processes take, is followed by one that works
-    alone.  Raises Refused where DeepSpeed cannot convert it.
+    Several processes that fail, for example for the memory that they take, are followed by one that works alone.
+    Raises Refused where DeepSpeed cannot convert it, or the machine cannot.
     """
     asked_at = time.monotonic()
-    _begin(source, folder)
-    if (outcome := _await(folder)) is None:
-        shutil.rmtree(folder / source.name, ignore_errors=True)
-        folder = folder.with_name(f"{folder.name}-again")
-        _begin(source, folder, processes=1)
-        outcome = _await(folder)
+    try:
+        folder, outcome = _awaited(source, folder)
+    except OSError as error:
+        # The other ranks wait for what this one says.
+        raise Refused(
+            f"the checkpoint cannot be converted for another number of workers here: {error}"
+        ) from error
     if outcome is None:
         raise Refused(
             "the process that reshards the checkpoint for another number of workers was killed twice; give the workers"
-            " more memory, or start as many workers as wrote it"
+            " more memory, or more room in their folders, or start as many workers as wrote it"
         )
     if outcome["refused"] is not None:
         raise Refused(str(outcome["refused"])[:600])
     if training.world().rank == 0:
         _report(outcome, time.monotonic() - asked_at)
     return folder
+
+
+def _awaited(source: Path, folder: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The folder of the conversion that counts, and its outcome; None where it was killed.  Raises OSError."""
+    _begin(source, folder)
+    outcome = _await(folder)
+    if outcome is not None and (outcome["refused"] is None or outcome.get("processes") == 1):
+        return folder, outcome
+    shutil.rmtree(folder / source.name, ignore_errors=True)
+    alone = folder.with_name(f"{folder.name}-again")
+    _begin(source, alone, processes=1)
+    return alone, _await(alone)
 
 
 def _report(outcome: dict[str, Any], waited_s: float) -> None:
@@ -200,11 +215,30 @@ def processes_for(source: Path) -> int:
 
 
 def _free_bytes() -> int:
-    """Bytes of memory that can be had on this machine; 0 where that is not known."""
-    for name, value in _memory():
-        if name == "MemAvailable":
-            return value * 1024
-    return 0
+    """Bytes of memory that can be had: on this machine, and within the limits of this process; 0: that is not known."""
+    of_machine = next((value * 1024 for name, value in _memory() if name == "MemAvailable"), 0)
+    return max(0, min([of_machine, *_left_by_limits()]))
+
+
+def _left_by_limits() -> Iterator[int]:
+    """What each cgroup that has a limit of memory leaves, as in a container.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
+    """
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            names = ("memory.max", "memory.current") if not controllers else _NAMES_OF_VERSION_1
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root = Path("/sys/fs/cgroup", "memory" if controllers else "")
+            own = root / path.lstrip("/")
+            for folder in (own, *own.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    limit, used = (int((folder / name).read_text()) for name in names)
+                    yield limit - used
+                if folder == root:
+                    break
 
 
 def _memory() -> Iterator[tuple[str, int]]:

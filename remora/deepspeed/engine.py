@@ -30,6 +30,7 @@ def attach(engine: Any) -> None:
     """Have this engine save, load and step with Remora, if it is the first one of this process."""
     global _attached
     if _attached is not None:
+        _attached.is_alone = False
         if training.world().rank == 0:
             print(
                 "remora: this script has another DeepSpeed engine; the first one takes part in the job's checkpoints,"
@@ -39,7 +40,6 @@ def attach(engine: Any) -> None:
             )
         return
     attached = _attached = AttachedEngine(engine)
-    _report_batch(engine)
     engine.save_checkpoint = attached.save
     engine.load_checkpoint = attached.load
     for name in ("step", "train_batch"):
@@ -47,11 +47,9 @@ def attach(engine: Any) -> None:
             setattr(engine, name, attached.counting(getattr(engine, name)))
 
 
-def _report_batch(engine: Any) -> None:
-    """Have the job keep the batch of its first worker group, where it names none itself."""
-    link = training.open_link()
-    if link is not None and global_batch_of_job() is None:
-        link.send({"type": "batch", "samples": _global_batch(engine)})
+def is_first() -> bool:
+    """Whether the next engine of this process is its first one."""
+    return _attached is None
 
 
 def copies_of(model: Any, mpu: Any, config: Mapping[str, Any]) -> int:
@@ -92,6 +90,9 @@ class AttachedEngine:
         self._resume = training.resume_from()
         #: A step that was done and is not reported yet: the script may report it itself.
         self._unreported: int | None = None
+        #: No other engine was made in this process.
+        self.is_alone = True
+        self._has_reported_batch = False
         #: The newest step whose files the job has.
         self._kept: int | None = None
         atexit.register(self._report_step)
@@ -102,6 +103,7 @@ class AttachedEngine:
         """The engine's method, which reports each step when it is done."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
+            self._report_batch()
             result = original(*arguments, **named)
             step = int(self._engine.global_steps)
             if step != self._unreported:
@@ -111,6 +113,18 @@ class AttachedEngine:
             return result
 
         return counted
+
+    def _report_batch(self) -> None:
+        """Have the job keep the batch of its first worker group, where it names none itself; once.
+
+        At the first step, when a script has made all of its engines: the job's batch would be that of each of them.
+        """
+        if self._has_reported_batch:
+            return
+        self._has_reported_batch = True
+        link = training.open_link()
+        if self.is_alone and link is not None and global_batch_of_job() is None:
+            link.send({"type": "batch", "samples": _global_batch(self._engine)})
 
     def _report_step(self) -> None:
         step, self._unreported = self._unreported, None

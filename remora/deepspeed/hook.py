@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -86,7 +87,7 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def initialize(*arguments: Any, **named: Any) -> Any:
-        from remora.deepspeed.engine import attach, copies_of, counts_every_worker
+        from remora.deepspeed.engine import attach, copies_of, counts_every_worker, is_first
 
         bound = signature.bind(*arguments, **named)
         given = bound.arguments
@@ -96,10 +97,7 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
                 if os.environ.get("REMORA_RESIZABLE") == "1":
                     check_resizable(config)
                 layout = (given.get("model"), given.get("mpu"), config)
-                total = global_batch_of_job()
-                if total is None and batch_of(config).total is None:
-                    total = batch_before()
-                numbers = filled(config, copies_of(*layout), total)
+                numbers = filled(config, copies_of(*layout), _total_of(config, is_first=is_first()))
                 if counts_every_worker(*layout):
                     del numbers[TOTAL]
                 _give(given, numbers)
@@ -110,6 +108,19 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return initialize
+
+
+def _total_of(config: dict[str, Any], *, is_first: bool) -> int | None:
+    """Samples of a step that are known beside the configuration: the job's, and of its first engine the checkpoint's.
+
+    Raises Refused.
+    """
+    total = global_batch_of_job()
+    if total is None and is_first and batch_of(config).total is None:
+        # A checkpoint that says nothing of it may be a script's own.
+        with contextlib.suppress(Refused):
+            total = batch_before()
+    return total
 
 
 def _given_config(given: dict[str, Any]) -> Any:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
+import json
+import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
@@ -40,6 +44,9 @@ _MOST_PIECES = 16
 _SEEN_EVERY_S = 10.0
 #: Seconds that a request waits for output, at most.
 _MOST_WAIT_S = 20.0
+
+#: Characters of JSON of a command in the audit, whose rows are bounded.
+_MOST_AUDITED = 3000
 
 Cells = Annotated[int, Field(ge=1, le=MOST_CELLS)]
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -101,11 +108,23 @@ async def open_one(request: Request, job_id: str, _: Annotated[Parameters, Query
         store.add(connection, row)
         jobs.save(connection, job, decision)
         noted.project, noted.object = job.project, job.id
-        noted.after = {"shell": row.number, "rank": row.rank, "command": list(row.command)}
+        noted.after = {"shell": row.number, "rank": row.rank, **_audited(row.command)}
         return row
 
     row = await write(request, work)
     return Response(_view(row).model_dump_json(), 201, media_type="application/json")
+
+
+def _audited(command: Sequence[str]) -> dict[str, Any]:
+    """The command for the audit; of a long one the beginning, its bytes and their digest."""
+    if len(json.dumps(command)) <= _MOST_AUDITED:
+        return {"command": list(command)}
+    text = shlex.join(command)
+    content = text.encode()
+    # A letter takes six characters of JSON at most.
+    beginning = text[: _MOST_AUDITED // 6]
+    digest = hashlib.sha256(content).hexdigest()
+    return {"command": f"{beginning} ...", "command_bytes": len(content), "command_sha256": digest}
 
 
 @router.get("", operation_id="list_shells", response_model=Page[ShellSession])

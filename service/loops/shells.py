@@ -47,8 +47,9 @@ class Shells:
 
     def step(self, tick: Tick, transport: ShellTransport | None) -> None:
         """Look at all shells once.  Raises Fenced."""
+        # A step that fails is repeated at the pace of the other loops.
+        self.is_busy = False
         known = tick.load(partial(store.under_way, cluster=tick.cluster))
-        self.is_busy = bool(known)
         if not known or transport is None:
             return
         found = [_Followed(*one) for one in known]
@@ -56,6 +57,7 @@ class Shells:
         looked = [self._look(tick, one, unread) for one in found]
         _save(tick, [one.row for one in found], [one.row for one in looked])
         self._turn(tick, transport, looked, inputs, unread)
+        self.is_busy = True
 
     def _look(self, tick: Tick, one: _Followed, unread: Mapping[store.Place, int]) -> _Followed:
         row = after_look(one.row, is_live=one.is_live, is_allowed=tick.settings.shells, now=tick.now)

@@ -15,6 +15,7 @@ import signal
 import struct
 import termios
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class ShellProcess:
             #: What is closed at the end.
             self._held = ours.pop_all()
         self._stopping = threading.Event()
+        self._closing, self._is_closed = threading.Lock(), False
 
     def _open_terminal(
         self,
@@ -138,25 +140,32 @@ class ShellProcess:
         """It is to end."""
         return self._stopping.is_set()
 
-    def write(self, content: bytes) -> None:
-        """Write input, waiting until it is taken; b"" ends it.  What nothing reads any more is dropped."""
+    def write(self, content: bytes, within_s: float) -> bytes:
+        """Write input, waiting as long until it is taken; returns what was not.  b"" ends the input.
+
+        What nothing reads any more is dropped.
+        """
         if self._is_input_over:
-            return
+            return b""
         if not content and not self._has_terminal:
             self._is_input_over = True
             self._closing_input.close()
-            return
+            return b""
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         poll.register(self._input, select.POLLOUT)
+        until = time.monotonic() + within_s
         while content and not self._stopping.is_set():
-            poll.poll()
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not poll.poll(1000 * left_s):
+                return content
             try:
                 content = content[os.write(self._input, content) :]
             except BlockingIOError:
                 continue
             except OSError:
-                return
+                break
+        return b""
 
     def read(self) -> list[tuple[int, bytes]]:
         """The next output, with the stream that it is of, waiting for it; [] when nothing is to come."""
@@ -186,8 +195,12 @@ class ShellProcess:
     def stop(self) -> None:
         """End it with all that it has started, at once."""
         self._stopping.set()
-        with contextlib.suppress(OSError):
-            os.write(self._waker, b"x")
+        with self._closing:
+            # Afterwards the number of the descriptor may be that of another file.
+            if self._is_closed:
+                return
+            with contextlib.suppress(OSError):
+                os.write(self._waker, b"x")
         self._shim.signal(signal.SIGUSR1)
         if self._cgroup is not None:
             # In case the shell has stopped its shim.
@@ -216,8 +229,10 @@ class ShellProcess:
 
         Raises ProcessesRemain.
         """
-        self._shim.close()
-        self._held.close()
+        with self._closing:
+            self._is_closed = True
+            self._shim.close()
+            self._held.close()
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:

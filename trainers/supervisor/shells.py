@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 _CALL_S = 30.0
 #: Seconds that the end of a worker waits for its shells.
 _END_S = 10.0
+#: Seconds for which input waits to be read before the driver is asked again.
+_WRITE_S = 1.0
 _NOT_STARTED = "its command has not started yet, or has ended: a shell needs the folders of a running command"
 _WORKER_ENDS = "its worker has ended, or was stopped"
 _KILLED = SIGNAL_BASE + signal.SIGKILL
@@ -161,11 +163,16 @@ class WorkerShells:
 
     def _start(self, command: tuple[str, ...], size: Size | None, term: str) -> ShellProcess | None:
         """The process of a shell; None: there is no place for one."""
+        place = self._place
+        if place is None:
+            return None
+        # Without the lock: `ask` and `stop`, which do not wait, need it.
+        process = ShellProcess(place, command, size, term)
         with self._lock:
-            if self._place is None:
-                return None
-            process = ShellProcess(self._place, command, size, term)
             self._open[threading.current_thread()] = process
+            is_late = self._place is None
+        if is_late:
+            process.stop()
         return process
 
     def _pass_on(self, token: str, process: ShellProcess) -> None:
@@ -180,7 +187,7 @@ class WorkerShells:
 
     def _write(self, token: str, process: ShellProcess, size: Size | None) -> None:
         """Write its input and set its size, until it is over."""
-        taken = 0
+        taken, rest = 0, b""
         with contextlib.suppress(DriverAway, OSError):
             while not process.is_stopping:
                 news = self._calls.input(token, taken, size)
@@ -190,6 +197,10 @@ class WorkerShells:
                     size = (int(news["size"][0]), int(news["size"][1]))
                     process.resize(size)
                 for number, content in news["pieces"]:
-                    process.write(content)
+                    if number <= taken:
+                        continue
+                    # One that reads nothing has to hear between two tries that it is over.
+                    if rest := process.write(rest or content, _WRITE_S):
+                        break
                     taken = number
         process.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import shlex
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +116,36 @@ def test_what_is_typed_reaches_the_rank_and_what_it_prints_comes_back_once(owner
         ("end_shell", job_id, {"shell": 1, "rank": 0, "message": "the shell has ended", "exit_code": 3}),
     ]
     assert [kind for kind, _ in owner.events(job_id)].count("job.shell_requested") == 1
+
+
+def test_of_a_long_command_the_audit_has_the_beginning_and_the_digest(owner: Owner) -> None:
+    job_id = owner.submit()
+    owner.train(job_id)
+    command = ["echo", "\x01" * 2000]
+    made = owner.client.post(f"/v1/jobs/{job_id}/shells", json={"command": command})
+    assert made.status_code == 201, made.text
+    ((operation, _, facts),) = audited(owner)
+    assert facts is not None
+    whole = shlex.join(command).encode()
+    assert (operation, facts["shell"], facts["rank"], facts["command_bytes"]) == (
+        "open_shell",
+        1,
+        0,
+        len(whole),
+    )
+    assert facts["command"].startswith("echo ")
+    assert facts["command_sha256"] == hashlib.sha256(whole).hexdigest()
+
+
+def test_half_a_character_is_no_word_of_a_command(owner: Owner) -> None:
+    job_id = owner.submit()
+    owner.train(job_id)
+    body = b'{"command": ["\\ud800"]}'
+    answer = owner.client.post(
+        f"/v1/jobs/{job_id}/shells", content=body, headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 422, answer.text
+    assert "a word that no program can have" in answer.text
 
 
 def test_shells_are_off_unless_an_operator_turns_them_on(

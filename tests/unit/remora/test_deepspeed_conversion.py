@@ -36,6 +36,8 @@ def main(args):
     how = os.environ.get("CONVERTER", "")
     if how == "dies" or how == "dies once" and args.num_extract_workers > 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "refuses together" and args.num_extract_workers > 1:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
     if how == "refuses":
         raise ZeroDivisionError("division by zero\\nin a layer")
     if how == "waits":
@@ -167,10 +169,11 @@ def test_checkpoints_without_parts_of_zero_or_a_record_are_left_to_the_load(job:
     assert not folder_of(saved(job)).exists()
 
 
-def test_a_process_that_was_killed_is_followed_by_one_that_works_alone(
-    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("how", ["dies once", "refuses together"])
+def test_processes_that_fail_together_are_followed_by_one_that_works_alone(
+    how: str, job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("CONVERTER", "dies once")
+    monkeypatch.setenv("CONVERTER", how)
     folder = converted(saved(job) / "step7", folder_of(saved(job)))
     assert re.fullmatch(
         r"remora: the checkpoint was converted .* in \d+\.\d s by processes: 1; the script waited \d+\.\d s for it\n",
@@ -183,7 +186,10 @@ def test_a_process_that_was_killed_is_followed_by_one_that_works_alone(
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("dies", "was killed twice; give the workers more memory, or start as many workers as wrote it"),
+        (
+            "dies",
+            "was killed twice; give the workers more memory, or more room in their folders, or start as many",
+        ),
         (
             "refuses",
             r"another number of workers \(ZeroDivisionError: division by zero\); start as many workers as wrote it$",
@@ -195,6 +201,21 @@ def test_what_cannot_be_converted_is_refused_with_one_sentence(
 ) -> None:
     monkeypatch.setenv("CONVERTER", how)
     with pytest.raises(Refused, match=said):
+        converted(saved(job) / "step7", folder_of(saved(job)))
+
+
+def test_a_machine_that_can_start_no_process_says_so_to_all_ranks(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other ranks wait for is an answer, and no error of this one alone."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(conversion.subprocess, "Popen", full)
+    with pytest.raises(
+        Refused, match=r"cannot be converted for another number of workers here: .*No space left"
+    ):
         converted(saved(job) / "step7", folder_of(saved(job)))
 
 
@@ -222,6 +243,16 @@ def test_processes_are_bounded_by_processors_and_memory(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
     monkeypatch.setattr(conversion, "_free_bytes", lambda: free)
     assert processes_for(saved(job) / "step7") == expected
+
+
+def test_a_limit_of_a_container_counts_and_not_the_memory_of_its_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = conversion._free_bytes()
+    monkeypatch.setattr(conversion, "_left_by_limits", lambda: iter([5 << 20, 3 << 20]))
+    assert conversion._free_bytes() == 3 << 20 < machine
+    monkeypatch.setattr(conversion, "_left_by_limits", lambda: iter([-1]))
+    assert conversion._free_bytes() == 0
 
 
 def test_the_memory_of_this_machine_is_known() -> None:

@@ -59,10 +59,11 @@ def test_the_first_engine_of_a_script_takes_part_and_a_line_says_so_of_others(
     assert capsys.readouterr().err.count("another DeepSpeed engine") == 1
 
 
-@pytest.mark.parametrize(("named", "said"), [(None, [24]), ("24", [])])
-def test_the_first_engine_reports_its_batch_where_the_job_names_none(
-    named: str | None, said: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("named", "others", "said"), [(None, 0, [24]), ("24", 0, []), (None, 1, [])])
+def test_the_only_engine_reports_its_batch_at_its_first_step_where_the_job_names_none(
+    named: str | None, others: int, said: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Engines of one script have batches of their own, and the job has one."""
     sent: list[Any] = []
 
     class Link:
@@ -78,8 +79,13 @@ def test_the_first_engine_reports_its_batch_where_the_job_names_none(
     made.train_micro_batch_size_per_gpu = lambda: 2  # type: ignore[attr-defined]
     made.gradient_accumulation_steps = lambda: 3  # type: ignore[attr-defined]
     made.dp_world_size = 4  # type: ignore[attr-defined]
+    made.step = lambda: None  # type: ignore[attr-defined]
     attach(made)
-    attach(Engine())
+    for _ in range(others):
+        attach(Engine())
+    assert sent == []
+    for _ in range(2):
+        made.step()  # type: ignore[attr-defined]
     assert sent == [{"type": "batch", "samples": samples} for samples in said]
 
 
@@ -133,7 +139,13 @@ def test_a_script_that_names_a_micro_batch_alone_goes_on_with_the_batch_of_its_c
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
-    _initialize(initialize)(model=object(), config={"train_micro_batch_size_per_gpu": 2})
-    assert given == [
-        {"train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2}
-    ]
+    own = {"train_micro_batch_size_per_gpu": 2}
+    _initialize(initialize)(model=object(), config=own)
+    _initialize(initialize)(model=object(), config=own)
+    of_checkpoint, of_another_engine = given
+    assert of_checkpoint == {"train_batch_size": 12, **own, "gradient_accumulation_steps": 2}
+    assert of_another_engine.get("train_batch_size") != 12
+    monkeypatch.setattr(engines, "_attached", None)
+    next(tmp_path.glob("*.json")).unlink()
+    _initialize(initialize)(model=object(), config=own)
+    assert given[-1] == of_another_engine, "a checkpoint that is the script's own says nothing of it"

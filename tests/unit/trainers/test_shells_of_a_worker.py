@@ -39,18 +39,27 @@ class Driver:
         self.was_full = threading.Event()
         self.calls_refused = False
         self._changed = threading.Condition()
+        #: Input was asked for before all that came was taken.
+        self.asked_again = False
+        #: The newest piece of input, which comes again until it is taken.
         self._number = 0
+        self._piece: tuple[int, bytes] | None = None
 
     def input(self, token: str, taken: int, size: tuple[int, int] | None) -> dict[str, Any]:
-        assert (token, taken) == ("the token", self._number)
+        assert token == "the token"
         with self._changed:
+            self.asked_again |= taken < self._number
+            if taken == self._number:
+                self._piece = None
+            self._changed.notify_all()
             self._changed.wait_for(
-                lambda: not self.inputs.empty() or self._is_done() or self.size != size, 20
+                lambda: self._piece or not self.inputs.empty() or self._is_done() or self.size != size, 20
             )
-        pieces = []
-        if not self.inputs.empty():
-            self._number += 1
-            pieces.append((self._number, self.inputs.get()))
+            if self._piece is None and not self.inputs.empty():
+                self._number += 1
+                self._piece = (self._number, self.inputs.get())
+                self._changed.notify_all()
+        pieces = [] if self._piece is None else [self._piece]
         return {"pieces": pieces, "size": self.size, "is_over": self._is_done()}
 
     def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
@@ -212,6 +221,35 @@ def test_it_ends_with_its_session_its_worker_and_its_driver(
         assert driver.wait_end()[1] == 128 + signal.SIGKILL
     elif how == "closed":
         assert driver.wait_end() == ("its worker has ended, or was stopped", None)
+
+
+def test_one_that_neither_reads_nor_prints_ends_with_its_session(
+    shells: WorkerShells, driver: Driver
+) -> None:
+    """Its input is full: what waits for it to be read must hear that it is over."""
+    ask(shells, "sh", "-c", "echo $$; exec sleep 600")
+    driver.wait_for(b"\n")
+    process = psutil.Process(int(driver.seen[STDOUT]))
+    driver.type(*[b"x" * PIECE_BYTES] * 16)
+    with driver._changed:
+        assert driver._changed.wait_for(lambda: driver._number > 8, 20)
+    driver.change(lambda: setattr(driver, "is_over", True))
+    assert psutil.wait_procs([process], timeout=20)[1] == []
+    assert driver.wait_end()[1] == 128 + signal.SIGKILL
+
+
+def test_input_that_is_read_late_arrives_whole_and_once(
+    shells: WorkerShells, driver: Driver, tmp_path: Path
+) -> None:
+    (tmp_path / "wait").touch()
+    ask(shells, "sh", "-c", "while [ -e wait ]; do sleep 0.05; done; cat")
+    content = os.urandom(20 * PIECE_BYTES)
+    driver.type(*(content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)), b"")
+    with driver._changed:
+        assert driver._changed.wait_for(lambda: driver.asked_again, 20)
+    (tmp_path / "wait").unlink()
+    assert driver.wait_end() == ("the shell has ended", 0)
+    assert driver.seen[STDOUT] == content
 
 
 def test_output_that_nothing_takes_stops_the_shell_and_fills_no_memory(
