@@ -92,6 +92,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_nodes_for_programs.py",
             f"{CONTRACTS}/test_schedules.py",
             f"{CONTRACTS}/test_checkpoint_lists.py",
+            f"{CONTRACTS}/test_budgets_shown.py",
             f"{CONTRACTS}/test_clocks_that_jump.py",
             f"{CONTRACTS}/test_clones.py",
             f"{CONTRACTS}/test_clusters_that_buy.py",
