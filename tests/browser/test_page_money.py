@@ -1,0 +1,89 @@
+"""What the page shows of money beside accounts, in Chromium: budgets with their courses, and shares of projects."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import uvicorn
+
+from service.api.app import create_app
+from service.queue.lifecycle import NodeDecision
+from service.queue.rows import NodeRow
+from service.settings import Settings
+from service.store import nodes
+from service.store.database import Database
+from service.store.ids import new_id
+from service.store.migrate import migrate
+from tests.browser.chromium import PATIENCE_MS, chromium, tab
+
+pytestmark = pytest.mark.slow
+
+DOCUMENT = """
+pools:
+  local: {sizes: [local], capacity: on-demand, max_nodes: 4}
+budget: {usd_per_month: 100, usd_per_day: 50, steps: {stop-growing: 0.5, spot-only: 0.8}}
+projects:
+  vision: {usd_per_month: 30, share: 2, jobs: 8}
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[str]:
+    """Address of a service that has paid for nodes of a project on some days."""
+    settings = Settings(home=tmp_path / "home")
+    settings.home.mkdir()
+    database = Database(settings.database)
+    migrate(database)
+    now = time.time()
+    for days, hours, price in [(9, 8, 0.4), (6, 8, 0.5), (5, 8, 0.3), (4, 8, 0.6), (2, 20, 0.4), (0, 1, 9.0)]:
+        begins_at = now - days * 86_400 - 3600.0
+        node = NodeRow(
+            id=new_id("node", now), pool="local", created_at=begins_at, launched_at=begins_at,
+            ended_at=begins_at + hours * 3600.0 if days else None, price_per_hour=price, project="vision",
+        )  # fmt: skip
+        database.transact(lambda connection, node=node: nodes.insert_node(connection, NodeDecision(node, ())))
+    database.close()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])
+def test_budgets_are_drawn_and_said_in_words(browser: Any, service: str, width: int, scheme: str) -> None:
+    with tab(browser, service, width, scheme) as opened:
+        opened.open("costs")
+        opened.page.locator("main h1").wait_for(timeout=PATIENCE_MS)
+        assert opened.page.get_by_role("heading", name="Budgets").count() == 0, "there is none"
+        answer = httpx2.post(f"{service}/v1/policies", json={"document": DOCUMENT, "based_on": 0})
+        assert answer.status_code == 201, answer.text
+        opened.page.reload()
+        opened.page.get_by_role("heading", name="Budgets").wait_for(timeout=PATIENCE_MS)
+        card = opened.page.get_by_label("budgets", exact=True)
+        card.get_by_role("heading", name="Project vision, this month").wait_for(timeout=PATIENCE_MS)
+        assert card.get_by_role("img").count() == 3
+        opened.shows("of 50 USD of this day are spent; at the pace of the last 6 h it lasts until")
+        opened.shows("Next: stop-growing at 50 USD, when no more nodes are bought.")
+        assert opened.findings() == []
+        wide = opened.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width
+        opened.picture(f"budgets-{width}-{scheme}")
