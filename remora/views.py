@@ -617,11 +617,13 @@ class ProjectUse(View):
 
 
 class Project(View):
-    """A project: what is kept of it, beside its limits in the policies."""
+    """A project: its share, and what is used and kept of it, beside its limits in the policies."""
 
     name: str
-    #: `jobs` that wait or run, `bundle_bytes`, `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, `alerts`,
-    #: and the `streams` that are open at the process that answered.
+    #: Its weight against other projects that want more than there is.
+    share: float = 1.0
+    #: `jobs` that wait or run, `gpus` (rounded up) of those that run, `bundle_bytes`, `output_bytes`, `log_lines`,
+    #: `secrets`, `schedules`, `tokens`, `alerts`, and the `streams` that are open at the process that answered.
     uses: dict[str, ProjectUse]
 
 

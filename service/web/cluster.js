@@ -4,6 +4,7 @@ import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead } from "./api.js";
 import { Act, Problem, Sentence, State, useNow } from "./parts.js";
 import { addressOf } from "./addresses.js";
+import { Projects } from "./projects.js";
 import { counted, duration, moment, money, offering, phrase, shortId } from "./words.js";
 
 const LIVE = "requested,launched,joined,ready,draining,terminating";
@@ -23,6 +24,7 @@ export function Cluster({ isOperator }) {
     <${Problem} error=${pools.error ?? nodes.error} />
     ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
     ${pools.value && !pools.value.length ? html`<p class="muted">No pool is known yet: the controller writes them at its first tick.</p>` : null}
+    <${Projects} />
     ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><div class="scroll" tabindex="0" role="region" aria-label="nodes that have ended"><table><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
       <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody></table></div></details>` : null}
     ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><div class="scroll" tabindex="0" role="region" aria-label="events of the cluster"><table>

@@ -87,3 +87,17 @@ def test_budgets_are_drawn_and_said_in_words(browser: Any, service: str, width: 
         wide = opened.page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width
         opened.picture(f"budgets-{width}-{scheme}")
+
+
+def test_the_cluster_shows_shares_of_projects_and_what_they_use(browser: Any, service: str) -> None:
+    answer = httpx2.post(f"{service}/v1/policies", json={"document": DOCUMENT, "based_on": 0})
+    assert answer.status_code == 201, answer.text
+    job = {"command": "python train.py", "project": "vision"}
+    assert httpx2.post(f"{service}/v1/jobs", json=job).status_code == 201
+    with tab(browser, service, 390) as opened:
+        opened.open("cluster")
+        row = opened.page.get_by_role("region", name="projects").get_by_role("row").filter(has_text="vision")
+        row.get_by_text("1 of 8").wait_for(timeout=PATIENCE_MS)
+        assert row.get_by_role("progressbar", name="jobs of vision").get_attribute("aria-valuenow") == "13"
+        assert opened.findings() == []
+        opened.picture("projects-390-light")
