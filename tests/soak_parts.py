@@ -110,6 +110,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_preflights.py",
             f"{CONTRACTS}/test_preparations.py",
             f"{CONTRACTS}/test_profiles.py",
+            f"{CONTRACTS}/test_projects_shown.py",
             f"{CONTRACTS}/test_reasons_shown.py",
             f"{CONTRACTS}/test_requested_stacks.py",
             f"{CONTRACTS}/test_resized_jobs.py",

@@ -11,12 +11,12 @@ const MOST_PROJECTS = 50;
 /** Nothing where the reader sees no project. */
 export function Projects() {
   const found = useRead("projects", () => getAll("/v1/projects?limit=1000", 3), 15);
-  const all = found.value ?? [], gpus = all.reduce((sum, one) => sum + one.uses.gpus.used, 0);
+  const all = found.value ?? [];
   const shown = [...all].sort((one, other) => other.uses.gpus.used - one.uses.gpus.used || other.uses.jobs.used - one.uses.jobs.used || (one.name < other.name ? -1 : 1)).slice(0, MOST_PROJECTS);
   if (!shown.length) return html`<${Problem} error=${found.error} />`;
   return html`<section class="card"><h2>Projects</h2><${Problem} error=${found.error} />
-    <div class="scroll" tabindex="0" role="region" aria-label="projects"><table><thead><tr><th>project</th><th class="number">share</th><th class="number">jobs</th><th class="number">GPUs in use</th><th class="number">of all in use</th></tr></thead>
-      <tbody>${shown.map((one) => html`<tr key=${one.name}><td>${one.name}</td><td class="number">${COUNT.format(one.share)}</td><td class="number"><${Use} use=${one.uses.jobs} label=${`jobs of ${one.name}`} /></td><td class="number"><${Use} use=${one.uses.gpus} label=${`GPUs of ${one.name}`} /></td><td class="number">${percent(one.uses.gpus.used, gpus)}</td></tr>`)}</tbody></table></div>
+    <div class="scroll" tabindex="0" role="region" aria-label="projects"><table><thead><tr><th>project</th><th class="number">share</th><th class="number">jobs</th><th class="number">GPUs in use</th><th class="number">part of all that there may be</th></tr></thead>
+      <tbody>${shown.map((one) => html`<tr key=${one.name}><td>${one.name}</td><td class="number">${COUNT.format(one.share)}</td><td class="number"><${Use} use=${one.uses.jobs} label=${`jobs of ${one.name}`} /></td><td class="number"><${Use} use=${one.uses.gpus} label=${`GPUs of ${one.name}`} /></td><td class="number">${one.share_held === null || one.share_held === undefined ? "–" : percent(one.share_held, 1)}</td></tr>`)}</tbody></table></div>
     ${all.length > shown.length ? html`<p class="muted">${shown.length} of ${all.length}; <code>remora projects</code> lists all.</p>` : null}</section>`;
 }
 

@@ -1,4 +1,4 @@
-"""What the page shows of money beside accounts, in Chromium: budgets with their courses, and shares of projects."""
+"""What the page shows of money in Chromium: budgets with their courses, prices, and shares of projects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import httpx2
 import pytest
 import uvicorn
 
+from cluster.policies.offerings import CapacityType, Offering
 from service.api.app import create_app
 from service.queue.lifecycle import NodeDecision
-from service.queue.rows import NodeRow
+from service.queue.market import to_data
+from service.queue.rows import NewEvent, NodeRow
 from service.settings import Settings
 from service.store import nodes
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.migrate import migrate
+from service.store.policies import append_cluster_event
 from tests.browser.chromium import PATIENCE_MS, chromium, tab
 
 pytestmark = pytest.mark.slow
@@ -49,6 +52,11 @@ def service(tmp_path: Path) -> Iterator[str]:
             ended_at=begins_at + hours * 3600.0 if days else None, price_per_hour=price, project="vision",
         )  # fmt: skip
         database.transact(lambda connection, node=node: nodes.insert_node(connection, NodeDecision(node, ())))
+    at_home = Offering(
+        size="local", zone=None, capacity=CapacityType.ON_DEMAND, resources={"CPU": 1.0}, price_per_hour=0.25
+    )
+    read = NewEvent(at=now, kind="offerings.read", message="read", data={"offerings": to_data([at_home])})
+    database.transact(lambda connection: append_cluster_event(connection, read))
     database.close()
     listening = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
@@ -89,7 +97,7 @@ def test_budgets_are_drawn_and_said_in_words(browser: Any, service: str, width: 
         opened.picture(f"budgets-{width}-{scheme}")
 
 
-def test_the_cluster_shows_shares_of_projects_and_what_they_use(browser: Any, service: str) -> None:
+def test_the_cluster_shows_what_its_cloud_sells_and_shares_of_projects(browser: Any, service: str) -> None:
     answer = httpx2.post(f"{service}/v1/policies", json={"document": DOCUMENT, "based_on": 0})
     assert answer.status_code == 201, answer.text
     job = {"command": "python train.py", "project": "vision"}
@@ -99,5 +107,11 @@ def test_the_cluster_shows_shares_of_projects_and_what_they_use(browser: Any, se
         row = opened.page.get_by_role("region", name="projects").get_by_role("row").filter(has_text="vision")
         row.get_by_text("1 of 8").wait_for(timeout=PATIENCE_MS)
         assert row.get_by_role("progressbar", name="jobs of vision").get_attribute("aria-valuenow") == "13"
+        opened.page.get_by_text("1 offering, from 0.25 USD per hour").click()
+        market = opened.page.get_by_role("region", name="offerings of local")
+        market.get_by_text("sells it").wait_for(timeout=PATIENCE_MS)
+        assert market.get_by_text("never").count() == 1, "the cloud does not take it back"
         assert opened.findings() == []
+        wide = opened.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 390
         opened.picture("projects-390-light")

@@ -65,6 +65,12 @@ def test_gpus_are_counted_as_for_quotas(service: Service) -> None:
     assert found["red"]["uses"]["gpus"] == {"used": 10, "limit": None}
     assert found["red"]["uses"]["jobs"] == {"used": 3, "limit": 9}
     assert found["blue"]["uses"]["gpus"] == {"used": 2, "limit": None}
+    # One CPU of each worker, and four nodes: the red jobs hold three of them and their smallest group of one.
+    whole = 4.0 * service.settings.node_cpus
+    assert found["red"]["share_held"] == pytest.approx(4.0 / whole)
+    assert found["blue"]["share_held"] == pytest.approx(2.0 / whole)
+    service.made("POST", "/v1/policies", json={"document": DOCUMENT.replace("share: 2, ", ""), "based_on": 1})
+    assert projects(service)["red"]["share_held"] is None
     assert list(projects(service, service.token({"blue": "viewer"}))) == ["blue"]
 
 
