@@ -77,8 +77,7 @@ def record_market(tick: Tick, policies: Policies, supply: Supply) -> None:
     if not market or to_data(market) == to_data(before):
         return
     message = f"the cloud sells {count(len(market), 'offering')} to the pools of the policies"
-    data = {"offerings": to_data(market)}
-    event = NewEvent(at=tick.now, kind="offerings.read", message=message, data=data)
+    event = NewEvent(at=tick.now, kind="offerings.read", message=message, data={"offerings": to_data(market)})
     tick.apply(lambda connection: store.append_cluster_event(connection, event, tick.cluster))
 
 
