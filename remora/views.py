@@ -548,6 +548,20 @@ class RefusedOffering(View):
     reason: str = ""
 
 
+class SoldOffering(View):
+    """What a pool may buy, as the planner counts it."""
+
+    #: `SIZE/ZONE/CAPACITY`, `any` for no zone.
+    offering: str
+    #: USD; assumed while the cloud's own list was not read, or lacks it.
+    price_per_hour: float
+    is_price_assumed: bool = False
+    #: Chance that one node is preempted within an hour; None: the cloud does not take it back.
+    evictions_per_hour: float | None = None
+    #: Until when it is not asked for, as the cloud refused it; None: it is open.
+    closed_until: float | None = None
+
+
 class Pool(View):
     """One node pool as it is now."""
 
@@ -566,6 +580,8 @@ class Pool(View):
     waits: list[PoolWait] = Field(default_factory=list)
     #: What it could buy and the cloud refuses now.
     refused: list[RefusedOffering] = Field(default_factory=list)
+    #: What it may buy, by the newest record of its cluster's controller; empty while there is none.
+    offerings: list[SoldOffering] = Field(default_factory=list)
     #: When an operator last reopened it, which takes such refusals back; None: never.
     reopened_at: float | None = None
 
@@ -617,11 +633,16 @@ class ProjectUse(View):
 
 
 class Project(View):
-    """A project: what is kept of it, beside its limits in the policies."""
+    """A project: its share, and what is used and kept of it, beside its limits in the policies."""
 
     name: str
-    #: `jobs` that wait or run, `bundle_bytes`, `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, `alerts`,
-    #: and the `streams` that are open at the process that answered.
+    #: Its weight against other projects that want more than there is.
+    share: float = 1.0
+    #: The part that its running jobs hold of all that the complete pools of its cluster may bring: of the resource of
+    #: which it holds most.  None: operators gave no project a share, or what the pools may buy is not known yet.
+    share_held: float | None = None
+    #: `jobs` that wait or run, `gpus` (rounded up) of those that run, `bundle_bytes`, `output_bytes`, `log_lines`,
+    #: `secrets`, `schedules`, `tokens`, `alerts`, and the `streams` that are open at the process that answered.
     uses: dict[str, ProjectUse]
 
 

@@ -251,6 +251,10 @@ class BudgetPolicy(_Policy):
     #: Part of the budget at which each step begins, e.g. 0.8; steps that are not named begin at 1.0.
     steps: dict[BudgetStep, Annotated[Number, Field(gt=0, le=10)]] = Field(default_factory=dict)
 
+    def part_of(self, step: BudgetStep) -> float:
+        """The part of the budget at which a step begins."""
+        return self.steps.get(step, 1.0)
+
     @property
     def figures(self) -> str:
         """Equal for budgets that say the same: a step that was reached under other figures says nothing about these."""

@@ -100,13 +100,13 @@ def money_of(view: ClusterView, policies: Policies, offerings: Mapping[str, Offe
         + ", and the step that was reached holds until the day ends"
     )
     for candidate in STEPS:
-        part = policies.budget.steps.get(candidate, 1.0)
+        part = policies.budget.part_of(candidate)
         ahead = costs_ahead if candidate is BudgetStep.PAUSE else 0.0
         for budget in budgets:
             is_further = step is None or STEPS.index(candidate) >= STEPS.index(step)
             if is_further and budget.spent + ahead >= part * budget.limit:
                 step, words, period = candidate, budget.words, budget.period
-    end = policies.budget.steps.get(BudgetStep.PAUSE, 1.0)
+    end = policies.budget.part_of(BudgetStep.PAUSE)
     left = min(end * p.limit - p.spent for p in budgets) * 3600.0
     rate_left = (left - elsewhere * (view.leaving_elsewhere_s + STAY_S)) / (leaving_s + STAY_S) - rate
     return Money(
@@ -126,13 +126,23 @@ def ends_of(period: str, until: float, limit: str) -> str:
     )
 
 
+def begin_of(period: str, now: float) -> float:
+    """When the running `day` or `month` (UTC) began, seconds since 1970."""
+    today = _today(now)
+    return (today.replace(day=1) if period == "month" else today).timestamp()
+
+
 def end_of(period: str, now: float) -> float:
     """When the next `day` or `month` (UTC) begins, seconds since 1970."""
-    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = _today(now)
     first = today + timedelta(days=1)
     if period == "month":
         first = (today.replace(day=1) + timedelta(days=32)).replace(day=1)
     return first.timestamp()
+
+
+def _today(now: float) -> datetime:
+    return datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def step_reached(view: ClusterView, policies: Policies) -> BudgetStep | None:

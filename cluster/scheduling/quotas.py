@@ -55,6 +55,10 @@ class Counting:
             self._counted[job.id] = workers
             self._gpus[job.project] += gpus_of(job.worker_resources, more)
 
+    def gpus_of_project(self, project: str) -> float:
+        """GPUs that its jobs use now; 0 for a project without a policy, which is not counted."""
+        return self._gpus.get(project, 0.0)
+
     def allowed(self, job: JobDemand, workers: int) -> tuple[int, str]:
         """How many of these workers beside those that it has its project lets the job have, and why not all."""
         policy, per_worker = self._projects.get(job.project), gpus_of(job.worker_resources, 1)

@@ -11,6 +11,7 @@ import typer
 from remora.cli import (
     alerts,
     arrays,
+    budgets,
     changes,
     cluster,
     conversion,
@@ -76,6 +77,7 @@ for command in (
     results.download,
     results.ledger,
     costs.goodput,
+    budgets.budgets,
     report.report,
     models.outputs,
     projects.projects,

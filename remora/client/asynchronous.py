@@ -26,6 +26,7 @@ from pydantic import PrivateAttr
 
 from remora.alert_kinds import AlertKind, Channel
 from remora.alert_views import Alert, NewAlert, Notification
+from remora.budget_views import Budget
 from remora.client import alert_requests, flows, identity_requests, pipeline_flow, requests, what_if
 from remora.client.credentials import TokenSource
 from remora.client.flows import Flow, Paging, Work
@@ -477,6 +478,10 @@ class AsyncClient(Shell):
         at most, or the running month (UTC).
         """
         return await self._send(requests.show_goodput(job_id, since, until))
+
+    async def budgets(self) -> list[Budget]:
+        """The budgets of the cluster and of projects, with what is spent of each and until when it lasts."""
+        return await self._run(flows.all_pages(requests.list_budgets))
 
     async def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """Put the newest checkpoint's files (or those of `step`) into the folder `target`.

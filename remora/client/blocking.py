@@ -26,6 +26,7 @@ from pydantic import PrivateAttr
 
 from remora.alert_kinds import AlertKind, Channel
 from remora.alert_views import Alert, NewAlert, Notification
+from remora.budget_views import Budget
 from remora.client import alert_requests, flows, identity_requests, pipeline_flow, requests, what_if
 from remora.client.credentials import TokenSource
 from remora.client.flows import Flow, Paging, Work
@@ -471,6 +472,10 @@ class Client(Shell):
         at most, or the running month (UTC).
         """
         return self._send(requests.show_goodput(job_id, since, until))
+
+    def budgets(self) -> list[Budget]:
+        """The budgets of the cluster and of projects, with what is spent of each and until when it lasts."""
+        return self._run(flows.all_pages(requests.list_budgets))
 
     def download(self, job_id: str, target: str | Path, *, step: int | None = None) -> Checkpoint:
         """Put the newest checkpoint's files (or those of `step`) into the folder `target`.

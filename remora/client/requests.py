@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from pydantic import ValidationError
 
+from remora.budget_views import Budget
 from remora.errors import ApiError, ConfigurationError, NotFound, SpecProblem, api_error_class
 from remora.spec.spec import JobSpec
 from remora.views import (
@@ -248,6 +249,11 @@ def list_projects(cursor: str | None = None) -> Request[Page[Project]]:
     return Request(
         method="GET", path="/v1/projects", parse=_one(Page[Project]), params=_params(cursor=cursor)
     )
+
+
+def list_budgets(cursor: str | None = None) -> Request[Page[Budget]]:
+    """A page of budgets, with what is spent of each."""
+    return Request(method="GET", path="/v1/budgets", parse=_one(Page[Budget]), params=_params(cursor=cursor))
 
 
 def list_secrets(project: str) -> Request[Page[Secret]]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
-from cluster.policies.offerings import zone_and_capacity
-from cluster.policies.placement import bought_by
+from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import Policies, PoolPolicy
 from cluster.scheduling.limits import limits_of
 from cluster.scheduling.refusals import taken_back
 from cluster.scheduling.view import Refusal
 from remora.states import NodeState
-from remora.views import Page, Pool, PoolWait, RefusedOffering
+from remora.views import Page, Pool, PoolWait, RefusedOffering, SoldOffering
 from service.api.authorisation import access_of
 from service.api.context import context_of
 from service.api.foreign_jobs import ForeignJobs
@@ -26,9 +25,11 @@ from service.api.problem_documents import ApiProblem
 from service.api.writes import Noted, write
 from service.clouds.fixed_pool import kept_full
 from service.policies_in_force import policies_in_force
+from service.queue.market import may_buy
 from service.queue.rows import WaitKind
 from service.store import spending
 from service.store.nodes import count_nodes
+from service.store.policies import newest_market
 from service.store.waits import waits_of
 
 router = APIRouter(prefix="/v1/pools")
@@ -50,9 +51,9 @@ async def list_pools(request: Request, _: Annotated[Parameters, Query()]) -> Pag
         for row in waits_of(connection, WaitKind.POOL):
             waits[row.about].append(PoolWait(reason=row.reason, since=row.since))
         removed = sorted(counts.keys() - policies.pools.keys())
-        closed = _Closed(spending.refusals_by_cluster(connection, now), spending.reopenings(connection))
+        market = _Market.read(connection, policies, now)
         return [
-            shown(_view(name, policies, now, counts.get(name, {}), waits[name], closed))
+            shown(_view(name, policies, now, counts.get(name, {}), waits[name], market))
             for name in (*policies.pools, *removed)
         ]
 
@@ -77,19 +78,41 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
         noted.before = {"reopened_at": spending.reopenings(connection).get(pool)}
         spending.reopen(connection, pool, now)
         noted.object, noted.after = pool, {"reopened_at": now}
-        closed = _Closed(spending.refusals_by_cluster(connection, now), spending.reopenings(connection))
-        return _view(pool, policies, now, count_nodes(connection).get(pool, {}), [], closed)
+        market = _Market.read(connection, policies, now)
+        return _view(pool, policies, now, count_nodes(connection).get(pool, {}), [], market)
 
     return await write(request, work)
 
 
 @dataclass(frozen=True)
-class _Closed:
-    """What is refused, and when which pools were reopened."""
+class _Market:
+    """What is sold and what is refused, and when which pools were reopened."""
 
     #: By cluster.
+    sold: Mapping[str, Sequence[Offering]]
     refusals: Mapping[str, tuple[Refusal, ...]]
     reopened: Mapping[str, float]
+
+    @classmethod
+    def read(cls, connection: sa.Connection, policies: Policies, now: float) -> _Market:
+        """As it is now; some statements for each cluster."""
+        sold = {cluster: newest_market(connection, cluster)[1] for cluster in policies.clusters}
+        return cls(sold, spending.refusals_by_cluster(connection, now), spending.reopenings(connection))
+
+    def sold_to(self, policy: PoolPolicy, refused: Sequence[RefusedOffering]) -> list[SoldOffering]:
+        """What the pool may buy, of which `refused` is closed."""
+        until = {one.offering: one.until for one in refused}
+        return [
+            SoldOffering(
+                offering=one.id,
+                price_per_hour=one.price_per_hour,
+                is_price_assumed=one.is_price_assumed,
+                evictions_per_hour=one.evictions_per_hour if one.capacity is CapacityType.SPOT else None,
+                closed_until=until.get(one.id),
+            )
+            for one in self.sold.get(policy.cluster, ())
+            if may_buy(policy, one.id)
+        ]
 
     def to(self, pool: str, policies: Policies, now: float) -> list[RefusedOffering]:
         """What the pool could buy and is refused; the controller may not have seen yet what was taken back."""
@@ -101,14 +124,8 @@ class _Closed:
                 offering=one.offering, at=one.at, until=one.until, tries=one.tries, reason=one.reason
             )
             for one in taken_back(refused, policies.of_cluster(cluster), self.reopened, sizes)
-            if one.until > now and _may_buy(policies.pools[pool], one.offering)
+            if one.until > now and may_buy(policies.pools[pool], one.offering)
         ]
-
-
-def _may_buy(policy: PoolPolicy, offering: str) -> bool:
-    zone, capacity = zone_and_capacity(offering)
-    is_sold = offering.partition("/")[0] in policy.sizes and (zone or "any") in policy.zones
-    return is_sold and capacity in bought_by(policy.capacity)
 
 
 def _view(
@@ -117,11 +134,11 @@ def _view(
     now: float,
     nodes: dict[NodeState, int],
     waits: list[PoolWait],
-    closed: _Closed,
+    market: _Market,
 ) -> Pool:
     if name not in policies.pools:
         return Pool(name=name, cluster=None, nodes=nodes, waits=waits)
-    limits = limits_of(policies.pools[name], now)
+    limits, refused = limits_of(policies.pools[name], now), market.to(name, policies, now)
     return Pool(
         name=name,
         cluster=policies.pools[name].cluster,
@@ -131,6 +148,7 @@ def _view(
         maintenance_until=limits.maintenance_until,
         nodes=nodes,
         waits=waits,
-        refused=closed.to(name, policies, now),
-        reopened_at=closed.reopened.get(name),
+        refused=refused,
+        offerings=market.sold_to(policies.pools[name], refused),
+        reopened_at=market.reopened.get(name),
     )

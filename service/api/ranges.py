@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from cluster.scheduling.money import begin_of
 from service.api.context import Context
 from service.api.problem_documents import invalid_parameter
 from service.queue.costs import MOST_S
-from service.store.spending import month_of
 
 
 def range_asked(context: Context, since: float | None, until: float | None) -> tuple[float, float]:
@@ -17,7 +17,7 @@ def range_asked(context: Context, since: float | None, until: float | None) -> t
     """
     now = context.clock()
     ends_at = now if until is None else min(until, now)
-    begins_at = month_of(ends_at) if since is None else since
+    begins_at = begin_of("month", ends_at) if since is None else since
     check_range(begins_at, ends_at)
     return begins_at, ends_at
 

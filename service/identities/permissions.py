@@ -111,6 +111,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "show_cluster_ledger": LIST,
     "show_costs": SPENT,
     "show_goodput": SPENT,
+    "list_budgets": SPENT,
     "list_nodes": ANY,
     "show_node": ANY,
     "list_node_events": ANY,

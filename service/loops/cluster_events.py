@@ -12,9 +12,11 @@ import sqlalchemy as sa
 
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Plan, Wait
+from cluster.scheduling.formatting import count
 from remora.clusters import DEFAULT_CLUSTER
 from service.loops.ports import Supply
 from service.loops.tick import Tick
+from service.queue.market import market_of, to_data
 from service.queue.rows import NewEvent
 from service.store import cloud
 from service.store import policies as store
@@ -66,6 +68,17 @@ def record_quotas(tick: Tick, policies: Policies, supply: Supply) -> None:
     event = NewEvent(at=tick.now, kind="quotas.read", message=message, data={"units": units})
     tick.apply(lambda connection: store.append_cluster_event(connection, event, tick.cluster))
     log.info("%s", message)
+
+
+def record_market(tick: Tick, policies: Policies, supply: Supply) -> None:
+    """Record what the cloud sells to the pools, at which prices: at first, and whenever it changes.  Raises Fenced."""
+    _, before = tick.load(partial(store.newest_market, cluster=tick.cluster))
+    market = market_of(policies, supply.offerings(), before)
+    if not market or to_data(market) == to_data(before):
+        return
+    message = f"the cloud sells {count(len(market), 'offering')} to the pools of the policies"
+    event = NewEvent(at=tick.now, kind="offerings.read", message=message, data={"offerings": to_data(market)})
+    tick.apply(lambda connection: store.append_cluster_event(connection, event, tick.cluster))
 
 
 def record_vetoes(tick: Tick, actions: Plan) -> None:

@@ -35,6 +35,7 @@ from service.clouds.fixed_pool import kept_full
 from service.loops.budget_pause import apply_budget_pause
 from service.loops.cluster_events import (
     record_cluster_visible,
+    record_market,
     record_quotas,
     record_rule_failure,
     record_vetoes,
@@ -132,6 +133,7 @@ def _decide(
     if access.follows_policies:
         _record_reopened(tick, policies, access.supply, nodes)
         record_quotas(tick, policies, access.supply)
+        record_market(tick, policies, access.supply)
         paused_until = tick.load(partial(cloud.get, cluster=tick.cluster)).paused_until
         view = priced_view(tick, policies, access.supply, workload, nodes, paused_until)
     else:

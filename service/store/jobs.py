@@ -333,6 +333,25 @@ def count_active(connection: sa.Connection, project: str | None = None) -> int:
     return int(connection.execute(_ACTIVE_OF_PROJECT, {"project": project}).scalar_one())
 
 
+def count_active_of_each(connection: sa.Connection, projects: Collection[str]) -> dict[str, int]:
+    """The same of each of these projects; one without any is missing."""
+    found: dict[str, int] = {}
+    for names in in_parts(sorted(projects)):
+        each = (
+            sa.select(jobs.c.project, sa.func.count().label("active"))
+            .where(ACTIVE_JOBS, jobs.c.project.in_(names))
+            .group_by(jobs.c.project)
+        )
+        found |= {row.project: row.active for row in connection.execute(each)}
+    return found
+
+
+def active_projects(connection: sa.Connection, after: str, limit: int) -> list[str]:
+    """Projects with jobs that wait or run, by name: the next ones after `after`."""
+    names = sa.select(jobs.c.project).where(ACTIVE_JOBS, jobs.c.project > after).distinct()
+    return list(connection.execute(names.order_by(jobs.c.project).limit(limit)).scalars())
+
+
 def queued_jobs(connection: sa.Connection, cluster: str, now: float, limit: int) -> list[JobRow]:
     """The next jobs in the order of `cluster.scheduling.queue_order`, without those that back off until later."""
     values = {"of": cluster, "now": now, "most": limit}

@@ -7,7 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from cluster.policies.offerings import Offering
 from remora.clusters import DEFAULT_CLUSTER
+from service.queue.market import from_data
 from service.queue.policy_versions import PolicyDecision, PolicyRow
 from service.queue.rows import NewEvent
 from service.store.tables import cluster_events, policies
@@ -79,14 +81,26 @@ def has_cluster_event(
 
 def newest_quotas(connection: sa.Connection, cluster: str) -> dict[str, int]:
     """Units of each quota of a cluster's cloud, as the newest event reported them; empty when none did."""
+    _, data = _newest(connection, "quotas.read", cluster)
+    return dict(data.get("units", {}))
+
+
+def newest_market(connection: sa.Connection, cluster: str) -> tuple[float, list[Offering]]:
+    """What a cluster's cloud sells to the pools, and when that was recorded, seconds since 1970; empty before."""
+    at, data = _newest(connection, "offerings.read", cluster)
+    return at, from_data(data.get("offerings", []))
+
+
+def _newest(connection: sa.Connection, kind: str, cluster: str) -> tuple[float, dict[str, Any]]:
+    """Time and data of the newest event of this kind; 0.0 and no data when there is none."""
     statement = (
-        sa.select(cluster_events.c.data)
-        .where(cluster_events.c.kind == "quotas.read", cluster_events.c.cluster == cluster)
+        sa.select(cluster_events.c.at, cluster_events.c.data)
+        .where(cluster_events.c.kind == kind, cluster_events.c.cluster == cluster)
         .order_by(cluster_events.c.seq.desc())
         .limit(1)
     )
-    data = connection.execute(statement).scalar()
-    return {} if data is None else dict(data["units"])
+    row = connection.execute(statement).first()
+    return (0.0, {}) if row is None else (row.at, row.data)
 
 
 def quotas_by_cluster(connection: sa.Connection) -> dict[str, dict[str, int]]:

@@ -235,7 +235,7 @@ def _old_nodes(connection: sa.Connection, before: float) -> tuple[int, int, bool
 def _old_cluster_events(connection: sa.Connection, before: float) -> tuple[int, bool]:
     """Delete the first events of the cluster that are old; how many, and whether there may be more.
 
-    The newest of each cluster that tells of quotas says what they are now, and stays.
+    The newest ones of each cluster about its quotas and offerings say what these are now, and stay.
     """
     first = connection.execute(
         sa.select(cluster_events.c.seq, cluster_events.c.at).order_by(cluster_events.c.seq).limit(_AT_ONCE)
@@ -243,8 +243,8 @@ def _old_cluster_events(connection: sa.Connection, before: float) -> tuple[int, 
     newest = set(
         connection.execute(
             sa.select(sa.func.max(cluster_events.c.seq))
-            .where(cluster_events.c.kind == "quotas.read")
-            .group_by(cluster_events.c.cluster)
+            .where(cluster_events.c.kind.in_(("quotas.read", "offerings.read")))
+            .group_by(cluster_events.c.cluster, cluster_events.c.kind)
         ).scalars()
     )
     old = [row.seq for row in first if row.at < before and row.seq not in newest]

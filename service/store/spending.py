@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
-from cluster.scheduling.money import STEPS
+from cluster.scheduling.money import STEPS, begin_of
 from cluster.scheduling.view import Refusal, Spending
 from remora.clusters import DEFAULT_CLUSTER
+from service.queue.budgets import PaidNode, spent_of
 from service.store.rows import upsert
 from service.store.tables import budget_days, jobs, nodes, pool_reopenings, refusals
 
@@ -24,12 +25,6 @@ def day_of(now: float) -> str:
     return datetime.fromtimestamp(now, UTC).date().isoformat()
 
 
-def month_of(now: float) -> float:
-    """When the month (UTC) of that time began, seconds since 1970."""
-    at = datetime.fromtimestamp(now, UTC)
-    return at.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
-
-
 def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Spending]]:
     """USD of the running day and month (UTC), of the whole cluster and of each project.
 
@@ -37,27 +32,18 @@ def spent(connection: sa.Connection, now: float) -> tuple[Spending, dict[str, Sp
     the request for it.  Its project is that of the job that it was bought for, or that of Ray programs; what pools keep
     by themselves is no project's.
     """
-    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    day, month = today.timestamp(), today.replace(day=1).timestamp()
+    return spent_of(paid_nodes(connection, begin_of("month", now)), now)
+
+
+def paid_nodes(connection: sa.Connection, since: float) -> list[PaidNode]:
+    """All nodes that have cost money since that time."""
     statement = (
         sa.select(nodes.c.launched_at, nodes.c.ended_at, nodes.c.price_per_hour, _PAYER)
         .select_from(nodes.outerjoin(jobs, jobs.c.id == nodes.c.bought_for))
         .where(nodes.c.price_per_hour > 0, nodes.c.launched_at.is_not(None))
-        .where(sa.or_(nodes.c.ended_at.is_(None), nodes.c.ended_at > month))
+        .where(sa.or_(nodes.c.ended_at.is_(None), nodes.c.ended_at > since))
     )
-    totals: dict[str | None, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for row in connection.execute(statement):
-        ended_at = now if row.ended_at is None else row.ended_at
-        for at, begins_at in enumerate((day, month)):
-            cost = row.price_per_hour * max(0.0, ended_at - max(row.launched_at, begins_at)) / 3600.0
-            totals[None][at] += cost
-            if row.project is not None:
-                totals[row.project][at] += cost
-    whole = Spending(today=totals[None][0], this_month=totals[None][1])
-    projects = {
-        name: Spending(today=one[0], this_month=one[1]) for name, one in totals.items() if name is not None
-    }
-    return whole, projects
+    return [PaidNode(**row._mapping) for row in connection.execute(statement)]
 
 
 def rate_elsewhere(connection: sa.Connection, cluster: str) -> float:

@@ -4,7 +4,8 @@ import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead } from "./api.js";
 import { Act, Problem, Sentence, State, useNow } from "./parts.js";
 import { addressOf } from "./addresses.js";
-import { counted, duration, moment, money, offering, phrase, shortId } from "./words.js";
+import { Projects } from "./projects.js";
+import { counted, duration, moment, money, offering, percent, phrase, shortId } from "./words.js";
 
 const LIVE = "requested,launched,joined,ready,draining,terminating";
 
@@ -23,6 +24,7 @@ export function Cluster({ isOperator }) {
     <${Problem} error=${pools.error ?? nodes.error} />
     ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
     ${pools.value && !pools.value.length ? html`<p class="muted">No pool is known yet: the controller writes them at its first tick.</p>` : null}
+    <${Projects} />
     ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><div class="scroll" tabindex="0" role="region" aria-label="nodes that have ended"><table><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
       <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody></table></div></details>` : null}
     ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><div class="scroll" tabindex="0" role="region" aria-label="events of the cluster"><table>
@@ -40,7 +42,19 @@ function Pool({ pool, nodes, names, now, isOperator, reload }) {
     ${pool.waits.map((wait) => html`<div class="notice"><b>Held up: </b><${Sentence} text=${wait.reason} /> <span class="muted">for ${duration(now - wait.since)}</span></div>`)}
     ${pool.refused.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="refused by the cloud"><table><thead><tr><th>the cloud refuses</th><th>why</th><th>asked again in</th></tr></thead>
       <tbody>${pool.refused.map((one) => html`<tr><td>${one.offering}</td><td class="message">${one.reason}</td><td>${duration(Math.max(0, one.until - now))}</td></tr>`)}</tbody></table></div>` : null}
+    <${Market} pool=${pool} now=${now} />
     <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} now=${now} />`)}</div></section>`;
+}
+
+/** What the pool may buy now, as its planner counts it; nothing where that was not recorded. */
+function Market({ pool, now }) {
+  if (!pool.offerings.length) return null;
+  const prices = pool.offerings.filter((one) => !one.closed_until).map((one) => one.price_per_hour);
+  return html`<details><summary>${counted(pool.offerings.length, "offering")}${prices.length ? `, from ${money(Math.min(...prices))} per hour` : ", all of them refused now"}</summary><div class="scroll" tabindex="0" role="region" aria-label=${`offerings of ${pool.name}`}><table><thead><tr><th>size</th><th>zone</th><th>capacity</th><th class="number">per hour</th><th class="number">preempted in an hour</th><th>the cloud</th></tr></thead>
+      <tbody>${[...pool.offerings].sort((one, other) => one.price_per_hour - other.price_per_hour).map((one) => {
+        const sold = offering(one.offering);
+        return html`<tr key=${one.offering}><td>${sold.size}</td><td>${sold.zone || "any"}</td><td>${sold.capacity}</td><td class="number">${money(one.price_per_hour)}${one.is_price_assumed ? " (assumed)" : ""}</td><td class="number">${one.evictions_per_hour === null || one.evictions_per_hour === undefined ? "never" : percent(one.evictions_per_hour, 1)}</td><td>${one.closed_until ? `refuses it for ${duration(Math.max(0, one.closed_until - now))}` : "sells it"}</td></tr>`;
+      })}</tbody></table></div></details>`;
 }
 
 /** What the planner is doing with the nodes of a pool, by their states. */

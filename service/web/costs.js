@@ -4,6 +4,7 @@ import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, useRead } from "./api.js";
 import { Problem, Sentence } from "./parts.js";
 import { addressOf, go } from "./addresses.js";
+import { Budgets } from "./budgets.js";
 import { barsOf } from "./cost_bars.js";
 import { cause, duration, money, percent, phrase } from "./words.js";
 
@@ -45,7 +46,7 @@ export function Costs({ query }) {
       <div class="end"><label>range<select value=${days} onChange=${(event) => go("costs", { days: event.target.value })}>${RANGES.map(([count, name]) => html`<option value=${count}>${name}</option>`)}</select></label></div></div>
     <${Problem} error=${found.error} />
     ${!all && !found.error ? html`<p class="muted">Reading the accounts …</p>` : null}
-    ${all ? html`<${Bars} all=${all} days=${days} /><${Goodput} goodput=${all.goodput} />
+    ${all ? html`<${Budgets} /><${Bars} all=${all} days=${days} /><${Goodput} goodput=${all.goodput} />
       <div class="two"><${Lines} title="Projects" names=${["project"]} report=${all.byProject} /><${Lines} title="Pools" names=${["pool", "capacity_type"]} report=${all.byPool} /></div>
       <${Lines} title="Jobs" names=${["job"]} report=${all.byJob} jobs=${all.names} />` : null}`;
 }

@@ -41,6 +41,37 @@ export function money(usd) {
   return `${usd !== 0 && Math.abs(usd) < 0.1 ? SMALL.format(usd) : usd.toFixed(2)} USD`;
 }
 
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
+const HOUR = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: "UTC" });
+
+/** Seconds since 1970 as "24 Nov", in UTC. */
+export const day = (at) => DAY.format(at * 1000);
+
+const figure = (usd) => money(usd).replace(/(\.00)? USD$/, "");
+
+/** What is spent of a budget of the API, and until when it lasts, without a full stop at the end. */
+export function budgetText(budget) {
+  const isDay = budget.period === "day", span = budget.pace_s === 604800 ? "week" : duration(budget.pace_s);
+  const spent = `${figure(budget.spent)} of ${figure(budget.limit)} USD of ${isDay ? "this day" : "this month"} are spent`;
+  if (budget.spent >= budget.limit) return `${spent}: it is used up`;
+  if (!budget.usd_per_hour) return `${spent}, nothing in the last ${span}`;
+  const until = budget.runs_out_at === null ? `the ${budget.period} ends` : isDay ? `${HOUR.format(budget.runs_out_at * 1000)} UTC` : day(budget.runs_out_at);
+  return `${spent}; at the pace of the last ${span} it lasts until ${until}`;
+}
+
+const STEPS = {
+  "stop-growing": "no more nodes are bought", "spot-only": "on-demand nodes are given back, and only spot is used",
+  shrink: "jobs go on with their smallest number of workers", pause: "jobs stop at a checkpoint until there is money again",
+};
+
+/** Sentences about the step of a budget that is in force, and the next one. */
+export function budgetSteps(budget) {
+  const found = [];
+  if (budget.step_in_force) found.push(`In force: ${budget.step_in_force}, ${STEPS[budget.step_in_force]}.`);
+  if (budget.next_step) found.push(`Next: ${budget.next_step} at ${figure(budget.next_step_at)} USD, when ${STEPS[budget.next_step]}.`);
+  return found;
+}
+
 /** 1, 3 -> "33.3 %"; of nothing there is no share. */
 export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 

@@ -85,7 +85,7 @@ TARGETS = (
             "service_queue fabric_domains urgency plan_reasons ledger bill demand drill_account"
             " version_zero policy_versions service_docs list_pages service_lifecycle owners_decisions early_stop"
             " rows records listing secret_rules accounts goodput work_phases preflight_decisions alert_decisions"
-            " profile_decisions spans shell_decisions",
+            " profile_decisions spans shell_decisions budgets market",
         ),
     ),
     Target(

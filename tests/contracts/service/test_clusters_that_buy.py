@@ -119,6 +119,14 @@ def test_what_one_cloud_refuses_is_asked_for_in_the_other(world: World, ward: Wo
             "cpu": ["none is there"],
             "locked": ["none is in the ward"],
         }
+        offerings = {
+            one["name"]: {sold["offering"]: sold["closed_until"] for sold in one["offerings"]}
+            for one in client.get("/v1/pools").json()["items"]
+        }
+        assert {name: sold[SPOT] for name, sold in offerings.items()} == {
+            name: refused[0]["until"] for name, refused in shown.items()
+        }
+        assert offerings["cpu"][OTHER_SPOT] is None
         assert client.post("/v1/pools/locked/reopen").json()["refused"] == []
         (cpu, _) = client.get("/v1/pools").json()["items"]
         assert [one["reason"] for one in cpu["refused"]] == ["none is there"]

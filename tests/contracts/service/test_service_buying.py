@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -517,6 +518,31 @@ def test_the_quota_that_is_left_is_not_exceeded(world: World) -> None:
     world.tick(2)
     assert bought(world) == [SPOT]
     assert world.job(job_id).state is JobState.ADMITTED
+
+
+def test_what_the_cloud_sells_is_recorded_for_the_api_and_again_when_it_changes(world: World) -> None:
+    def recorded() -> list[dict[str, Any]]:
+        events = world.database.query(lambda c: policies.page_of_cluster_events(c, after=0, limit=100))
+        return [event.data["offerings"] for event in events if event.kind == "offerings.read"]
+
+    world.tick(3)
+    (first,) = recorded()
+    assert [one["offering"] for one in first] == sorted(one["offering"] for one in first)
+    assert SPOT in [one["offering"] for one in first]
+    _, market = world.database.query(lambda c: policies.newest_market(c, "default"))
+    sold = {one.id: one for one in world.supply.sold}
+    assert {one.id: one.price_per_hour for one in market} == {
+        one["offering"]: sold[one["offering"]].price_per_hour for one in first
+    }
+    # The same at a price that is assumed is no news, another price is.
+    world.supply.sold = tuple(
+        replace(one, is_price_assumed=True, price_per_hour=9.0) for one in sold.values()
+    )
+    world.tick(2)
+    assert len(recorded()) == 1
+    world.supply.sold = tuple(replace(one, price_per_hour=9.0) for one in sold.values())
+    world.tick(2)
+    assert [one["price_per_hour"] for one in recorded()[1]] == [9.0] * len(first)
 
 
 def test_what_the_cloud_allows_is_reported_once_and_again_when_it_changes(world: World) -> None:

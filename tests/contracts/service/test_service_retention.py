@@ -362,7 +362,7 @@ class TestNodesAndEvents:
             event = NewEvent(at=world.now, kind=kind, message="x", data={"units": {"a": units}})
             world.database.transact(lambda c: append_cluster_event(c, event))
 
-        for number, kind in enumerate(("other", "quotas.read", "quotas.read", "other")):
+        for number, kind in enumerate(("other", "offerings.read", "quotas.read", "quotas.read", "other")):
             tell(kind, number)
         world.now += 2 * DAY
         tell("other")
@@ -370,8 +370,8 @@ class TestNodesAndEvents:
         tell("other")
         prune_all(world)
         page = world.database.query(lambda c: page_of_cluster_events(c, after=0, limit=100))
-        assert [event.kind for event in page] == ["quotas.read", "other", "other"]
-        assert world.database.query(lambda c: newest_quotas(c, "default")) == {"a": 2}
+        assert [event.kind for event in page] == ["offerings.read", "quotas.read", "other", "other"]
+        assert world.database.query(lambda c: newest_quotas(c, "default")) == {"a": 3}
 
     def test_old_events_of_the_cluster_go_to_the_last_one_in_steps_that_are_bounded(
         self, world: World

@@ -477,8 +477,9 @@ def test_limits_over_http(service: Service) -> None:
     assert shown["name"] == "red"
     uses = {kind: (use["used"], use["limit"]) for kind, use in shown["uses"].items()}
     assert uses == {
-        "jobs": (1, 5), "bundle_bytes": (len(one), 200), "output_bytes": (0, None), "log_lines": (0, None),
-        "secrets": (1, 1), "schedules": (1, 1), "tokens": (3, 10), "alerts": (0, 100), "streams": (0, 0),
+        "jobs": (1, 5), "gpus": (0, None), "bundle_bytes": (len(one), 200), "output_bytes": (0, None),
+        "log_lines": (0, None), "secrets": (1, 1), "schedules": (1, 1), "tokens": (3, 10), "alerts": (0, 100),
+        "streams": (0, 0),
     }  # fmt: skip
     stranger = service.token({"blue": "viewer"})
     assert [one["name"] for one in service.ask(stranger, "GET", "/v1/projects").json()["items"]] == ["blue"]

@@ -216,6 +216,7 @@ RULES: dict[str, Rule] = {
     "show_cluster_ledger": Rule("any", "GET", "/v1/ledger"),
     "show_costs": Rule("submitter somewhere", "GET", "/v1/costs"),
     "show_goodput": Rule("submitter somewhere", "GET", "/v1/goodput"),
+    "list_budgets": Rule("submitter somewhere", "GET", "/v1/budgets"),
     "put_bundle": Rule("submitter somewhere", "PUT", f"/v1/bundles/{DIGEST}", content=CONTENT),
     "list_nodes": Rule("any", "GET", "/v1/nodes"),
     "show_node": Rule("any", "GET", "/v1/nodes/{node}"),
