@@ -283,7 +283,11 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "sharded-steps": Part(
-        ("tests/golden/test_sharded.py", "tests/golden/test_sharded_steps.py"),
+        (
+            "tests/golden/test_evaluated.py",
+            "tests/golden/test_sharded.py",
+            "tests/golden/test_sharded_steps.py",
+        ),
         ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),
     ),
     "deepspeed-layouts": Part(

@@ -189,7 +189,7 @@ def test_ctrl_c_ends_what_runs_in_front_and_not_the_shell(shells: WorkerShells, 
 
 def test_the_terminal_is_that_of_its_session(shells: WorkerShells, driver: Driver) -> None:
     driver.size = (24, 80)
-    ask(shells, "sh", "-c", "echo to it >/dev/tty && sleep 600", size=(24, 80))
+    ask(shells, "sh", "-c", "echo to it >/dev/tty; exec sleep 600", size=(24, 80))
     driver.wait_for(b"to it")
     driver.type(b"\x03")
     assert driver.wait_end()[1] == 128 + signal.SIGINT
