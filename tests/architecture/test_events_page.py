@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/events.md").read_text()
 KIND = re.compile(
     r"(job|attempt|worker_group|worker|node|checkpoint|training|records?|policies|quotas|ray_program|schedule)\.[a-z_]+"
     # `cluster` is a package as well, and `environment` a field of jobs.
-    r"|cluster\.(un)?seen|environment\.(preparing|ready)"
+    r"|cluster\.(un)?seen|environment\.(preparing|ready)|offerings\.read"
 )
 #: What stands in a kind that is put together, by what it begins with.
 PUT_TOGETHER = {
