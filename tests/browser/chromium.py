@@ -48,10 +48,14 @@ class Tab:
             for node in one["nodes"]
         ]
 
-    def picture(self, name: str) -> None:
-        """Keep a picture of the view in the folder that PAGE_PICTURES names, if it names one."""
+    def picture(self, name: str, part: Any = None) -> None:
+        """Keep a picture of the view, or of a part of it, in the folder that PAGE_PICTURES names, if it names one."""
         if folder := os.environ.get("PAGE_PICTURES"):
-            self.page.screenshot(path=str(Path(folder) / f"page-{name}.png"), full_page=True)
+            path = str(Path(folder) / f"page-{name}.png")
+            if part is None:
+                self.page.screenshot(path=path, full_page=True)
+            else:
+                part.screenshot(path=path)
 
 
 @contextmanager

@@ -16,10 +16,14 @@ from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, T
 from cluster.scheduling import installed_rules
 from cluster.scheduling.formatting import clock
 from cluster.scheduling.money import MEANING
+from cluster.scheduling.shares import Shares, shares_of
 from remora.spec.spec import JobSpec
 from remora.states import EndReason, JobState, NodeState
+from service.api.projects_in_use import InUse, in_use
 from service.loops import workload
+from service.policies_in_force import policies_in_force
 from service.queue.bill import Charge, Payer, Purpose, charges
+from service.queue.demand import demand_of
 from service.queue.ledger import UseRow
 from service.settings import Settings
 from service.store import costs, ledger, policies, spending, telemetry, waits
@@ -543,6 +547,30 @@ def test_what_the_cloud_sells_is_recorded_for_the_api_and_again_when_it_changes(
     world.supply.sold = tuple(replace(one, price_per_hour=9.0) for one in sold.values())
     world.tick(2)
     assert [one["price_per_hour"] for one in recorded()[1]] == [9.0] * len(first)
+
+
+def test_what_a_project_holds_is_shown_by_what_the_queue_orders_by(world: World) -> None:
+    apply(world, DOCUMENT.format(max_nodes=4) + "projects: {vision: {share: 2}}\n")
+    job_id = world.submit(project="vision", max_workers=2)
+    for _ in world.ticks_until("the job starts"):
+        if world.job(job_id).state is JobState.ADMITTED:
+            break
+    train(world, job_id)
+    in_cloud = world.settings.model_copy(update={"cloud": "azure"})
+    (attempt,) = world.attempts(job_id)
+
+    def asked(connection: sa.Connection) -> tuple[InUse, Shares | None]:
+        followed = policies_in_force(connection, world.settings)
+        running = [(demand_of(world.job(job_id), attempt, None, world.now), attempt.world_size)]
+        pools = workload.pool_sizes(followed, world.supply.offerings(), world.now)
+        used = in_use(connection, in_cloud, followed, ["vision"], world.now)
+        return used, shares_of(followed, pools, running)
+
+    used, shares = world.database.query(asked)
+    assert shares is not None
+    assert used.parts == shares.held
+    assert used.parts is not None
+    assert 0.0 < used.parts["vision"] < 1.0
 
 
 def test_what_the_cloud_allows_is_reported_once_and_again_when_it_changes(world: World) -> None:
