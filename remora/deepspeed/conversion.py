@@ -4,7 +4,7 @@ The process begins with the interpreter of the first worker of each machine, so 
 its libraries and builds its model; `remora.deepspeed.convert` is what it runs.  Only the standard library is needed
 here.  A folder holds what was converted:
 
-- `LOCK` is locked as long as the process lives, whoever started it;
+- `LOCK` is locked as long as the process lives, whichever worker started it;
 - `OUTCOME`, written last, is `{"refused": null, "seconds": 2.5, "processes": 2}`, or has DeepSpeed's reason; without it
   the process was killed.
 """

@@ -211,7 +211,7 @@ class ShellProcess:
     def wait(self) -> dict[str, object]:
         """Wait until it is gone, with all that it has started; `{"exit_code": n}` or `{"start_failed": why}`.
 
-        To be called once, when it was told to stop, or `read` has nothing more.
+        To be called once, after `stop`, or when `read` has nothing more.
         """
         self._shim.wait()
         written = b""
