@@ -95,7 +95,8 @@ def _train(what: str, rank: str, port: str, overheads: Any) -> None:
     loop._agree = timed(loop._agree, spent)  # type: ignore[method-assign]
     loop._check_unchanged = timed(loop._check_unchanged, spent)  # type: ignore[method-assign]
     loop._rehearse = timed(loop._rehearse, rehearsals)  # type: ignore[method-assign]
-    steps, checks = [], []
+    steps: list[float] = []
+    checks: list[float] = []
     began = time.perf_counter()
     for step in loop:
         step.backward(loss_of)

@@ -155,7 +155,7 @@ def remora_loss_and_growth(cluster: RemoraCluster) -> tuple[dict[str, Any], floa
 def remora_notice(cluster: RemoraCluster) -> dict[str, Any]:
     """Announce the end of one of three nodes 20 s ahead."""
     with trained(cluster) as (attempt, samples):
-        cluster.ray.drain(cluster.provider.node_ids()[0], time.time() + NOTICE_S)
+        cluster.drain(cluster.provider.node_ids()[0], time.time() + NOTICE_S)
         until(lambda: attempt.steps[-1][2] == 2, 60)
         epoch_ended = (attempt.steps[-1][1] // EPOCH_STEPS + 1) * EPOCH_STEPS + WARM
         until(lambda: attempt.steps[-1][1] > epoch_ended, 60)
@@ -177,7 +177,7 @@ def stock_notice() -> int:
         try:
             until(lambda: (s := read(lines)) and s[-1][1] >= WARM and s[-1][2] == 3, STOCK_PATIENCE_S)
             deadline_at = time.time() + NOTICE_S
-            cluster.ray.drain(cluster.nodes[1], deadline_at)
+            cluster.drain(cluster.nodes[1], deadline_at)
             until(lambda: time.time() >= deadline_at, NOTICE_S + 5)
             cluster.kill(cluster.nodes[1])
             steps = until(lambda: recovered(read(lines), deadline_at - NOTICE_S), STOCK_PATIENCE_S)

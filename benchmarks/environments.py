@@ -118,9 +118,11 @@ def by_hand_seconds(folder: Path) -> dict[str, float]:
     def once() -> None:
         target = folder / "by-hand"
         shutil.rmtree(target, ignore_errors=True)
-        subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, target], check=True, env=environ)
+        subprocess.run(
+            [uv, "venv", "--quiet", "--python", sys.executable, str(target)], check=True, env=environ
+        )
         python = target / "bin" / "python"
-        install = [uv, "pip", "install", "--quiet", "--python", python, *PACKAGES]
+        install = [uv, "pip", "install", "--quiet", "--python", str(python), *PACKAGES]
         subprocess.run(install, check=True, env=environ)
         (own,) = target.glob("lib/python3.*/site-packages")
         (own / "node.pth").write_text(f"{layers}\n")

@@ -33,7 +33,7 @@ def _ray(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
     ]
 
     def add() -> None:
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
         from ray.dashboard.modules.job.common import JobInfoStorageClient
         from ray.job_submission import JobInfo, JobStatus
 

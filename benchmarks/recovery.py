@@ -46,7 +46,8 @@ REST_S = 3.0
 def run() -> dict[str, Any]:
     """Milliseconds of each part of the three, medians over the rounds, with the goals and what a bare library takes."""
     began_at = time.monotonic()
-    losses, growths = [], []
+    losses: list[Parts] = []
+    growths: list[Parts] = []
     with remora_cluster(3) as cluster, trained(cluster) as (attempt, _):
         while len(losses) < ROUNDS and (not losses or time.monotonic() - began_at < BUDGET_S):
             losses.append(loss(cluster, attempt))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,13 +27,18 @@ from remora.ports import free_port
 TRIES = 7
 _processes = multiprocessing.get_context("fork")
 _TIMEOUT = datetime.timedelta(seconds=60)
+#: The script that is submitted, and the workers that load it at the same time; one does when it joins others.
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "elastic" / "train.py"
+WORKERS = 2
 
 
 def run() -> dict[str, float]:
-    """Medians: a closed socket seen after SIGKILL, a fork, a store and a process group of two processes."""
+    """Medians: a closed socket seen, a fork, a script's imports and data, a process group of two processes."""
     return {
         "closed socket seen": _median(socket_closed_s),
         "interpreter forked": _median(fork_s),
+        "script loaded": _median(script_loaded_s),
+        "command forked, script loaded, first step": _median(lambda: script_loaded_s(WORKERS)),
         "process group formed": _median(group_formed_s),
     }
 
@@ -64,6 +71,31 @@ def fork_s() -> float:
     ours.close()
     theirs.close()
     return seconds
+
+
+def script_loaded_s(processes: int = 1) -> float:
+    """Seconds until forks of an interpreter with PyTorch have imported what the script imports and read its data."""
+    answers = _processes.SimpleQueue()
+    began = time.perf_counter()
+    forks = [_processes.Process(target=_load, args=(answers,)) for _ in range(processes)]
+    for one in forks:
+        one.start()
+    for _ in forks:
+        answers.get()
+    seconds = time.perf_counter() - began
+    for one in forks:
+        one.join()
+    return seconds
+
+
+def _load(answers: Any) -> None:
+    found = importlib.util.spec_from_file_location("script", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    script = importlib.util.module_from_spec(found)
+    found.loader.exec_module(script)
+    script.load_data()
+    answers.put(None)
 
 
 def group_formed_s() -> float:

@@ -59,7 +59,7 @@ def most(workers: list[Held], of: Callable[[Held], float]) -> float:
 
 
 def _threads(one: Held) -> float:
-    return one.threads
+    return float(one.threads)
 
 
 _FIGURES: dict[str, Callable[[Held], float]] = {

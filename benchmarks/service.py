@@ -23,7 +23,8 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -224,6 +225,10 @@ def _one_tick(world: World, reporting: list[str], step: int) -> tuple[int, float
     return len(sent), cpu_ms
 
 
+def _insert_jobs(rows: Sequence[Mapping[str, Any]], connection: sa.Connection) -> None:
+    connection.execute(sa.insert(jobs), rows)
+
+
 def scrape_ms(count: int) -> float:
     """Median milliseconds of CPU for the totals, with that number of jobs that have ended."""
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
@@ -233,11 +238,8 @@ def scrape_ms(count: int) -> float:
             row = vars(job_row(state=JobState.SUCCEEDED, attempt=2))
             for first in range(0, count, 10_000):
                 numbers = range(first, min(count, first + 10_000))
-                database.transact(
-                    lambda c, numbers=numbers: c.execute(
-                        sa.insert(jobs), [row | {"id": f"job_{number:026d}"} for number in numbers]
-                    )
-                )
+                rows = [row | {"id": f"job_{number:026d}"} for number in numbers]
+                database.transact(partial(_insert_jobs, rows))
             took = []
             for _ in range(TICKS):
                 began = time.process_time()

@@ -71,7 +71,8 @@ class _Measured(ShardedLoop):
             "dcp_save": self._as_before,
         }
         self.times: dict[str, list[float]] = {name: [] for name in self.ways}
-        self._way, self._began, self._done = "without", 0.0, lambda: None
+        self._way, self._began = "without", 0.0
+        self._done: Callable[[], object] = lambda: None
 
     def optimizer_stepped(self) -> None:
         """The next step after a checkpoint is through its optimizer."""

@@ -165,7 +165,8 @@ class _Bench:
         self._number += 1
         state = self._state.capture(Progress(self._number, 0, self._number))
         self._saving.save(self._number, state, Writer(), in_background=True)
-        return self._stored.recv
+        stored: Callable[[], Any] = self._stored.recv
+        return stored
 
     def _torch_save(self) -> Callable[[], Any]:
         path = self._folder / "torch.pt"

@@ -48,7 +48,7 @@ def _none(document: Mapping[str, Any]) -> None:
 
 def _losses_kept(d: Mapping[str, Any]) -> bool:
     notice = d["notice"]
-    return notice["repeated_steps"] == notice["samples_lost"] == notice["samples_doubled"] == 0
+    return not any(notice[name] for name in ("repeated_steps", "samples_lost", "samples_doubled"))
 
 
 #: What is measured, its figure, that of its peer, the target in words, and whether it is reached.

@@ -57,7 +57,7 @@ def speed(jobs: int) -> tuple[float, float, ReplayReport]:
 
 def compared(traces: list[Trace]) -> dict[str, Mapping[str, float]]:
     """Means over the traces of what each rule costs, and how long its jobs take."""
-    found = {}
+    found: dict[str, Mapping[str, float]] = {}
     for rule in RULES:
         reports = [report_of(replayed(trace, policies(rule), Assumptions())) for trace in traces]
         names = (
