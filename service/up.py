@@ -354,7 +354,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--home", type=Path, help="folder of the service (default: the user's data folder)")
     parser.add_argument("--port", help="port of the API, 0 for a free one")
     parser.add_argument("--nodes", help="local nodes to keep alive")
-    parser.add_argument("--cloud", help="where nodes are made: local or azure-emulated")
+    parser.add_argument("--cloud", help="where nodes are made: local, azure-emulated or azure")
     parser.add_argument(
         "--ray-address", help="HOST:PORT of the head of a Ray cluster to use, which is not started"
     )

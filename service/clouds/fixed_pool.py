@@ -95,8 +95,13 @@ def fixed_pool(settings: Settings) -> PolicyRow:
 
 
 def _template(settings: Settings) -> str:
-    own = {"local": _DOCUMENT, "existing": _EXISTING_DOCUMENT, "kuberay": _KUBERAY_DOCUMENT}
-    return own.get(settings.cloud, _AZURE_DOCUMENT)
+    return {
+        "local": _DOCUMENT,
+        "existing": _EXISTING_DOCUMENT,
+        "kuberay": _KUBERAY_DOCUMENT,
+        "azure": _AZURE_DOCUMENT,
+        "azure-emulated": _AZURE_DOCUMENT,
+    }[settings.cloud]
 
 
 def _sizes(settings: Settings) -> tuple[str, ...]:
