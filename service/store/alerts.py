@@ -13,7 +13,7 @@ from remora.alert_kinds import DeliveryState
 from remora.roles import EVERYWHERE
 from service.queue.alert_watches import Watch
 from service.queue.alerts import AlertRow, NotificationRow
-from service.queue.deliveries import Outcome
+from service.queue.deliveries import Delivered
 from service.queue.intake import Kept
 from service.store import holdings
 from service.store.project_lists import newest_of
@@ -175,7 +175,7 @@ def give_up(connection: sa.Connection, alert_ids: Collection[str], before: float
         connection.execute(old.values(state=DeliveryState.FAILED, settled_at=now))
 
 
-def settle(connection: sa.Connection, outcomes: dict[str, Outcome], now: float) -> None:
+def settle(connection: sa.Connection, outcomes: dict[str, Delivered], now: float) -> None:
     """Store what became of tries, by alert; of alerts that were deleted meanwhile nothing is left to store."""
     rows: list[dict[str, Any]] = []
     for alert_id, alert in find(connection, outcomes, lock=True).items():

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -282,7 +282,6 @@ class TestBadBodies:
         max_examples=60,
         deadline=None,
         derandomize=True,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(body=st.dictionaries(fields, junk))
     def test_no_body_makes_a_500(self, client: TestClient, body: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -681,7 +681,7 @@ LifeOfAJob.TestCase.settings = settings(
 TestLifeOfAJob = LifeOfAJob.TestCase
 
 
-@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, derandomize=True)
 @given(st.text(string.ascii_lowercase, min_size=1), st.integers(0, 5))
 def test_a_new_reason_to_wait_is_recorded_once(reason: str, times: int) -> None:
     job = lifecycle.submit(job_row()).job
