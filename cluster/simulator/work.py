@@ -19,13 +19,13 @@ from cluster.scheduling.shares import has_shares, shares_of
 from cluster.scheduling.slack import changes_at, is_urgent, should_move
 from cluster.scheduling.starts import blocked_owners, jobs_off_spot, starts
 from cluster.scheduling.view import ENDED, JobDemand
+from cluster.simulator.assumptions import Backoff
 from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.jobs_by_turn import JobsByProject, JobsByTurn
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.planner_view import demand_of, node_view
-from cluster.simulator.ports import Backoff
 from cluster.traces.trace import Trace, TraceJob
 from remora.states import NodeState
 

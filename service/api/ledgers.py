@@ -22,7 +22,7 @@ from service.api.ranges import range_asked
 from service.identities.principals import Access
 from service.queue.accounts import amount_of, total_of
 from service.queue.bill import Charge, Purpose, charges_of, purpose_of
-from service.queue.causes import Payer, Span, to_ms
+from service.queue.cost_causes import Payer, Span, to_ms
 from service.queue.rows import NodeRow
 from service.store import costs
 

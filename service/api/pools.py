@@ -19,7 +19,7 @@ from remora.states import NodeState
 from remora.views import Page, Pool, PoolWait, RefusedOffering, SoldOffering
 from service.api.authorisation import access_of
 from service.api.context import context_of
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.writes import Noted, write

@@ -123,7 +123,7 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
 
 
 class LocalSupply:
-    """`service.loops.ports.Supply` of this machine: its processes, without a quota."""
+    """`service.interfaces.Supply` of this machine: its processes, without a quota."""
 
     def __init__(self, settings: Settings) -> None:
         self._offerings = local_offerings(settings)

@@ -15,12 +15,12 @@ from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.starts import jobs_off_spot, starts
 from cluster.scheduling.view import JobDemand, NodeView
 from remora.states import JobState, NodeState
+from service.interfaces import Launcher, Supply
 from service.listening import isolation_of
 from service.loops.kept_nodes import load_kept_nodes, send_kept_nodes
 from service.loops.launching import Launching
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.planner_view import remembered_nodes
-from service.loops.ports import Launcher, Supply
 from service.loops.tick import Tick
 from service.loops.workload import Workload, load_workload
 from service.policies_in_force import policies_of_cluster

@@ -17,10 +17,10 @@ from remora.process_log import about
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
+from service.interfaces import Launcher
 from service.listening import isolation_of
 from service.loops.attempt_secrets import AttemptSecrets, NotYet
 from service.loops.live_attempts import JobAttempt, LiveAttempts
-from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue.demand import placement_in
@@ -33,7 +33,7 @@ from service.storage_locations import FIELD, UnknownStore, url_of
 from service.store import holdings, outputs
 from service.store import nodes as node_store
 from trainers.checkpoints.cadence import FIRST_S
-from trainers.inputs.source import InputSource
+from trainers.input_source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from cluster.scheduling.money import leaving_time_s
 from cluster.scheduling.quotas import counts_money
 from cluster.scheduling.view import ClusterView, NodeView
 from remora.states import NodeState
-from service.loops.ports import Member, Supply
+from service.interfaces import Member, Supply
 from service.loops.tick import Tick
 from service.loops.workload import Workload
 from service.policies_in_force import policies_in_force

@@ -31,6 +31,7 @@ from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.process_log import about
 from remora.states import NodeState
+from service.interfaces import Drains, Supply
 from service.loops.budget_pause import apply_budget_pause
 from service.loops.cluster_events import (
     record_cluster_visible,
@@ -50,7 +51,6 @@ from service.loops.planner_view import (
     remembered_nodes,
     unpriced_view,
 )
-from service.loops.ports import Drains, Supply
 from service.loops.ray_programs import ProgramWatch, record_requests, waits_of
 from service.loops.sick_nodes import drain_sick
 from service.loops.tick import Tick

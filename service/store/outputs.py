@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue.intake import Kept
-from service.queue.models import NewModel, models_of
+from service.queue.new_models import NewModel, models_of
 from service.queue.rows import JobRow, NewEvent
 from service.store import holdings
 from service.store.rows import in_parts, upsert

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cluster.policies.policies import Policies
 from remora.clusters import DEFAULT_CLUSTER
 from remora.errors import SpecError, SpecProblem
-from remora.spec.arrays import Element
+from remora.spec.array_elements import Element
 from remora.spec.spec import JobSpec
 from service.identities.principals import EVERYTHING, Access
 from service.queue import intake, lifecycle

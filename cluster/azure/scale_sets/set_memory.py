@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.azure.body import CREATED_TAG, NODE_TAG
-from cluster.azure.scale_sets.domain import SeenInstance, SeenSet, Waiting, read_waiting
+from cluster.azure.fabric_domain import SeenInstance, SeenSet, Waiting, read_waiting
 from cluster.provider import ProvidedNode, ProviderError
 
 #: Seconds for which a deleted instance counts as going although Azure may still show it as running.

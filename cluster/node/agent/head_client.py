@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
 from cluster.node.agent import gcs_requests
-from cluster.node.agent.heartbeats import HEARTBEAT_S, written
+from cluster.ray.heartbeats import HEARTBEAT_S, written
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.node.agent.heartbeats import AgentStatus
+from cluster.ray.heartbeats import AgentStatus
 from cluster.scheduling.formatting import clock
 from cluster.scheduling.health import DRAIN_S
 from cluster.scheduling.view import JOINED

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from remora.roles import Role
 from remora.views import ClusterLedger, CostReport, GoodputReport, Job, Node, Page, Problem
 from service.api.app import create_app
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.sse import StreamOwner
 from service.identities.principals import LOCAL, Access
 from service.queue import lifecycle

@@ -46,8 +46,8 @@ from service.store import (
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest_all
+from service.store.job_history import LogFilter
 from service.store.pruning import Limits, prune
-from service.store.telemetry import LogFilter
 from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
 from tests.contracts.service.two_projects import Service, packed, service_of

@@ -17,7 +17,7 @@ import ray
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.ray import connection
-from remora.ports import free_port
+from remora.free_ports import free_port
 from tests.integration.trainers.lab import Lab, Running, until
 from trainers.launch import RayLauncher
 

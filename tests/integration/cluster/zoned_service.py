@@ -245,7 +245,7 @@ def open_zoned_service(home: Path) -> Iterator[ZonedService]:
 
 @contextmanager
 def _api(settings: Settings) -> Iterator[Client]:
-    words = [sys.executable, "-m", "service.main", "--home", str(settings.home), "--port", "0"]
+    words = [sys.executable, "-m", "service.api_process", "--home", str(settings.home), "--port", "0"]
     process = subprocess.Popen(words, env=process_environment(settings.home, REMORA_CLOUD=settings.cloud))
     address = settings.home / "api.url"
     try:

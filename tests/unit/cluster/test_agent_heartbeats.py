@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.node.agent.head_client import FIRST_TIMEOUT_S as CLIENT_START_S
-from cluster.node.agent.heartbeats import (
+from cluster.node.agent.metadata import FIRST_TIMEOUT_S
+from cluster.ray.heartbeats import (
     DEAF_S,
     HEARTBEAT_S,
     LONGEST_LOOK_S,
@@ -16,7 +17,6 @@ from cluster.node.agent.heartbeats import (
     read,
     written,
 )
-from cluster.node.agent.metadata import FIRST_TIMEOUT_S
 
 
 class Listener:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.azure.scale_sets.domain import (
+from cluster.azure.fabric_domain import (
     MOST_NODES,
     Decision,
     SeenInstance,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.node.agent.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbeat
+from cluster.ray.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbeat
 from cluster.scheduling.health import DRAIN_S
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry

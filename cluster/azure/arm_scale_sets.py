@@ -11,7 +11,7 @@ from azure.core.polling import AsyncLROPoller
 from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure.error_codes import CloudFailure
-from cluster.azure.scale_sets.domain import SeenInstance, SeenSet
+from cluster.azure.fabric_domain import SeenInstance, SeenSet
 from cluster.azure.wire import (
     Failures,
     failure_of,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remora.foreign.field_outcomes import Draft, Fields
+from remora.job_formats.field_outcomes import Draft, Fields
 from remora.spec.fields import refuses_variable
 from remora.spec.problems import short
 from remora.spec.secret_uses import is_secret_name

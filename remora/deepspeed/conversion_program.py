@@ -1,9 +1,9 @@
 """Writes DeepSpeed's universal form of a checkpoint, with several processes: a program of its own.
 
-    python -m remora.deepspeed.convert SOURCE TARGET PROCESSES
+    python -m remora.deepspeed.conversion_program SOURCE TARGET PROCESSES
 
 SOURCE is a folder of DeepSpeed's files.  DeepSpeed's converter forks its processes, which is safe here: this one has no
-threads of gloo or CUDA as a script has.  How it ended stands beside TARGET (`remora.deepspeed.conversion`).
+threads of gloo or CUDA as a script has.  How it ended stands beside TARGET (`remora.deepspeed.conversion_process`).
 
 Source: https://www.deepspeed.ai/tutorials/universal-checkpointing/
 """
@@ -18,7 +18,7 @@ import time
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from remora.deepspeed.conversion import LOCK_VARIABLE, OUTCOME
+from remora.deepspeed.conversion_process import LOCK_VARIABLE, OUTCOME
 
 
 def main() -> None:

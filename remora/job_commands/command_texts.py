@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from remora.commands.shell_quotes import Value, fill
-from remora.spec.expressions import EXPRESSION
+from remora.job_commands.expressions import EXPRESSION
+from remora.job_commands.shell_quotes import Value, fill
 
 #: One piece of a word or the space between two; each begins with a character that no other one begins with.
 _PIECE = re.compile(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remora.foreign.field_outcomes import Draft, Fields
+from remora.job_formats.field_outcomes import Draft, Fields
 
 
 def read_deadline(draft: Draft, fields: Fields) -> None:

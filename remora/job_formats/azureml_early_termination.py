@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.foreign.field_outcomes import Draft, Fields
+from remora.job_formats.field_outcomes import Draft, Fields
 from remora.spec.problems import short
 
 _POLICIES = {"bandit": "bandit", "median_stopping": "median", "truncation_selection": "truncation"}

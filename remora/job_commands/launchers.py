@@ -2,7 +2,7 @@
 
 torchrun, deepspeed, `accelerate launch`, mpirun and horovodrun start processes on nodes, which is what Remora does.
 Inside a worker one more of them would start a training of its own, so `unwrap` takes the script and its arguments out.
-Where a shell or a program like `env` starts one, `remora.commands.nested_launchers` does that when it is started.
+Where a shell or a program like `env` starts one, `remora.job_commands.nested_launchers` does that when it is started.
 Options that say how many processes there are must agree with the job's `workers`; those that say where processes meet,
 or how they are watched, mean nothing here and are named; those that Remora cannot honour are refused.
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from remora.commands.launcher_options import OPTIONS, Option
-from remora.commands.started_commands import started_by
+from remora.job_commands.launcher_options import OPTIONS, Option
+from remora.job_commands.started_commands import started_by
 
 #: Module that `python -m` starts -> the launcher that it is.
 _MODULES = {
@@ -41,7 +41,7 @@ _OF_PROGRAMS = ("mpirun", "horovodrun")
 _BACKENDS = {"mpirun": "mpi", "horovodrun": "mpi"}
 #: One of them stands in every command that starts a launcher.
 _NAMES = (*_PROGRAMS, *_MODULES, "accelerate")
-#: Programs that a command finds as ours when it starts them itself: see `remora.commands.nested_launchers`.
+#: Programs that a command finds as ours when it starts them itself: see `remora.job_commands.nested_launchers`.
 STOOD_IN_FOR = ("torchrun", "deepspeed", "accelerate")
 _PYTHON = re.compile(r"python[0-9.]*")
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecError
-from remora.foreign.azureml_data import is_local, local_path, refuse_missing
-from remora.foreign.field_outcomes import Draft
+from remora.job_formats.azureml_data import is_local, local_path, refuse_missing
+from remora.job_formats.field_outcomes import Draft
 from remora.spec.problems import read_yaml, short
 
 #: Bytes of a component's file.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cluster.kuberay.claims import NODES_ANNOTATION, SeenPod
 from cluster.kuberay.documents import SeenCluster
+from cluster.kuberay.pod_claims import NODES_ANNOTATION, SeenPod
 
 AUTOSCALED = "Ray's autoscaler changes the RayCluster, too: set enableInTreeAutoscaling to false"
 

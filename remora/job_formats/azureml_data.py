@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remora.commands.shell_quotes import Value
-from remora.foreign.field_outcomes import Draft, Fields, scalar, slug, text_of
+from remora.job_commands.shell_quotes import Value
+from remora.job_formats.field_outcomes import Draft, Fields, scalar, slug, text_of
 from remora.spec.pipeline_steps import StepOutput
 from remora.spec.problems import short
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecError
-from remora.foreign.azureml_command import read_command_job, read_labels, read_names, read_surroundings
-from remora.foreign.azureml_component import (
+from remora.job_formats.azureml_command import read_command_job, read_labels, read_names, read_surroundings
+from remora.job_formats.azureml_component import (
     Component,
     anchored,
     one_job,
@@ -20,10 +20,10 @@ from remora.foreign.azureml_component import (
     read_component,
     values_of,
 )
-from remora.foreign.azureml_data import FromStep, OutputNames, given_value, refuse_missing
-from remora.foreign.azureml_references import ParentOutput, Scope, resolve, steps_in
-from remora.foreign.azureml_sweep import read_sweep
-from remora.foreign.field_outcomes import Draft, Fields, Pipeline, relative_code, slug
+from remora.job_formats.azureml_data import FromStep, OutputNames, given_value, refuse_missing
+from remora.job_formats.azureml_references import ParentOutput, Scope, resolve, steps_in
+from remora.job_formats.azureml_sweep import read_sweep
+from remora.job_formats.field_outcomes import Draft, Fields, Pipeline, relative_code, slug
 from remora.spec.pipeline_steps import MAX_STEPS, PipelineStep, StepOutput, in_order
 from remora.spec.problems import short
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.foreign.field_outcomes import Draft, Fields, Pipeline, Remark, Translation, slug
-from remora.foreign.kubeflow_replicas import REPLICATED
-from remora.foreign.kubeflow_trainjob import completed, read_train_job, runtime_of
+from remora.job_formats.field_outcomes import Draft, Fields, Pipeline, Remark, Translation, slug
+from remora.job_formats.kubeflow_replicas import REPLICATED
+from remora.job_formats.kubeflow_trainjob import completed, read_train_job, runtime_of
 from remora.spec.pipeline_steps import PipelineStep
 
 #: Other kinds, and what to do instead.

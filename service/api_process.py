@@ -1,6 +1,6 @@
 """The API process.
 
-    python -m service.main [--home DIR] [--host ADDRESS] [--port N] [--log-format text|json]
+    python -m service.api_process [--home DIR] [--host ADDRESS] [--port N] [--log-format text|json]
 
 It writes its address to `<home>/api.url` as soon as it listens.
 """
@@ -185,7 +185,9 @@ def serve(settings: Settings) -> int:
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(prog="python -m service.main", description="The API process of Remora.")
+    parser = argparse.ArgumentParser(
+        prog="python -m service.api_process", description="The API process of Remora."
+    )
     parser.add_argument("--home", type=Path, help="folder of the embedded service (REMORA_HOME)")
     parser.add_argument("--host", help="address to listen on (REMORA_HOST)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (REMORA_PORT)")

@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from cluster.policies.offerings import CapacityType, zone_and_capacity
 from service.queue.accounts import shown, sums
-from service.queue.causes import Payer, Span, micro_usd
+from service.queue.cost_causes import Payer, Span, micro_usd
 from service.queue.costs import HOUR_MS
 from service.queue.rows import NodeRow
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from remora.foreign.azureml_command import read_command_job
-from remora.foreign.azureml_pipeline import OTHER_TYPES, translate_pipeline
-from remora.foreign.azureml_sweep import read_sweep
-from remora.foreign.field_outcomes import Draft, Pipeline, Translation
+from remora.job_formats.azureml_command import read_command_job
+from remora.job_formats.azureml_pipeline import OTHER_TYPES, translate_pipeline
+from remora.job_formats.azureml_sweep import read_sweep
+from remora.job_formats.field_outcomes import Draft, Pipeline, Translation
 
 _SCHEMA = re.compile(r"azureml.{0,200}/(\w{1,100})\.schema\.json$", re.IGNORECASE)
 _TYPES = ("command", "sweep", "pipeline", *OTHER_TYPES)

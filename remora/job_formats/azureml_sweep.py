@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from remora.foreign.azureml_command import read_command_job
-from remora.foreign.azureml_component import Component, one_job, read_component
-from remora.foreign.azureml_data import OutputNames, Parameter
-from remora.foreign.azureml_early_termination import read_early_termination
-from remora.foreign.field_outcomes import Draft, Fields, scalar
+from remora.job_formats.azureml_command import read_command_job
+from remora.job_formats.azureml_component import Component, one_job, read_component
+from remora.job_formats.azureml_data import OutputNames, Parameter
+from remora.job_formats.azureml_early_termination import read_early_termination
+from remora.job_formats.field_outcomes import Draft, Fields, scalar
 from remora.spec.arrays import MAX_ELEMENTS, MAX_PARAMETERS
 from remora.spec.problems import short
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.foreign.containers import IMAGE_LEFT, read_environment, read_resources, words_of
-from remora.foreign.field_outcomes import Draft, Fields, text_of
-from remora.foreign.kubeflow_policies import read_deadline
+from remora.job_formats.containers import IMAGE_LEFT, read_environment, read_resources, words_of
+from remora.job_formats.field_outcomes import Draft, Fields, text_of
+from remora.job_formats.kubeflow_policies import read_deadline
 
 #: Word in a runtime's name -> backend; the first that fits.  Flux starts programs of MPI.
 _RUNTIMES = (

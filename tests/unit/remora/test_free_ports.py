@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from remora import ports
+from remora import free_ports
 
 
 @pytest.mark.parametrize("host", ["", "127.0.0.1", "127.65.3.1"])
 def test_a_free_port_can_be_listened_on_and_is_outside_the_kernels_range(host: str) -> None:
-    port = ports.free_port(host)
+    port = free_ports.free_port(host)
     assert 20000 <= port < 30000
     with socket.socket() as server:
         server.bind((host, port))
@@ -21,20 +21,20 @@ def test_a_free_port_can_be_listened_on_and_is_outside_the_kernels_range(host: s
 
 def test_a_port_that_is_taken_on_one_address_is_not_free_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as server:
-        taken = ports.free_port("127.65.3.1")
+        taken = free_ports.free_port("127.65.3.1")
         server.bind(("127.65.3.1", taken))
         server.listen()
-        other = ports.free_port()
+        other = free_ports.free_port()
         drawn = iter([taken, other])
         monkeypatch.setattr(random, "randint", lambda _first, _last: next(drawn))
-        assert ports.free_port() == other
+        assert free_ports.free_port() == other
 
 
 def test_without_a_free_port_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as server:
-        taken = ports.free_port("127.65.3.1")
+        taken = free_ports.free_port("127.65.3.1")
         server.bind(("127.65.3.1", taken))
         server.listen()
         monkeypatch.setattr(random, "randint", lambda _first, _last: taken)
         with pytest.raises(OSError, match="no free TCP port"):
-            ports.free_port()
+            free_ports.free_port()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from service.loops.tick import Tick
 from service.queue.spans import AttemptFacts, AttemptSpan, spans_of
 from service.settings import Settings
-from service.store import traced
+from service.store import unsent_spans
 from service.tracing.opening import open_collector
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ class Traces:
         collector = self._collector
         if collector is None or not collector.is_due():
             return
-        found = tick.load(partial(traced.untraced, since=tick.now - LIFETIME_S, most=MOST_ATTEMPTS))
+        found = tick.load(partial(unsent_spans.untraced, since=tick.now - LIFETIME_S, most=MOST_ATTEMPTS))
         for facts, spans in _requests(found):
             tick.check()
             if spans and not _send(collector, spans):
                 return
             if not collector.is_open:
                 return
-            tick.apply(partial(traced.mark, sent=[one.attempt for one in facts]))
+            tick.apply(partial(unsent_spans.mark, sent=[one.attempt for one in facts]))
 
     def close(self) -> None:
         """Send nothing more; a request that is under way ends within seconds."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from remora.commands.launcher_options import OPTIONS
-from remora.commands.launchers import unwrap
-from remora.foreign.containers import Command, Container, read_container, read_resources
-from remora.foreign.field_outcomes import MOST, Draft, Fields, text_of
-from remora.foreign.kubeflow_policies import read_run_policy
+from remora.job_commands.launcher_options import OPTIONS
+from remora.job_commands.launchers import unwrap
+from remora.job_formats.containers import Command, Container, read_container, read_resources
+from remora.job_formats.field_outcomes import MOST, Draft, Fields, text_of
+from remora.job_formats.kubeflow_policies import read_run_policy
 from remora.spec.problems import short
 
 

@@ -1,8 +1,8 @@
 """Begins and awaits the conversion of a checkpoint for another number of workers, in a process of its own.
 
 The process begins with the interpreter of the first worker of each machine, so that it runs while the script imports
-its libraries and builds its model; `remora.deepspeed.convert` is what it runs.  Only the standard library is needed
-here.  A folder holds what was converted:
+its libraries and builds its model; `remora.deepspeed.conversion_program` is what it runs.  Only the standard library is
+needed here.  A folder holds what was converted:
 
 - `LOCK` is locked as long as the process lives, whichever worker started it;
 - `OUTCOME`, written last, is `{"refused": null, "seconds": 2.5, "processes": 2}`, or has DeepSpeed's reason; without it
@@ -155,7 +155,7 @@ def _begin(source: Path, folder: Path, processes: int | None = None) -> None:
         program = [
             sys.executable,
             "-m",
-            "remora.deepspeed.convert",
+            "remora.deepspeed.conversion_program",
             str(source),
             str(folder / source.name),
             str(count),

@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from remora.commands.command_texts import argument_list
-from remora.commands.shell_quotes import Value, fill
-from remora.foreign.azureml_data import OutputNames, local_path, read_inputs, read_outputs
-from remora.foreign.azureml_environment import read_environment
-from remora.foreign.field_outcomes import Draft, Fields, scalar, slug
-from remora.spec.expressions import EXPRESSION
+from remora.job_commands.command_texts import argument_list
+from remora.job_commands.expressions import EXPRESSION
+from remora.job_commands.shell_quotes import Value, fill
+from remora.job_formats.azureml_data import OutputNames, local_path, read_inputs, read_outputs
+from remora.job_formats.azureml_environment import read_environment
+from remora.job_formats.field_outcomes import Draft, Fields, scalar, slug
 from remora.spec.fields import MAX_LABELS, refuses_label, refuses_variable
 
 #: What Azure ML collects without being asked.

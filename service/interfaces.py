@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
+from cluster.ray.heartbeats import AgentStatus
 from cluster.scheduling.ray_programs import RayDemand
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecError, SpecProblem
-from remora.foreign import azureml, kubeflow
-from remora.foreign.field_outcomes import Pipeline, Remark, Translation
+from remora.job_formats import azureml, kubeflow
+from remora.job_formats.field_outcomes import Pipeline, Remark, Translation
 
 __all__ = ["Pipeline", "Remark", "Translation", "the_jobs", "translate"]
 

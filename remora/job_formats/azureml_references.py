@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from remora.foreign.azureml_data import FromStep
-from remora.foreign.field_outcomes import Draft, scalar
-from remora.spec.expressions import EXPRESSION
+from remora.job_commands.expressions import EXPRESSION
+from remora.job_formats.azureml_data import FromStep
+from remora.job_formats.field_outcomes import Draft, scalar
 from remora.spec.pipeline_steps import StepOutput
 
 _WORD = r"([A-Za-z_][\w-]{0,200})"

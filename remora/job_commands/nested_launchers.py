@@ -1,6 +1,6 @@
 """What `torchrun`, `deepspeed` and `accelerate` are for a worker's command that starts them itself, as a shell does.
 
-    python -I -m remora.commands.nested_launchers FEWEST MOST torchrun --nproc_per_node=4 train.py
+    python -I -m remora.job_commands.nested_launchers FEWEST MOST torchrun --nproc_per_node=4 train.py
 
 Every worker runs the command, so that the launcher's part is done: the script runs in its place, as the one process of
 this worker.  `FEWEST` and `MOST` are the workers of the job, with which the launcher's options must agree.
@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from remora.commands.launchers import STOOD_IN_FOR, check_count, describe, is_launch, unwrap
+from remora.job_commands.launchers import STOOD_IN_FOR, check_count, describe, is_launch, unwrap
 
 #: This module, by the name that it also has when it is the main one.
-_MODULE = "remora.commands.nested_launchers"
+_MODULE = "remora.job_commands.nested_launchers"
 #: The same for an interpreter that does not have it.
 _FROM_FOLDER = (
     f"import sys; sys.path.insert(0, {{!r}}); from {_MODULE} import main; sys.exit(main(sys.argv[1:]))"

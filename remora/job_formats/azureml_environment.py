@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecError
-from remora.foreign.field_outcomes import Draft
+from remora.job_formats.field_outcomes import Draft
 from remora.spec.problems import read_yaml, short
 from remora.spec.sections import LONGEST_REQUIREMENT, MAX_REQUIREMENTS
 
