@@ -52,7 +52,7 @@ class SeenInstance:
     state: str = ""
     etag: str | None = None
     #: False: it was given to its node, and Azure does not show the tag yet.
-    is_told: bool = True
+    is_tagged: bool = True
 
     @property
     def node_id(self) -> str | None:
@@ -116,11 +116,11 @@ def decide(
     """
     written = read_waiting(seen.tags)
     claimed = {one.node_id for one in instances if one.node_id}
-    untold = {one.node_id: one for one in instances if not one.is_told}
+    untagged = {one.node_id: one for one in instances if not one.is_tagged}
     again = [
-        replace(one, instance=untold[one.node_id].id)
+        replace(one, instance=untagged[one.node_id].id)
         for one in written
-        if one.node_id in untold and one.node_id not in leaving
+        if one.node_id in untagged and one.node_id not in leaving
     ]
     stay = [
         replace(one, instance=None)
@@ -154,7 +154,7 @@ def decide(
         named=named,
         refused=tuple(stay[len(stay) - out :]),
         claims=(
-            *((untold[one.node_id], one) for one in again if untold[one.node_id].state == "Succeeded"),
+            *((untagged[one.node_id], one) for one in again if untagged[one.node_id].state == "Succeeded"),
             *given,
         ),
         surplus=(*broken, *spare),

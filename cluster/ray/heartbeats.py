@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 HEARTBEAT_S = 5.0
 #: An agent without a new one for this long is silent: its client of Ray may take a minute to start again.
 SILENT_S = 24 * HEARTBEAT_S
-#: An agent whose metadata service has not answered for this long is deaf: Azure's first answer may take two minutes.
-DEAF_S = 300.0
+#: Seconds without an answer of the metadata service after which it is reported: Azure's first may take two minutes.
+UNANSWERED_S = 300.0
 #: The time between two looks counts as no more than this: a head that was away, or a controller that was suspended,
 #: would make all agents silent at once.  A service that spares its cloud looks every half minute, and these looks count
 #: in full; what is left until an agent is silent is enough for its client of Ray to start again.
@@ -29,7 +29,7 @@ class Heartbeat:
     #: Why its node is drained, or is about to be.
     leaves: str | None = None
     #: For how long its metadata service has given it no answer; 0.0 of an agent that does not say so.
-    deaf_s: float = 0.0
+    unanswered_s: float = 0.0
     #: What its cloud has announced that needs no drain, such as a short pause.
     says: str | None = None
     #: Something is wrong with the machine.
@@ -50,17 +50,17 @@ class AgentStatus:
         return self.unchanged_s > SILENT_S
 
     @property
-    def is_deaf(self) -> bool:
+    def is_unanswered(self) -> bool:
         """It sends heartbeats, but would not learn of an eviction."""
-        return self.heartbeat.deaf_s > DEAF_S
+        return self.heartbeat.unanswered_s > UNANSWERED_S
 
 
 def written(
-    at: float, problems: Sequence[str], leaves: str | None, deaf_s: float = 0.0, says: str | None = None
+    at: float, problems: Sequence[str], leaves: str | None, unanswered_s: float = 0.0, says: str | None = None
 ) -> str:
     """A heartbeat as it is stored with the head; `problems` are what is wrong with the machine."""
     return json.dumps(
-        {"at": at, "problems": list(problems), "leaves": leaves, "deaf_s": deaf_s, "says": says}
+        {"at": at, "problems": list(problems), "leaves": leaves, "unanswered_s": unanswered_s, "says": says}
     )
 
 
@@ -68,13 +68,13 @@ def read(stored: bytes) -> Heartbeat | None:
     """The heartbeat in a stored text; None when it cannot be read."""
     try:
         document = json.loads(stored)
-        at, deaf_s = float(document["at"]), document.get("deaf_s")
+        at, unanswered_s = float(document["at"]), document.get("unanswered_s")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     return Heartbeat(
         at=at,
         leaves=_text(document.get("leaves")),
-        deaf_s=deaf_s if isinstance(deaf_s, float) else 0.0,
+        unanswered_s=unanswered_s if isinstance(unanswered_s, float) else 0.0,
         says=_text(document.get("says")),
         is_sick=bool(document.get("problems")),
     )

@@ -67,9 +67,9 @@ class CostsParameters(Parameters):
     by: Annotated[list[By], BeforeValidator(split_words), Field(min_length=1, max_length=len(By))] = Field(
         default_factory=lambda: [By.CAUSE]
     )
-    #: Seconds since 1970: the beginning of the running month in UTC unless told, and at most 31 days before `until`.
+    #: Seconds since 1970: the beginning of the running month in UTC unless given, and at most 31 days before `until`.
     since: Time | None = None
-    #: Now unless told; no later than that.
+    #: Now unless given; no later than that.
     until: Time | None = None
     #: What this job alone pays.
     job: Annotated[str, Field(max_length=40)] | None = None
@@ -83,10 +83,10 @@ class GoodputParameters(Parameters):
     """Of what, in which range of time."""
 
     job: Annotated[str, Field(max_length=40)] | None = None
-    #: Of a job the time of its submission unless told, otherwise the beginning of the running month in UTC; at most 31
+    #: Of a job the time of its submission unless given, otherwise the beginning of the running month in UTC; at most 31
     #: days before `until`.
     since: Time | None = None
-    #: Now unless told; no later than that, nor than the end of the job.
+    #: Now unless given; no later than that, nor than the end of the job.
     until: Time | None = None
 
 

@@ -65,9 +65,9 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
 class LedgerParameters(Parameters):
     """From when to when, seconds since 1970."""
 
-    #: The beginning of the running month in UTC unless told, and at most 31 days before `until`.
+    #: The beginning of the running month in UTC unless given, and at most 31 days before `until`.
     since: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
-    #: Now unless told; no later than that.
+    #: Now unless given; no later than that.
     until: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
 
 

@@ -233,17 +233,17 @@ def _tell(tick: Tick, rows: Mapping[str, JobRow], waits: Sequence[Wait]) -> None
     news: dict[str, tuple[str, str]] = {}
     for wait in waits:
         if (row := rows.get(wait.job_id or "")) is not None and wait.waits_for is not None:
-            told = (wait.waits_for, wait.reason)
-            if told != (row.reason, row.message):
-                news[row.id] = told
+            found = (wait.waits_for, wait.reason)
+            if found != (row.reason, row.message):
+                news[row.id] = found
     if not news:
         return
 
     def work(connection: sa.Connection) -> None:
         locked = store.lock_jobs(connection, news)
         changes = [
-            store.Change(job, lifecycle.wait(job, *told, tick.now))
-            for job_id, told in news.items()
+            store.Change(job, lifecycle.wait(job, *found, tick.now))
+            for job_id, found in news.items()
             if (job := locked.get(job_id)) is not None and job.state is JobState.QUEUED
         ]
         store.save_all(connection, changes)

@@ -52,7 +52,7 @@ def observed_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, mem
         is_running=machine is not None and machine.is_running,
         is_member=member is not None and member.is_alive,
         is_in_use=member is not None and member.is_in_use,
-        is_told=member is not None and member.is_draining,
+        is_noticed=member is not None and member.is_draining,
         deadline_at=row.deadline_at if noticed_until is None else noticed_until,
     )
 

@@ -376,7 +376,7 @@ def _waiting_node(seen: SeenSet, node: Waiting) -> ProvidedNode:
 
 
 def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
-    runs = all(one.state == "Succeeded" and one.node_id is not None and one.is_told for one in instances)
+    runs = all(one.state == "Succeeded" and one.node_id is not None and one.is_tagged for one in instances)
     return seen.state == "Succeeded" and runs and not read_waiting(seen.tags)
 
 

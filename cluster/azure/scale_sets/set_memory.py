@@ -72,7 +72,7 @@ class SetMemory:
         written = {one.instance: one for one in read_waiting(seen.tags)}
         claim = self.claims.get((name, instance.id)) or written.get(instance.id)
         if instance.node_id is None and claim is not None:
-            instance = replace(instance, tags={**instance.tags, **claim_tags(claim)}, is_told=False)
+            instance = replace(instance, tags={**instance.tags, **claim_tags(claim)}, is_tagged=False)
         if (name, instance.id) in self.going and not instance.has_failed:
             instance = replace(instance, state="Deleting")
         return instance

@@ -33,8 +33,8 @@ from service.store import (
     alerts,
     bundles,
     deletion,
-    holdings,
     jobs,
+    kept_amounts,
     recounting,
     schedules,
     secret_rows,
@@ -281,7 +281,7 @@ def test_totals_are_the_sums_of_the_rows_whatever_was_written_and_deleted(
     assert kept(database) == recounted(database)
     assert life.refused, "limits were reached"
     for (holder, kind), amount in kept(database).items():
-        project = holdings.project_of(holder)
+        project = kept_amounts.project_of(holder)
         limits = LIMITS.principals if project is None else LIMITS.limits_of(project)
         most = getattr(limits, kind.value)
         # What running jobs have stored already is no reason to lose it.
@@ -313,7 +313,7 @@ def test_amounts_that_drifted_are_counted_again_when_a_controller_begins(
                     sa.update(tables.holdings).where(*mine).values(amount=tables.holdings.c.amount + more)
                 )
         gone = ("project:gone", Kept.LOG_LINES), ("user:gone", Kept.TOKENS), ("project:gone", Kept.SECRETS)
-        holdings.add(connection, dict.fromkeys(gone, 3))
+        kept_amounts.add(connection, dict.fromkeys(gone, 3))
 
     database.transact(drift)
     assert kept(database) != right
@@ -347,7 +347,7 @@ def test_statements_of_a_count_do_not_grow_with_jobs_and_lines_and_change_nothin
 
 def test_an_amount_is_counted_again_beside_a_write_of_its_rows(database: Database) -> None:
     """Each in a transaction of its own, in whatever order they come to the amount."""
-    database.transact(lambda c: holdings.add(c, {("project:red", Kept.SECRETS): 9}))
+    database.transact(lambda c: kept_amounts.add(c, {("project:red", Kept.SECRETS): 9}))
 
     def write(number: int) -> None:
         row = secret_row("red", f"S{number}", 1000.0)
