@@ -33,6 +33,7 @@ from service.store import (
     alerts,
     bundles,
     deletion,
+    job_history,
     jobs,
     kept_amounts,
     recounting,
@@ -40,7 +41,6 @@ from service.store import (
     secret_rows,
     submissions,
     tables,
-    telemetry,
     tokens,
 )
 from service.store.database import Database
@@ -395,7 +395,7 @@ class TestARunningJob:
         assert owner.events(quiet, "attempt.logs_over_limit") == []
 
     def lines(self, owner: Owner, job_id: str) -> list[Any]:
-        read: Callable[[sa.Connection], Any] = lambda c: telemetry.page_of_logs(  # noqa: E731
+        read: Callable[[sa.Connection], Any] = lambda c: job_history.page_of_logs(  # noqa: E731
             c, job_id, LogFilter(None, None), 0, 5000
         )
         return list(owner.world.database.query(read))

@@ -24,13 +24,13 @@ import ray
 from cluster.azure.emulator.emulated_cloud import DELETING, Cloud, EmulatedMachine
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.start_up import read
+from cluster.local import connection
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.node.boot import parse
 from cluster.policies.offerings import zone_and_capacity
 from cluster.provider import NodeRequest
-from cluster.ray import connection
 from cluster.scheduling.view import LEAVING
 from remora import Client
 from remora.ray_labels import NODE_LABEL
