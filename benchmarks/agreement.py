@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Steps between two comparisons here, and comparisons that are measured, by model.

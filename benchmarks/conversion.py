@@ -23,9 +23,9 @@ from statistics import median
 from typing import Any
 
 import remora
-from remora.deepspeed.conversion import OUTCOME, PROCESSES_VARIABLE, environment_of_process
+from remora.deepspeed.conversion_process import OUTCOME, PROCESSES_VARIABLE, environment_of_process
 from remora.deepspeed.record import Record, write
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 PROCESSES = (1, 2, 4)
 WORKERS, TAG = 4, "step1"
@@ -37,7 +37,7 @@ SCRIPT = """
 import time
 import torch, deepspeed
 from remora import training
-from remora.deepspeed.conversion import converted, folder_of
+from remora.deepspeed.conversion_process import converted, folder_of
 saved = training.resume_from()
 began = time.monotonic()
 converted(saved / "step1", folder_of(saved))
@@ -87,7 +87,7 @@ def conversion_s(folder: Path, source: Path, processes: int) -> float:
         command = [
             sys.executable,
             "-m",
-            "remora.deepspeed.convert",
+            "remora.deepspeed.conversion_program",
             str(source),
             str(target / TAG),
             str(processes),

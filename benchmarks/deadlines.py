@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.files import read_skypilot
 from cluster.traces.trace import MarketChange, Trace, TraceJob

@@ -81,7 +81,7 @@ def _service() -> Iterator[tuple[int, psutil.Process]]:
         home = Path(folder) / "home"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REMORA_")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "service.main", "--home", str(home), "--port", "0"],
+            [sys.executable, "-m", "service.api_process", "--home", str(home), "--port", "0"],
             env={**environment, "PYTHONPATH": str(_ROOT)},
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -86,7 +86,7 @@ def service_with(count: int) -> Iterator[tuple[str, psutil.Process, Database]]:
         ]
         rows[-1] |= {"state": JobState.RUNNING, "total_steps": 1_000_000, "step": 1}
         database.transact(lambda connection: connection.execute(sa.insert(jobs), rows))
-        words = ["-m", "service.main", "--home", folder, "--port", "0"]
+        words = ["-m", "service.api_process", "--home", folder, "--port", "0"]
         settings = {"REMORA_DATABASE_URL": url, "REMORA_MAX_STREAMS": "1000"}
         try:
             with serve(words, settings, Path(folder) / "api.url") as (host, process):

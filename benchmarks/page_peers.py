@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 _PATIENCE_S = 120.0
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import ray
 
+from cluster.local.connection import connect
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.membership import RayMembership
 
 #: Calls of one figure, and figures of one round.

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 #: Times that each is measured.
 TRIES = 7

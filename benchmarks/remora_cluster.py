@@ -16,10 +16,10 @@ from typing import Any
 
 import ray
 
+from cluster.local.connection import connect
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.drain import drain
 from cluster.ray.membership import RayMembership
 from remora.code.bundle import pack

@@ -159,7 +159,7 @@ def _ask(address: str, server: psutil.Process, clients: int) -> tuple[float, flo
 @contextlib.contextmanager
 def _ours(url: str) -> Iterator[tuple[str, psutil.Process]]:
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
-        words = ["-m", "service.main", "--home", folder, "--port", "0"]
+        words = ["-m", "service.api_process", "--home", folder, "--port", "0"]
         settings = {"REMORA_DATABASE_URL": url, "REMORA_MAX_ACTIVE_JOBS": "1000000"}
         with serve(words, settings, Path(folder) / "api.url") as server:
             yield server

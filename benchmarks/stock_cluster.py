@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.processes import end, find_by_environment
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 _MARK = "REMORA_BENCHMARK_NODE"
 _ROOT = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.yardstick import Yardstick
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.files import read_skypilot
 from cluster.traces.generator import CLUSTERS, DAY_S, GeneratorOptions, generate_jobs, generated

@@ -29,7 +29,7 @@ from rich.console import Console
 from examples.demo import START_S, DemoFailed, check, end, processes_of, wait_for
 from remora import Client
 from remora.errors import RemoraError
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.states import JobState, NodeState
 from remora.views import Job
 

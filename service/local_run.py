@@ -22,7 +22,7 @@ from typing import Any
 from remora.code.bundle import pack
 from remora.code.checks import check_code
 from remora.errors import BundleError, SpecError, SpecProblem
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.spec.quantities import format_size
 from remora.spec.spec import JobSpec
 from remora.terminal_text import neutral

@@ -101,7 +101,7 @@ class Up:
         self._settings = settings
         self._console = console
         self._first = _Group(settings)
-        self._api = ServicePart(settings, Part.API, "service.main")
+        self._api = ServicePart(settings, Part.API, "service.api_process")
         self._first.sources[Part.API] = self._api
         if settings.cloud == "azure-emulated":
             self._first.sources[Part.EMULATOR] = EmulatorPart(settings)

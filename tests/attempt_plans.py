@@ -9,7 +9,7 @@ from trainers.plan import AttemptPlan
 
 
 def plan_of(**fields: Any) -> AttemptPlan:
-    """A plan of these fields; `min_workers`, `max_workers`, `multiple_of` and `dealt` become its `sizes`."""
+    """A plan of these fields; `min_workers`, `max_workers`, `multiple_of` and `divided` become its `sizes`."""
     least, most = fields.pop("min_workers"), fields.pop("max_workers")
-    sizes = WorkerSizes(least, most, fields.pop("multiple_of", 1), fields.pop("dealt", None))
+    sizes = WorkerSizes(least, most, fields.pop("multiple_of", 1), fields.pop("divided", None))
     return AttemptPlan(sizes=sizes, **fields)

@@ -19,11 +19,12 @@ from tests.needed import is_missing
 from tests.postgres import OwnServer, PostgresServer, binaries
 
 # How fast a busy machine makes examples says nothing about what they are examples of.
+# A fixture that all examples of a test share is the caller's choice.  A list that a test gives replaces this one.
 # To explain a failure Hypothesis traces every line, which takes minutes where examples are whole clusters.
 settings.register_profile(
     "remora",
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     phases=set(Phase) - {Phase.explain},
 )
 settings.load_profile("remora")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.ray.claims import Claim, RayNode
+from cluster.ray.node_claims import Claim, RayNode
 
 
 @dataclass

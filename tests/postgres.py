@@ -15,7 +15,7 @@ from pathlib import Path
 import psycopg
 import sqlalchemy as sa
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from service.store.database import Database
 from service.store.migrate import migrate
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cluster.node.agent.heartbeats import AgentStatus
 from cluster.policies.offerings import Offering
 from cluster.policies.placement import ZONE_LABEL
 from cluster.provider import NodeRequest, ProvidedNode, ProviderError
+from cluster.ray.heartbeats import AgentStatus
 from cluster.scheduling.ray_programs import RayDemand
 from remora.spec.spec import JobSpec
 from remora.spec.worker_sizes import WorkerSizes

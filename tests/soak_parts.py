@@ -375,7 +375,7 @@ PARTS: Mapping[str, Part] = {
             "tests/e2e/test_sharded_example.py",
             "tests/foreign/test_example_counts.py",
         ),
-        ("examples", "remora/cli", "remora/foreign", "remora/spec", "remora/torch"),
+        ("examples", "remora/cli", "remora/job_formats", "remora/spec", "remora/torch"),
     ),
     "nodes": Part(
         (

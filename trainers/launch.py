@@ -18,8 +18,8 @@ from remora.process_log import about
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import driver_actors
+from trainers.attempt_claims import Claims
 from trainers.builds_ahead import BuildsAhead
-from trainers.claims import Claims
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.driver.nominations import NO_JOB, RENEWED_S
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record

@@ -17,7 +17,7 @@ from remora.spec.sections import Device, Precision
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers.environments.request import EnvironmentRequest
-from trainers.inputs.source import InputSource
+from trainers.input_source import InputSource
 
 RecordKind = Literal[
     "event", "log", "metric", "checkpoint", "checkpoints", "output", "profile", "progress", "ended"

@@ -33,7 +33,7 @@ class _Asked:
 
 
 class RayShellTransport:
-    """See `service.loops.ports.ShellTransport`; one thread calls it."""
+    """See `service.interfaces.ShellTransport`; one thread calls it."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}

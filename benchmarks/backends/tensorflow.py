@@ -10,7 +10,7 @@ from benchmarks.backends import FrameworkMissing
 from benchmarks.contest import ROOT, Contest, contest
 from benchmarks.ratios import steady
 from benchmarks.remora_cluster import remora_cluster
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("tensorflow_train.py")
 ENVIRONMENT = ROOT / ".venv-tensorflow"

@@ -20,7 +20,7 @@ from benchmarks.backends import FrameworkMissing
 from benchmarks.contest import contest, pack_examples
 from benchmarks.ratios import Ratio, steady
 from benchmarks.remora_cluster import remora_cluster
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 SCRIPT = Path(__file__).with_name("zero_train.py")
 SITE = Path(remora.__file__).parent / "deepspeed" / "site"

@@ -20,9 +20,9 @@ from azure.core.rest import HttpRequest
 from azure.mgmt.compute.aio import ComputeManagementClient
 
 from cluster.azure import spot_market
+from cluster.azure.arm_scale_sets import ArmSets
 from cluster.azure.error_codes import CloudFailure
 from cluster.azure.identity import Bearer
-from cluster.azure.scale_sets.arm_scale_sets import ArmSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import (
     Allowance,

@@ -13,7 +13,7 @@ from cluster.provider import InsufficientCapacity, InvalidRequest, NodeRequest, 
 
 
 class PlaceSupply(Protocol):
-    """What one place sells, as `service.loops.ports.Supply`, with an end."""
+    """What one place sells, as `service.interfaces.Supply`, with an end."""
 
     def offerings(self) -> tuple[Offering, ...]:
         """Everything that is sold there."""
@@ -83,7 +83,7 @@ class PlacesProvider:
 
 
 class PlacesSupply:
-    """`service.loops.ports.Supply` of several places."""
+    """`service.interfaces.Supply` of several places."""
 
     def __init__(self, supplies: Mapping[str, PlaceSupply]) -> None:
         self._supplies = dict(supplies)

@@ -19,7 +19,7 @@ _PATIENCE_S = 2.0
 
 
 class AzureSupply:
-    """`service.loops.ports.Supply` of one region: answers at once, with the results of the last `look`.
+    """`service.interfaces.Supply` of one region: answers at once, with the results of the last `look`.
 
     After `begin` a thread of its own looks every few seconds, until `close`.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.provider import InsufficientCapacity, NodeRequest, ProvidedNode, ProviderError
-from cluster.ray.claims import Claim, ExistingCluster, RayNode, most_of_each, unclaimed
+from cluster.ray.node_claims import Claim, ExistingCluster, RayNode, most_of_each, unclaimed
 
 #: The size that every node has by which policies name it, whatever it brings.
 NODE = "node"
@@ -31,7 +31,7 @@ class _Seen:
 
 
 class ExistingProvider:
-    """`cluster.provider.Provider` and `service.loops.ports.Supply` of the nodes of an existing cluster."""
+    """`cluster.provider.Provider` and `service.interfaces.Supply` of the nodes of an existing cluster."""
 
     def __init__(self, cluster: ExistingCluster, clock: Callable[[], float]) -> None:
         """`clock` says the time of claims and refusals, in seconds since 1970."""
@@ -139,7 +139,7 @@ class ExistingProvider:
 
 
 class ClaimDrains:
-    """`service.loops.ports.Drains` of nodes that are not ours: to Ray's own drains there is no end."""
+    """`service.interfaces.Drains` of nodes that are not ours: to Ray's own drains there is no end."""
 
     def __init__(self, cluster: ExistingCluster) -> None:
         self._cluster = cluster

@@ -19,7 +19,7 @@ from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
 from cluster.ray.addresses import address_towards
 from cluster.ray.joining import ray_start
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 
 def main(words: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
 
     import ray
 
-    from cluster.ray.connection import connect
+    from cluster.local.connection import connect
     from cluster.ray.coordinator import move_coordinator
     from cluster.ray.drain import drain
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cluster.kuberay.claims import NODES_ANNOTATION, GroupDecision, PodState, SeenGroup, SeenPod
+from cluster.kuberay.pod_claims import NODES_ANNOTATION, GroupDecision, PodState, SeenGroup, SeenPod
 
 #: Labels that KubeRay gives to its pods.
 CLUSTER_LABEL, KIND_LABEL, GROUP_LABEL = "ray.io/cluster", "ray.io/node-type", "ray.io/group"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.kuberay.claims import KubernetesClaim, PodState, SeenPod
 from cluster.kuberay.documents import SeenCluster
+from cluster.kuberay.pod_claims import KubernetesClaim, PodState, SeenPod
 from cluster.kuberay.settings import KubeRaySettings
 from cluster.provider import InsufficientCapacity, ProvidedNode, ProviderError, QuotaExceeded
 

@@ -1,7 +1,7 @@
 """Nodes that are worker pods of a RayCluster, behind the synchronous interface `cluster.provider.Provider`.
 
-A node is a claim in an annotation of the RayCluster, see `cluster.kuberay.claims`.  Nothing waits for a pod: every look
-reads the RayCluster and its pods, decides what each group is to be, and writes that where it is news.
+A node is a claim in an annotation of the RayCluster, see `cluster.kuberay.pod_claims`.  Nothing waits for a pod: every
+look reads the RayCluster and its pods, decides what each group is to be, and writes that where it is news.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.kuberay.api import Changed, KubernetesApi, Unprocessable
-from cluster.kuberay.claims import (
+from cluster.kuberay.documents import SeenCluster, changes, read_cluster, read_pod
+from cluster.kuberay.group_ownership import AUTOSCALED, why_not_ours
+from cluster.kuberay.nodes import is_suspended, node_of, suspended
+from cluster.kuberay.pod_claims import (
     EXCESS_S,
     MOST_BYTES,
     NODES_ANNOTATION,
@@ -28,9 +31,6 @@ from cluster.kuberay.claims import (
     read_claims,
     written_claims,
 )
-from cluster.kuberay.documents import SeenCluster, changes, read_cluster, read_pod
-from cluster.kuberay.foreign import AUTOSCALED, why_not_ours
-from cluster.kuberay.nodes import is_suspended, node_of, suspended
 from cluster.kuberay.settings import KubeRaySettings
 from cluster.provider import (
     InvalidRequest,

@@ -9,7 +9,7 @@ from cluster.policies.offerings import Offering
 
 
 class KubeRaySupply:
-    """`service.loops.ports.Supply` of one RayCluster.
+    """`service.interfaces.Supply` of one RayCluster.
 
     Kubernetes tells no price, and a quota only by a refusal: what a group may have at most is its `maxReplicas`.
     """

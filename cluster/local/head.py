@@ -12,7 +12,7 @@ from cluster.local.addresses import head_address
 from cluster.local.folders import ClusterFolders
 from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.ray_resources import DRIVERS, DRIVERS_AMOUNT
 
 

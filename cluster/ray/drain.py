@@ -35,7 +35,7 @@ def drain(ray_node_id: str, reason: str, deadline_at: float) -> None:
 
 
 class RayDrains:
-    """`service.loops.ports.Drains` of the cluster that this process is connected to: our nodes by their own ids."""
+    """`service.interfaces.Drains` of the cluster that this process is connected to, by the ids of our nodes."""
 
     def __init__(self, membership: RayMembership) -> None:
         self._membership = membership

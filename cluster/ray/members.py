@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cluster.node.agent.heartbeats import AgentStatus
+from cluster.ray.heartbeats import AgentStatus
 
 #: Ray counts in ten-thousandths of a resource.
 _EXACT = 1e-4

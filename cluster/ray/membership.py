@@ -14,9 +14,9 @@ from ray._private import state as ray_state
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.experimental import internal_kv
 
-from cluster.node.agent.heartbeats import AgentStatus, Heartbeat, listen, read
-from cluster.ray.claims import claim_entries, claimed_nodes
+from cluster.ray.heartbeats import AgentStatus, Heartbeat, listen, read
 from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
+from cluster.ray.node_claims import claim_entries, claimed_nodes
 from remora.ray_labels import NODE_LABEL, claims_in, drains_in
 
 #: Namespace and beginning of the keys of the agents' heartbeats in Ray's internal KV, as `gcs_requests.py` writes them.

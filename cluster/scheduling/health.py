@@ -149,7 +149,7 @@ def _why_missing(node: NodeView) -> str:
 def _end_of_drain(node: NodeView, now: float) -> Terminate | None:
     if node.deadline_at is not None and now >= node.deadline_at:
         return Terminate(node_id=node.id, reason="its drain deadline passed")
-    if node.is_told and not node.jobs and not node.is_in_use:
+    if node.is_noticed and not node.jobs and not node.is_in_use:
         return Terminate(node_id=node.id, reason="it is drained, and nothing runs on it any more")
     return None
 

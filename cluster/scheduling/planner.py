@@ -206,7 +206,7 @@ def _notices(context: PlanningContext) -> list[Notice]:
     return [
         Notice(job_id=job.id, message=message, step=step)
         for job in context.view.jobs
-        if job.told != step and not job.is_program
+        if job.noticed_step != step and not job.is_program
     ]
 
 

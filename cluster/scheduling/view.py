@@ -67,7 +67,7 @@ class JobDemand:
     #: Seconds of training that it does again at most after a stop without a notice, by what was agreed on checkpoints.
     repeats_s: float = 0.0
     #: The last step of the cluster's budget that was reported to its owner.
-    told: BudgetStep | None = None
+    noticed_step: BudgetStep | None = None
     #: It is no job of the queue: Ray programs ask for it, or hold it (`cluster.scheduling.ray_programs`).
     is_program: bool = False
 
@@ -133,7 +133,7 @@ class NodeView:
     #: Ray knows it and calls it alive.
     is_member: bool = True
     #: While draining: Ray has accepted the drain, and gives it no more work.
-    is_told: bool = True
+    is_noticed: bool = True
     #: While draining: when it has to be gone.
     deadline_at: float | None = None
     #: It leaves before it was of any use.

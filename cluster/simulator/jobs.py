@@ -48,7 +48,7 @@ class SimJob:
     #: Its place among those that wait, where projects take turns by their shares.
     place: int = 0
     #: The last step of the cluster's budget that was reported to its owner.
-    told: BudgetStep | None = None
+    noticed_step: BudgetStep | None = None
     #: As the planner saw it last; None once something has changed that it sees.
     seen: JobDemand | None = None
     #: Counts changes of its speed: an end that was scheduled before the last change is ignored.
@@ -142,5 +142,5 @@ class SimJob:
 
     def tell(self, step: BudgetStep | None) -> None:
         """Report to its owner how the budget affects it."""
-        self.told = step
+        self.noticed_step = step
         self.seen = None

@@ -46,7 +46,7 @@ class JobsByTurn:
         """All jobs."""
         return list(self._sims)
 
-    def holdings_changed(self) -> None:
+    def held_resources_changed(self) -> None:
         """Running jobs hold more or fewer workers than before, which changes nothing here."""
 
 
@@ -100,6 +100,6 @@ class JobsByProject(JobsByTurn):
         """All jobs, project by project."""
         return [sim for jobs in self._by_project.values() for sim in jobs.all()]
 
-    def holdings_changed(self) -> None:
+    def held_resources_changed(self) -> None:
         """Running jobs hold more or fewer workers than before."""
         self._known = None

@@ -28,7 +28,7 @@ def demand_of(sim: SimJob, now: float, begins_at: float) -> JobDemand:
         saves_every_s=job.checkpoint_s,
         resume_s=job.resize_s if job.is_elastic else job.resume_s,
         repeats_s=job.checkpoint_s,
-        told=sim.told,
+        noticed_step=sim.noticed_step,
         budget_left=None if job.budget is None else job.budget - sim.spent_at(now),
     )
     # The work that is left, and the money, become less while it runs.

@@ -16,13 +16,13 @@ from cluster.scheduling.money import step_reached
 from cluster.scheduling.queue_order import WIDTHS, WINDOW
 from cluster.scheduling.quotas import counts_money, has_quotas
 from cluster.scheduling.view import ClusterView, Spending
+from cluster.simulator.assumptions import Assumptions, Backoff, Planner
 from cluster.simulator.empty_plans import is_plan_empty
 from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.ledger import Ledger
 from cluster.simulator.planner_view import demand_of, node_view
-from cluster.simulator.ports import Assumptions, Backoff, Planner
 from cluster.simulator.times import Times
 from cluster.simulator.work import Work
 from cluster.traces.trace import MarketChange, Trace, TraceJob

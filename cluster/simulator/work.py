@@ -19,13 +19,13 @@ from cluster.scheduling.shares import has_shares, shares_of
 from cluster.scheduling.slack import changes_at, is_urgent, should_move
 from cluster.scheduling.starts import blocked_owners, jobs_off_spot, starts
 from cluster.scheduling.view import ENDED, JobDemand
+from cluster.simulator.assumptions import Backoff
 from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
 from cluster.simulator.jobs_by_turn import JobsByProject, JobsByTurn
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.planner_view import demand_of, node_view
-from cluster.simulator.ports import Backoff
 from cluster.traces.trace import Trace, TraceJob
 from remora.states import NodeState
 
@@ -304,7 +304,7 @@ class Work:
             placed[node.number] = placed.get(node.number, 0) + workers
         sim.resize(now, placed)
         self.has_moved = True
-        self.waiting.holdings_changed()
+        self.waiting.held_resources_changed()
         if sim.workers == job.max_workers:
             self.short.remove(sim.turn)
         self._schedule_end(sim)
@@ -322,7 +322,7 @@ class Work:
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, placement)
         self.running[job.id] = sim
-        self.waiting.holdings_changed()
+        self.waiting.held_resources_changed()
         if sim.workers < job.max_workers:
             self.short.add(sim.turn, sim)
         self._schedule_end(sim)
@@ -376,7 +376,7 @@ class Work:
         """Free all that a running job holds."""
         job = sim.job
         del self.running[job.id]
-        self.waiting.holdings_changed()
+        self.waiting.held_resources_changed()
         self.short.remove(sim.turn)
         for number in sim.placed:
             node = self._fleet().every[number - 1]
@@ -412,7 +412,7 @@ class Work:
         left = {number: count for number, count in left.items() if count}
         self.short.remove(sim.turn)
         sim.resize(now, left)
-        self.waiting.holdings_changed()
+        self.waiting.held_resources_changed()
         self.short.add(sim.turn, sim)
         self.shrinks += 1
         self._settled = None  # it may grow again elsewhere

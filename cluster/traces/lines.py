@@ -63,8 +63,8 @@ class _Workers(_Line):
     min: Count
     max: Count
     multiple_of: Count = 1
-    #: What the copies of the model deal equally among them: only sizes that do so are possible.
-    deals: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    #: What is divided equally among the copies of the model: only sizes that do so are possible.
+    divided: Annotated[int, Field(ge=1, le=2**31)] | None = None
 
 
 class _Job(_Line):
@@ -175,12 +175,12 @@ def _sizes(workers: _Workers, place: str) -> WorkerSizes:
     if least % multiple_of or most % multiple_of:
         said = f"workers.min is {least} and workers.max is {most}; both have to be multiples of {multiple_of}"
         raise TraceError(f"{place}: {said}")
-    if workers.deals is not None and most > MAX_WORKERS:
+    if workers.divided is not None and most > MAX_WORKERS:
         raise TraceError(
-            f"{place}: workers.max is {most}, and jobs that deal something equally have {MAX_WORKERS} at most"
+            f"{place}: workers.max is {most}, and jobs that divide something equally have {MAX_WORKERS} at most"
         )
     try:
-        return WorkerSizes(least, most, multiple_of, workers.deals)
+        return WorkerSizes(least, most, multiple_of, workers.divided)
     except NoSizePossible as error:
         raise TraceError(f"{place}: workers: {error}") from None
 
@@ -217,12 +217,12 @@ def write_lines(trace: Trace) -> Iterator[str]:
 def _job_line(job: TraceJob) -> dict[str, Any]:
     sizes = job.sizes
     workers: int | dict[str, int] = sizes.min
-    if job.is_elastic or sizes.multiple_of > 1 or sizes.dealt is not None:
+    if job.is_elastic or sizes.multiple_of > 1 or sizes.divided is not None:
         workers = {"min": sizes.min, "max": sizes.max}
         if sizes.multiple_of > 1:
             workers["multiple_of"] = sizes.multiple_of
-        if sizes.dealt is not None:
-            workers["deals"] = sizes.dealt
+        if sizes.divided is not None:
+            workers["divided"] = sizes.divided
     names = ("work_s", "checkpoint_s", "resume_s", "resize_s", "project", "priority", "deadline_s", "budget")
     fields = {"workers": workers, "resources": dict(job.resources), **_set(job, *names)}
     if placement := asked_by(job.placement):

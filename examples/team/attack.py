@@ -127,7 +127,7 @@ def left_behind(daemon: str) -> bool:
 def _pids(of_home: Iterable[psutil.Process], raylet: psutil.Process, job_id: str) -> dict[str, int]:
     marked = [*_processes_with(f"REMORA_JOB_ID={job_id}")]
     shim = next(one for one in marked if any(word.endswith("command_shim.py") for word in _words(one)))
-    parts = {"the API": "service.main", "the controller": "service.controller"}
+    parts = {"the API": "service.api_process", "the controller": "service.controller"}
     return {
         "another job's script": shim.children(recursive=True)[-1].pid,
         "another job's shim": shim.pid,

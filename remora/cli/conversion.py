@@ -16,7 +16,7 @@ from remora.cli.options import InputOption, JsonOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remora.foreign import Pipeline, Remark, Translation
+    from remora.job_formats import Pipeline, Remark, Translation
 
 
 def convert(
@@ -36,7 +36,7 @@ def convert(
 ) -> None:
     """Print a job written for Azure ML or Kubeflow as a specification; on standard error, how each field was mapped."""
     from remora.errors import SpecError
-    from remora.foreign import Pipeline
+    from remora.job_formats import Pipeline
     from remora.spec.pipeline_steps import check_steps
     from remora.spec.spec import JobSpec
 
@@ -67,7 +67,7 @@ def read_file(name: str) -> tuple[dict[str, Any] | list[dict[str, Any]], Path, t
     It is a list for a file with several manifests of jobs.  Beside it: what of the documents is left out.
     """
     from remora.errors import SpecError, SpecProblem
-    from remora.foreign import the_jobs
+    from remora.job_formats import the_jobs
     from remora.spec.problems import read_documents
     from remora.spec.spec import MAX_SPEC_BYTES
 
@@ -87,7 +87,7 @@ def translate(
     left: tuple[Remark, ...] = (),
 ) -> Translation | Pipeline | None:
     """The translation of a job written for others; None for a specification, which takes no `--input`."""
-    from remora import foreign
+    from remora import job_formats
 
     given = {}
     for pair in inputs:
@@ -95,7 +95,7 @@ def translate(
         if not equals:
             raise typer.BadParameter(f"--input {pair!r}: expected NAME=VALUE")
         given[name] = value
-    translation = foreign.translate(raw, folder, given)
+    translation = job_formats.translate(raw, folder, given)
     if given and (translation is None or not translation.source.startswith("an Azure ML")):
         raise typer.BadParameter("--input is for jobs of Azure ML; a specification has its values inside")
     if translation is None or not left:
@@ -120,7 +120,7 @@ def _print_remarks(remarks: Sequence[Remark], sign: str) -> None:
 
 def _text_of(translation: Translation | Pipeline) -> str:
     """One specification, or one document for each step, in which names of steps stand for the ids of their jobs."""
-    from remora.foreign import Translation
+    from remora.job_formats import Translation
 
     if isinstance(translation, Translation):
         return as_yaml(translation.spec)

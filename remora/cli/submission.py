@@ -306,7 +306,7 @@ def _jobs_in(words: list[str], inputs: list[str], *, quiet: bool) -> Steps | dic
             from remora.errors import SpecError
 
             raise SpecError(translation.problems)
-    from remora.foreign import Pipeline
+    from remora.job_formats import Pipeline
     from remora.spec.problems import with_code_from
 
     if isinstance(translation, Pipeline):

@@ -20,8 +20,8 @@ from remora.client.requests import Request
 from remora.code.bundle import PackedBundle, pack
 from remora.code.checks import check_code
 from remora.errors import ApiError, ConfigurationError, NotFound, SpecError, SpecProblem
-from remora.foreign import translate
-from remora.spec.arrays import elements_of
+from remora.job_formats import translate
+from remora.spec.array_elements import elements_of
 from remora.spec.problems import read_spec_file
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 from remora.views import (
@@ -158,7 +158,7 @@ def _spec_of_file(path: Path) -> JobSpec:
     raw = read_spec_file(path, MAX_SPEC_BYTES)
     if isinstance(raw, dict) and (found := translate(raw, path.resolve().parent)) is not None:
         text = f"{path.name} is {found.source}; `remora submit` takes it, or give submit the specification of"
-        raise SpecError([SpecProblem("", f"{text} remora.foreign.translate, which names what is lost")])
+        raise SpecError([SpecProblem("", f"{text} remora.job_formats.translate, which names what is lost")])
     return JobSpec.from_mapping(raw)
 
 

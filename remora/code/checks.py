@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from remora.code.texts import texts_of
-from remora.commands.launchers import refuse_started, unwrap
-from remora.commands.started_commands import commands_in, started_by
+from remora.bundle_texts import texts_of
 from remora.errors import SpecError, SpecProblem
+from remora.job_commands.launchers import refuse_started, unwrap
+from remora.job_commands.started_commands import commands_in, started_by
 from remora.spec.spec import JobSpec
 
 

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from remora.code.texts import texts_of
+from remora.bundle_texts import texts_of
 from remora.deepspeed.configuration import check, check_resizable
 from remora.deepspeed.refusal import Refused
 

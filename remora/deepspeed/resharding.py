@@ -2,7 +2,7 @@
 
 ZeRO writes the part of the optimizer that each worker holds, which only as many workers can read.  DeepSpeed's
 universal checkpoint has every parameter whole; it is made when it is needed, once on each machine, in processes of its
-own (`remora.deepspeed.conversion`).  Why not after each checkpoint:
+own (`remora.deepspeed.conversion_process`).  Why not after each checkpoint:
 `docs/decisions/0044-deepspeed-is-wrapped-at-its-import.md`.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from remora import training
-from remora.deepspeed.conversion import converted, folder_of, is_needed
+from remora.deepspeed.conversion_process import converted, folder_of, is_needed
 from remora.deepspeed.record import Record
 from remora.deepspeed.refusal import Refused
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remora.errors import SpecError, SpecProblem
-from remora.spec.arrays import elements_of
+from remora.spec.array_elements import elements_of
 from remora.spec.spec import JobSpec
 from remora.views import DryRun
 

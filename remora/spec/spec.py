@@ -25,9 +25,10 @@ from pydantic import (
     model_validator,
 )
 
-from remora.commands.command_texts import argument_list, needs_shell, words_of
-from remora.commands.launchers import check_launcher, unwrap
 from remora.errors import SpecError, SpecProblem
+from remora.job_commands.command_texts import argument_list, needs_shell, words_of
+from remora.job_commands.expressions import refuses_expressions
+from remora.job_commands.launchers import check_launcher, unwrap
 from remora.spec.arrays import ARRAY_FORM, INDEX, Array
 from remora.spec.backends import BACKEND_WORDS, BackendName
 from remora.spec.bounds import exceeds
@@ -38,7 +39,6 @@ from remora.spec.entrypoint import (
     is_entrypoint,
     refuses_arguments,
 )
-from remora.spec.expressions import refuses_expressions
 from remora.spec.fields import (
     LABELS_FORM,
     MAX_LABELS,

@@ -28,14 +28,14 @@ class WorkerSizes:
     max: int
     #: Workers that hold the model once, together: stages of a pipeline times parts of a tensor, for example.
     multiple_of: int = 1
-    #: What has to be dealt equally among the copies of the model, e.g. samples of a global batch; None: nothing.
-    dealt: int | None = None
+    #: What has to be divided equally among the copies of the model, e.g. samples of a global batch; None: nothing.
+    divided: int | None = None
 
     def __post_init__(self) -> None:
         """Leave out what is not possible at both ends."""
-        if self.multiple_of == 1 and self.dealt is None and self.min <= self.max:
+        if self.multiple_of == 1 and self.divided is None and self.min <= self.max:
             return
-        least, most = _ends(self.min, self.max, self.multiple_of, self.dealt)
+        least, most = _ends(self.min, self.max, self.multiple_of, self.divided)
         object.__setattr__(self, "min", least)
         object.__setattr__(self, "max", most)
 
@@ -45,9 +45,9 @@ class WorkerSizes:
             return 0
         if count >= self.max:
             return self.max
-        if self.dealt is None:
+        if self.divided is None:
             return count - count % self.multiple_of
-        sizes = _dealing(self.min, self.max, self.multiple_of, self.dealt)
+        sizes = _dividing(self.min, self.max, self.multiple_of, self.divided)
         return sizes[bisect_right(sizes, count) - 1]
 
     def allows(self, size: int) -> bool:
@@ -56,10 +56,10 @@ class WorkerSizes:
 
     def in_words(self) -> str:
         """The sizes for people, e.g. `2, 4 or 5`; a long list is cut."""
-        if self.dealt is None:
+        if self.divided is None:
             step = f" in steps of {self.multiple_of}" if self.multiple_of > 1 and self.min < self.max else ""
             return f"{self.min}{step}" if self.min == self.max else f"{self.min} to {self.max}{step}"
-        sizes = [str(size) for size in _dealing(self.min, self.max, self.multiple_of, self.dealt)]
+        sizes = [str(size) for size in _dividing(self.min, self.max, self.multiple_of, self.divided)]
         if len(sizes) > 8:
             sizes = [*sizes[:6], "...", sizes[-1]]
         return " or ".join(filter(None, (", ".join(sizes[:-1]), sizes[-1])))
@@ -72,9 +72,9 @@ def sizes_of(spec: Mapping[str, Any], least: int, most: int) -> WorkerSizes:
     """
     workers, elastic = spec.get("workers"), spec.get("elastic")
     multiple_of = workers.get("multiple_of", 1) if isinstance(workers, Mapping) else 1
-    # DeepSpeed deals a batch in equal parts only.
-    deals = spec.get("backend") == "deepspeed" and isinstance(elastic, Mapping)
-    return _known(least, most, multiple_of, elastic.get("global_batch") if deals and elastic else None)
+    # DeepSpeed divides a batch into equal parts only.
+    is_divided = spec.get("backend") == "deepspeed" and isinstance(elastic, Mapping)
+    return _known(least, most, multiple_of, elastic.get("global_batch") if is_divided and elastic else None)
 
 
 def spec_of(sizes: WorkerSizes) -> dict[str, Any]:
@@ -82,54 +82,54 @@ def spec_of(sizes: WorkerSizes) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     if sizes.multiple_of > 1:
         parts["workers"] = {"multiple_of": sizes.multiple_of}
-    if sizes.dealt is not None:
-        parts |= {"backend": "deepspeed", "elastic": {"global_batch": sizes.dealt}}
+    if sizes.divided is not None:
+        parts |= {"backend": "deepspeed", "elastic": {"global_batch": sizes.divided}}
     return parts
 
 
 @lru_cache(4096)
-def _known(least: int, most: int, multiple_of: int, dealt: int | None) -> WorkerSizes:
-    return WorkerSizes(least, most, multiple_of, dealt)
+def _known(least: int, most: int, multiple_of: int, divided: int | None) -> WorkerSizes:
+    return WorkerSizes(least, most, multiple_of, divided)
 
 
 @lru_cache(4096)
-def _dealing(least: int, most: int, multiple_of: int, dealt: int) -> tuple[int, ...]:
-    """All possible sizes in order, which are few: what is dealt has few divisors."""
+def _dividing(least: int, most: int, multiple_of: int, divided: int) -> tuple[int, ...]:
+    """All possible sizes in order, which are few: that number has few divisors."""
     copies = range(-(-least // multiple_of), most // multiple_of + 1)
-    return tuple(number * multiple_of for number in copies if dealt % number == 0)
+    return tuple(number * multiple_of for number in copies if divided % number == 0)
 
 
 @lru_cache(4096)
-def _ends(least: int, most: int, multiple_of: int, dealt: int | None) -> tuple[int, int]:
+def _ends(least: int, most: int, multiple_of: int, divided: int | None) -> tuple[int, int]:
     """The smallest and the largest possible size of a range."""
-    if dealt is None:
+    if divided is None:
         low, high = -(-least // multiple_of) * multiple_of, most // multiple_of * multiple_of
         if least <= most and low <= high:
             return low, high
-    elif sizes := _dealing(least, most, multiple_of, dealt):
+    elif sizes := _dividing(least, most, multiple_of, divided):
         return sizes[0], sizes[-1]
-    raise NoSizePossible(_why_none(least, most, multiple_of, dealt))
+    raise NoSizePossible(_why_none(least, most, multiple_of, divided))
 
 
-def _why_none(least: int, most: int, multiple_of: int, dealt: int | None) -> str:
+def _why_none(least: int, most: int, multiple_of: int, divided: int | None) -> str:
     if least > most:
         return f"there is no number of workers from {least} to {most}"
     shape = f"in whole copies of the model, of {multiple_of} workers each" if multiple_of > 1 else ""
-    deals = f"deal {dealt} in equal parts" if dealt is not None else ""
+    is_divided = f"divide {divided} into equal parts" if divided is not None else ""
     which = f"{least} workers cannot" if least == most else f"no number of workers from {least} to {most} can"
-    near = [str(size) for size in _near(least, most, multiple_of, dealt)]
+    near = [str(size) for size in _near(least, most, multiple_of, divided)]
     nearest = f"the nearest that can {'are' if len(near) > 1 else 'is'} {' and '.join(near)}"
-    return f"{which} {' '.join(filter(None, (deals or 'train', shape)))}; {nearest}"
+    return f"{which} {' '.join(filter(None, (is_divided or 'train', shape)))}; {nearest}"
 
 
-def _near(least: int, most: int, multiple_of: int, dealt: int | None) -> Iterator[int]:
+def _near(least: int, most: int, multiple_of: int, divided: int | None) -> Iterator[int]:
     """The nearest possible sizes below and above a range that has none."""
 
     def possible(copies: int) -> bool:
-        return dealt is None or dealt % copies == 0
+        return divided is None or divided % copies == 0
 
     below = range((least - 1) // multiple_of, 0, -1)
-    above = range(most // multiple_of + 1, min(dealt or _MOST_TRIED, _MOST_TRIED // multiple_of) + 1)
+    above = range(most // multiple_of + 1, min(divided or _MOST_TRIED, _MOST_TRIED // multiple_of) + 1)
     for copies in (below, above):
         if (found := next((one for one in copies if possible(one)), None)) is not None:
             yield found * multiple_of

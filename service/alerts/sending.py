@@ -15,7 +15,7 @@ from service.alerts.destinations import AddressRefused, Destination
 from service.alerts.mail import MailServer, MailUnusable
 from service.alerts.public_hosts import TIMEOUT_S, post
 from service.queue.alerts import NotificationRow
-from service.queue.deliveries import Answer, Try
+from service.queue.deliveries import Try, TryResult
 from service.settings import Settings
 
 _GONE = 410
@@ -46,15 +46,15 @@ class Sender:
         try:
             if destination.channel is Channel.EMAIL:
                 self.mail.send(email_of(notification, self.mail.sender, destination.target))
-                return Try(notification.id, Answer.TAKEN)
+                return Try(notification.id, TryResult.TAKEN)
             status = asyncio.run(self._post(destination, notification, now))
         except (AddressRefused, MailUnusable) as error:
-            return Try(notification.id, Answer.REFUSED, str(error))
+            return Try(notification.id, TryResult.REFUSED, str(error))
         except (OSError, httpx2.HTTPError, smtplib.SMTPException, ValueError) as error:
-            return Try(notification.id, Answer.REFUSED, _why(error))
+            return Try(notification.id, TryResult.REFUSED, _why(error))
         if 200 <= status < 300:
-            return Try(notification.id, Answer.TAKEN)
-        answer = Answer.GONE if status == _GONE else Answer.REFUSED
+            return Try(notification.id, TryResult.TAKEN)
+        answer = TryResult.GONE if status == _GONE else TryResult.REFUSED
         return Try(notification.id, answer, f"the receiver answered {status}")
 
     async def _post(self, destination: Destination, notification: NotificationRow, now: float) -> int:

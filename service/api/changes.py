@@ -16,11 +16,11 @@ from remora.views import Job
 from service.api.authorisation import access_of
 from service.api.bodies import read_object
 from service.api.context import context_of
-from service.api.foreign_jobs import shown_job
+from service.api.hidden_job_ids import shown_job
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem, invalid_spec, job_not_found
 from service.api.writes import Noted, write
-from service.queue import changes, lifecycle
+from service.queue import lifecycle, owners_changes
 from service.queue.lifecycle import Decision
 from service.queue.rows import JobRow
 from service.store import deletion, dependencies, labels
@@ -41,7 +41,7 @@ async def label(request: Request, job_id: str, _: Annotated[Parameters, Query()]
     now = context.clock()
 
     def work(connection: sa.Connection, job: JobRow) -> JobRow:
-        decision = changes.relabel(job, wanted, now)
+        decision = owners_changes.relabel(job, wanted, now)
         if decision.events:
             labels.replace_all(connection, job.id, decision.job.labels)
         return store.save(connection, job, decision)
@@ -55,7 +55,7 @@ async def pause(request: Request, job_id: str, _: Annotated[Parameters, Query()]
     now = context_of(request).clock()
 
     def work(connection: sa.Connection, job: JobRow) -> JobRow:
-        changes.check_not_ended(job, "paused")
+        owners_changes.check_not_ended(job, "paused")
         return store.save(connection, job, lifecycle.request_pause(job, now))
 
     return await _change(request, job_id, work, 202)
@@ -67,8 +67,8 @@ async def resume(request: Request, job_id: str, _: Annotated[Parameters, Query()
     now = context_of(request).clock()
 
     def work(connection: sa.Connection, job: JobRow) -> JobRow:
-        changes.check_not_ended(job, "resumed")
-        changes.check_is_owners_pause(job)
+        owners_changes.check_not_ended(job, "resumed")
+        owners_changes.check_is_owners_pause(job)
         waits_for = dependencies.of_jobs(connection, [job.id]).get(job.id, ())
         return store.save(connection, job, lifecycle.request_resume(job, waits_for, now))
 
@@ -83,13 +83,13 @@ async def resize(request: Request, job_id: str, _: Annotated[Parameters, Query()
     now = context.clock()
 
     def work(connection: sa.Connection, job: JobRow) -> JobRow:
-        changes.check_not_ended(job, "resized")
+        owners_changes.check_not_ended(job, "resized")
         workers = {**job.spec["workers"], **asked}
         try:
             spec = JobSpec.from_mapping({**job.spec, "workers": workers})
         except SpecError as error:
             raise invalid_spec(error) from None
-        decision = changes.resize(job, spec, now)
+        decision = owners_changes.resize(job, spec, now)
         if decision.events:
             store.save_sizes(connection, decision.job)
         return store.save(connection, job, decision)
@@ -103,7 +103,7 @@ async def request_stacks(request: Request, job_id: str, _: Annotated[Parameters,
     now = context_of(request).clock()
 
     def work(connection: sa.Connection, job: JobRow) -> JobRow:
-        return store.save(connection, job, changes.request_stacks(job, now))
+        return store.save(connection, job, owners_changes.request_stacks(job, now))
 
     return await _change(request, job_id, work, 202)
 
@@ -114,7 +114,7 @@ async def delete(request: Request, job_id: str, _: Annotated[Parameters, Query()
     now = context_of(request).clock()
 
     def work(connection: sa.Connection, job: JobRow) -> JobRow:
-        decision: Decision = changes.request_deletion(job, deletion.models_of(connection, job.id), now)
+        decision: Decision = owners_changes.request_deletion(job, deletion.models_of(connection, job.id), now)
         return store.save(connection, job, decision)
 
     return await _change(request, job_id, work, 202, takes_deleted=True)
@@ -137,7 +137,7 @@ async def _change(
             raise job_not_found(job_id)
         try:
             after = change(connection, job)
-        except changes.ChangeRefused as refused:
+        except owners_changes.ChangeRefused as refused:
             raise ApiProblem(409, "not_changeable", str(refused)) from None
         noted.of_job(job, after)
         return after

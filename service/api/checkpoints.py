@@ -18,7 +18,7 @@ from service.api.parameters import MAX_NUMBER, Parameters
 from service.api.problem_documents import ApiProblem
 from service.settings import Settings
 from service.storage_locations import UnknownStore, open_location
-from service.store import telemetry
+from service.store import job_history
 from trainers.storage import Storage, StorageError
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/checkpoints")
@@ -35,7 +35,7 @@ async def list_checkpoints(request: Request, job_id: str, _: Annotated[Parameter
     await job_of(request, job_id)
 
     def work(connection: sa.Connection) -> str:
-        return Page[Checkpoint](items=telemetry.job_checkpoints(connection, job_id)).model_dump_json()
+        return Page[Checkpoint](items=job_history.job_checkpoints(connection, job_id)).model_dump_json()
 
     return as_json(await context_of(request).database.read(work))
 
@@ -48,7 +48,7 @@ async def content(request: Request, job_id: str, step: str, _: Annotated[Paramet
     if step.isascii() and step.isdigit() and int(step[:17]) <= MAX_NUMBER:
         number = int(step[:17])
         checkpoint = await context_of(request).database.read(
-            lambda connection: telemetry.get_checkpoint(connection, job_id, number)
+            lambda connection: job_history.get_checkpoint(connection, job_id, number)
         )
     if checkpoint is None:
         raise _not_found(

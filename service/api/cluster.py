@@ -76,7 +76,7 @@ LASTS_S = 2.0
 
 
 class PruneParameters(Parameters):
-    """What is kept; what is not told is as the settings say."""
+    """What is kept; what is not given is as the settings say."""
 
     older_than_s: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
     keep_jobs: Annotated[int, Field(ge=0, le=MAX_NUMBER)] | None = None

@@ -31,9 +31,9 @@ from service.api.problem_documents import ApiProblem
 from service.api.ranges import check_range, range_asked
 from service.identities.principals import Access
 from service.queue.accounts import Amount, shown, sums
-from service.queue.causes import Cause, Payer, Span, to_ms
+from service.queue.cost_causes import Cause, Payer, Span, to_ms
 from service.queue.costs import MOST_S, By, CostSum, cost_lines, parts_of, ranges_of
-from service.queue.focus import COLUMNS, focus_rows
+from service.queue.focus_export import COLUMNS, focus_rows
 from service.queue.goodput import (
     Goodput,
     Progressed,
@@ -45,7 +45,7 @@ from service.queue.goodput import (
     sentence,
 )
 from service.queue.rows import JobRow, NodeRow
-from service.store import costs, telemetry
+from service.store import costs, job_history
 
 router = APIRouter()
 
@@ -67,9 +67,9 @@ class CostsParameters(Parameters):
     by: Annotated[list[By], BeforeValidator(split_words), Field(min_length=1, max_length=len(By))] = Field(
         default_factory=lambda: [By.CAUSE]
     )
-    #: Seconds since 1970: the beginning of the running month in UTC unless told, and at most 31 days before `until`.
+    #: Seconds since 1970: the beginning of the running month in UTC unless given, and at most 31 days before `until`.
     since: Time | None = None
-    #: Now unless told; no later than that.
+    #: Now unless given; no later than that.
     until: Time | None = None
     #: What this job alone pays.
     job: Annotated[str, Field(max_length=40)] | None = None
@@ -83,10 +83,10 @@ class GoodputParameters(Parameters):
     """Of what, in which range of time."""
 
     job: Annotated[str, Field(max_length=40)] | None = None
-    #: Of a job the time of its submission unless told, otherwise the beginning of the running month in UTC; at most 31
+    #: Of a job the time of its submission unless given, otherwise the beginning of the running month in UTC; at most 31
     #: days before `until`.
     since: Time | None = None
-    #: Now unless told; no later than that, nor than the end of the job.
+    #: Now unless given; no later than that, nor than the end of the job.
     until: Time | None = None
 
 
@@ -189,7 +189,7 @@ async def show_goodput(request: Request, query: Annotated[GoodputParameters, Que
 
     def read(connection: sa.Connection) -> tuple[Answer, list[MetricPoint]]:
         answer = Answer(connection, access, since, until, None if job is None else job.id)
-        return answer, [] if job is None else telemetry.few_points(connection, job.id, -1, _POINTS)
+        return answer, [] if job is None else job_history.few_points(connection, job.id, -1, _POINTS)
 
     def work(answer: Answer, points: Sequence[MetricPoint]) -> str:
         by_cause = by_cause_of(answer.spans(), answer.rows.nodes)

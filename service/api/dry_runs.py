@@ -15,9 +15,10 @@ from service.api.authorisation import access_of
 from service.api.context import context_of
 from service.api.problem_documents import ApiProblem
 from service.api.submissions import check_code_there, read_elements, read_spec, unknown_here
-from service.clouds.fixed_pool import kept_full, known
+from service.clouds.fixed_pool import known
 from service.policies_in_force import limits_in_force, policies_in_force
 from service.queue.demand import demand_of, node_view
+from service.queue.full_pools import kept_full
 from service.queue.rows import JobRow
 from service.settings import Settings
 from service.store.nodes import current_nodes

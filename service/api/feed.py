@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from service.store.database import Database
 from service.store.failures import why_failed
-from service.store.telemetry import Position, positions
+from service.store.job_history import Position, positions
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from remora.views import Attempt, DryRun, Job, Page
 from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
 from service.api.dry_runs import try_out
-from service.api.foreign_jobs import ForeignJobs, shown_job
+from service.api.hidden_job_ids import ForeignJobs, shown_job
 from service.api.pages import as_json, write_page
 from service.api.parameters import JobsParameters, Parameters, SubmitParameters, read_cursor
 from service.api.problem_documents import ApiProblem, job_not_found

@@ -22,7 +22,7 @@ from service.api.ranges import range_asked
 from service.identities.principals import Access
 from service.queue.accounts import amount_of, total_of
 from service.queue.bill import Charge, Purpose, charges_of, purpose_of
-from service.queue.causes import Payer, Span, to_ms
+from service.queue.cost_causes import Payer, Span, to_ms
 from service.queue.rows import NodeRow
 from service.store import costs
 
@@ -65,9 +65,9 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
 class LedgerParameters(Parameters):
     """From when to when, seconds since 1970."""
 
-    #: The beginning of the running month in UTC unless told, and at most 31 days before `until`.
+    #: The beginning of the running month in UTC unless given, and at most 31 days before `until`.
     since: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
-    #: Now unless told; no later than that.
+    #: Now unless given; no later than that.
     until: Annotated[float, Field(ge=0, le=MAX_NUMBER)] | None = None
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from remora.views import Node, NodeEvent, Page
 from service.api.authorisation import access_of
 from service.api.context import context_of
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     EventsParameters,

@@ -19,12 +19,12 @@ from remora.states import NodeState
 from remora.views import Page, Pool, PoolWait, RefusedOffering, SoldOffering
 from service.api.authorisation import access_of
 from service.api.context import context_of
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
 from service.api.writes import Noted, write
-from service.clouds.fixed_pool import kept_full
 from service.policies_in_force import policies_in_force
+from service.queue.full_pools import kept_full
 from service.queue.market import may_buy
 from service.queue.rows import WaitKind
 from service.store import spending

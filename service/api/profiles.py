@@ -19,7 +19,7 @@ from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.typed_bodies import Body, read_body
 from service.api.writes import Noted, write
-from service.queue.changes import ChangeRefused
+from service.queue.owners_changes import ChangeRefused
 from service.queue.profiles import ProfileRow, request_profile
 from service.storage_locations import UnknownStore, open_storage, url_of
 from service.store import jobs, profiles

@@ -19,7 +19,7 @@ from service.api.parameters import PageParameters, read_cursor
 from service.api.projects_in_use import in_use
 from service.policies_in_force import policies_in_force
 from service.queue.intake import Kept
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.jobs import active_projects, count_active_of_each
 
 router = APIRouter(prefix="/v1/projects")
@@ -36,7 +36,7 @@ async def list_projects(request: Request, query: Annotated[PageParameters, Query
         if visible is None:
             # Those of which something was kept once, those with jobs now, and those that operators named.
             named = {one for one in policies.projects if one > after}
-            kept = holdings.projects(connection, after, query.limit)
+            kept = kept_amounts.projects(connection, after, query.limit)
             active = active_projects(connection, after, query.limit)
             names = sorted(named.union(kept, active))[: query.limit]
         else:
@@ -52,7 +52,7 @@ def _uses(
 ) -> list[Project]:
     active = count_active_of_each(connection, names)
     held = in_use(connection, context.settings, policies, names, context.clock())
-    kept = holdings.amounts(connection, [holdings.project_holder(one) for one in names])
+    kept = kept_amounts.amounts(connection, [kept_amounts.project_holder(one) for one in names])
     found = []
     for name in names:
         limits, named = policies.limits_of(name), policies.projects.get(name)
@@ -60,7 +60,7 @@ def _uses(
         jobs = ProjectUse(used=active.get(name, 0), limit=policy.jobs)
         uses = {
             kind.value: ProjectUse(
-                used=kept.get((holdings.project_holder(name), kind), 0), limit=getattr(limits, kind.value)
+                used=kept.get((kept_amounts.project_holder(name), kind), 0), limit=getattr(limits, kind.value)
             )
             for kind in Kept
         }

@@ -11,7 +11,7 @@ from service.queue.costs import MOST_S
 
 
 def range_asked(context: Context, since: float | None, until: float | None) -> tuple[float, float]:
-    """The range of time that is asked for; from the beginning of the month (UTC) until now unless told.
+    """The range of time that is asked for; from the beginning of the month (UTC) until now unless given.
 
     Raises ApiProblem `invalid_parameter`.
     """

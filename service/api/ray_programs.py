@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from remora.views import Page, RayRequest
 from service.api.authorisation import access_of
 from service.api.context import context_of
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.parameters import Parameters
 from service.store.ray_requests import all_requests
 

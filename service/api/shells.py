@@ -26,7 +26,7 @@ from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem, job_not_found
 from service.api.typed_bodies import Body, read_body
 from service.api.writes import Noted, write
-from service.queue.changes import ChangeRefused
+from service.queue.owners_changes import ChangeRefused
 from service.queue.rows import JobRow
 from service.queue.shells import MOST_WAITING, ShellRow, WantedShell, open_shell, problem_of
 from service.store import jobs

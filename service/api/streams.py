@@ -15,7 +15,7 @@ from remora.views import Event, LogLine, MetricPoint, Page
 from service.api.authentication import principal_of
 from service.api.authorisation import access_of
 from service.api.context import Context, context_of, job_of
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     MAX_NUMBER,
@@ -29,9 +29,9 @@ from service.api.sse import PING, EventStream, StreamOwner, frame
 from service.identities.principals import Access
 from service.policies_in_force import policies_in_force
 from service.queue.rows import JobRow
-from service.store import telemetry
+from service.store import job_history
+from service.store.job_history import LogFilter, Position
 from service.store.scoped import find_job
-from service.store.telemetry import LogFilter, Position
 
 router = APIRouter(prefix="/v1/jobs/{job_id}")
 
@@ -127,7 +127,7 @@ async def events(request: Request, job_id: str, query: Annotated[EventsParameter
 
     def page(connection: sa.Connection, after: int, limit: int) -> Sequence[Event]:
         shown = ForeignJobs(connection, access).event
-        return [shown(one) for one in telemetry.page_of_events(connection, job_id, after, limit)]
+        return [shown(one) for one in job_history.page_of_events(connection, job_id, after, limit)]
 
     async def read(after: int, limit: int) -> Sequence[Event]:
         return await context.database.read(lambda connection: page(connection, after, limit))
@@ -175,10 +175,10 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
 async def _tail_start(context: Context, job_id: str, wanted: LogFilter, tail: int) -> int:
     """The number after which the last `tail` wanted lines follow, found as `_wanted_lines` finds its own."""
     search = await context.database.read(
-        partial(telemetry.begin_tail, job_id=job_id, wanted=wanted, tail=tail)
+        partial(job_history.begin_tail, job_id=job_id, wanted=wanted, tail=tail)
     )
     while search.missing and search.upto > search.least:
-        look = partial(telemetry.go_on_with_tail, job_id=job_id, wanted=wanted, search=search)
+        look = partial(job_history.go_on_with_tail, job_id=job_id, wanted=wanted, search=search)
         search = await context.database.read(look)
     return search.upto
 
@@ -191,7 +191,7 @@ async def _wanted_lines(
     position: int | None = after
     while position is not None:
         look = partial(
-            telemetry.scan_logs,
+            job_history.scan_logs,
             job_id=job_id,
             wanted=wanted,
             after=position,
@@ -217,9 +217,9 @@ async def metrics(request: Request, job_id: str, query: Annotated[MetricsParamet
 
     def work(connection: sa.Connection) -> bytes:
         if points is not None:
-            few = telemetry.few_points(connection, job_id, after, points)
+            few = job_history.few_points(connection, job_id, after, points)
             return Page[MetricPoint](items=few).model_dump_json().encode()
-        page = telemetry.page_of_metrics(connection, job_id, after, query.limit)
+        page = job_history.page_of_metrics(connection, job_id, after, query.limit)
         return write_page(page, lambda point: point, lambda point: point.step, query.limit)
 
     return as_json(await database.read(work))

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from cluster.policies.policies import Policies
 from remora.code.checks import check_code, needs_code
 from remora.errors import SpecError, SpecProblem
-from remora.spec.arrays import Element, elements_of
+from remora.spec.array_elements import Element, elements_of
 from remora.spec.spec import MAX_SPEC_BYTES, MAX_SPEC_VALUES, JobSpec
 from remora.views import FieldProblem, Job
 from service.api.authorisation import access_of

@@ -18,14 +18,14 @@ from cluster.local.certificates import uses_tls
 from cluster.local.provider import LocalProvider
 from cluster.local.rehearsal import LocalRehearsal
 from cluster.provider import Provider, Unauthorized
-from cluster.ray.claims import ClaimStore
 from cluster.ray.membership import RayMembership
+from cluster.ray.node_claims import ClaimStore
 from service.clouds.azure_settings import INSTALL_AZURE, read_azure_settings
 from service.clouds.fixed_pool import LocalSupply
 from service.clouds.kuberay_settings import read_kuberay_settings
 from service.clouds.own_sizes import sizes_of
 from service.clouds.place_files import CloudUnusable
-from service.loops.ports import Drains, Rehearsal, Supply
+from service.interfaces import Drains, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
 

@@ -8,13 +8,12 @@ from cluster.azure.place_names import table_of
 from cluster.policies.catalogue_conflicts import ClusterFacts
 from cluster.policies.documents import digest_of
 from cluster.policies.offerings import CapacityType, Offering
-from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import rule_names
-from cluster.scheduling.limits import limits_of
 from service.clouds.azure_settings import read_azure_settings
 from service.clouds.kuberay_settings import read_kuberay_settings
 from service.clouds.own_sizes import sizes_of
 from service.clouds.place_files import CloudUnusable
+from service.queue.full_pools import LOCAL
 from service.queue.policy_versions import PolicyRow
 from service.settings import CLUSTERS, Settings
 
@@ -24,12 +23,6 @@ MOST_LOCAL_NODES = 64
 MOST_EXISTING_NODES = 1000
 #: Sizes that a pool may have.
 MOST_SIZES = 32
-#: The size whose nodes are processes of this machine.
-LOCAL = "local"
-#: Launches, and returns, per minute that are no limit on one machine.
-AT_ONCE = 10_000.0
-#: A process that is not known to Ray after this many seconds never will be.
-JOIN_TIMEOUT_S = 60.0
 
 _DOCUMENT = """\
 # Made from the settings of the service (REMORA_NODES): a fixed pool of processes on this machine.
@@ -129,32 +122,8 @@ def local_offerings(settings: Settings) -> tuple[Offering, ...]:
     return (offering,)
 
 
-def kept_full(policies: Policies, now: float, size: str = LOCAL, found: int | None = None) -> Policies:
-    """The policies as applied to nodes that cost nothing: each pool is kept at its present maximum.
-
-    Its nodes are of the one `size` that there is; `found` is how many of that there are, None: as many as are wanted.
-    """
-    same = {
-        "sizes": (size,),
-        "zones": ("any",),
-        "capacity": CapacityRule.ON_DEMAND,
-        "warm_nodes": 0,
-        "grow_per_minute": AT_ONCE,
-        "shrink_per_minute": AT_ONCE,
-        "join_timeout_s": JOIN_TIMEOUT_S,
-        "schedules": (),
-        "maintenance": (),
-    }
-    pools = {}
-    for name, pool in policies.pools.items():
-        most = limits_of(pool, now).max_nodes
-        most = most if found is None else min(most, found)
-        pools[name] = pool.model_copy(update={**same, "min_nodes": most, "max_nodes": most})
-    return policies.model_copy(update={"pools": pools})
-
-
 class LocalSupply:
-    """`service.loops.ports.Supply` of this machine: its processes, without a quota."""
+    """`service.interfaces.Supply` of this machine: its processes, without a quota."""
 
     def __init__(self, settings: Settings) -> None:
         self._offerings = local_offerings(settings)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from cluster.provider import Provider
-from service.loops import ports
+from service import interfaces
+from service.interfaces import Drains, Launcher, Membership, Rehearsal, Supply
 from service.loops.observation import withhold_none
-from service.loops.ports import Drains, Launcher, Membership, Rehearsal, Supply
 from service.settings import Settings
 from service.steady_clock import CLOCK
 from service.storage_locations import open_storage
@@ -41,11 +41,11 @@ class ClusterConnection:
     #: Nodes are bought and returned as the policies say; False: every pool is kept full.
     follows_policies: bool = False
     #: What Ray programs that are no jobs ask for; None where that is not known.
-    ray_programs: ports.RayPrograms | None = None
+    ray_programs: interfaces.RayPrograms | None = None
     #: Has nodes measured before they get work; None where that is not possible.
-    preflights: ports.Preflights | None = None
+    preflights: interfaces.Preflights | None = None
     #: Reaches the shells of attempts; None where there are none.
-    shells: ports.ShellTransport | None = None
+    shells: interfaces.ShellTransport | None = None
     #: Seconds between two observations of the cloud at least, now: clouds count requests.
     observation_interval_s: Callable[[], float] = lambda: 0.0
     #: Answers what these attempts, by id, ask of storages, and no others; does not wait.

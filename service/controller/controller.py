@@ -36,10 +36,10 @@ from service.loops.ledger_entries import write_ledger_entries
 from service.loops.listing import Listing, read_list
 from service.loops.live_attempts import LiveAttempts
 from service.loops.shells import Shells
+from service.loops.span_sending import Traces
 from service.loops.storage_scopes import StorageScopes
 from service.loops.sweep import settle_waits, sweep
 from service.loops.tick import Tick
-from service.loops.traces import Traces
 from service.loops.track import track
 from service.private_home import make_private
 from service.settings import Settings, read_settings

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cluster.ray.members import MemberNode
 from cluster.ray.membership import RayMembership
-from service.loops.ports import Drains, Rehearsal
+from service.interfaces import Drains, Rehearsal
 from service.steady_clock import SteadyClock
 
 

@@ -31,7 +31,7 @@ from cluster.existing.sentences import (
     sorted_out,
     version_problems,
 )
-from cluster.ray.claims import ClaimStore, RayNode
+from cluster.ray.node_claims import ClaimStore, RayNode
 from cluster.ray.programs import OURS
 from remora.ray_labels import NODE_LABEL
 from service.azure_storage import azure_place

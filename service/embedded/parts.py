@@ -30,7 +30,7 @@ from cluster.provider import ProviderError
 from cluster.ray.joining import FORKED_VARIABLE
 from remora.client.credentials import OPERATOR_TOKEN_FILE
 from remora.clusters import DEFAULT_CLUSTER
-from remora.ports import free_port
+from remora.free_ports import free_port
 from service.embedded.upkeep import Part
 from service.listening import EVERY_ADDRESS
 from service.private_home import make_private_file

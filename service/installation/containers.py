@@ -58,7 +58,7 @@ def arguments_of(process: ContainerProcess, home: Path, head: str) -> list[str]:
     at_home = ["--home", str(home)]
     match process:
         case ContainerProcess.API:
-            return ["service.main", *at_home]
+            return ["service.api_process", *at_home]
         case ContainerProcess.CONTROLLER:
             return ["service.controller", *at_home]
         case ContainerProcess.STARTER:

@@ -22,7 +22,7 @@ def arguments_of(unit: Unit, installation: Installation, layout: Layout) -> list
         case Kind.HEAD | Kind.DRIVERS | Kind.MEMBER:
             return ["cluster.head", str(unit.kind), *home, "--head", installation.head, "--name", unit.name]
         case Kind.API:
-            return ["service.main", *home, "--port", str(unit.port)]
+            return ["service.api_process", *home, "--port", str(unit.port)]
         case Kind.CONTROLLER:
             return ["service.controller", *home]
 

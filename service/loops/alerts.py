@@ -23,7 +23,7 @@ from service.alerts.sending import Sender
 from service.loops.alert_making import look, take_facts
 from service.loops.tick import Tick
 from service.queue.alerts import AlertRow, NotificationRow
-from service.queue.deliveries import LIFETIME_S, Answer, Try, after_tries
+from service.queue.deliveries import LIFETIME_S, Try, TryResult, after_tries
 from service.secrets.encryption import CannotOpen, Key
 from service.secrets.key_file import KeyFile, KeysUnusable
 from service.settings import Settings
@@ -132,7 +132,7 @@ class Alerts:
             destination = opened_destination(keys, alert)
         except CannotOpen as error:
             tries: Future[list[Try]] = Future()
-            tries.set_result([Try(rows[0].id, Answer.REFUSED, str(error))])
+            tries.set_result([Try(rows[0].id, TryResult.REFUSED, str(error))])
         else:
             tries = self._pool.submit(_send_in_order, self._sender, destination, rows, tick)
             tries.add_done_callback(lambda _: self.landed.set())
@@ -162,7 +162,7 @@ def _send_in_order(
         if passed > ROW_S or not tick.is_held():
             break
         tries.append(sender.send(destination, row, tick.now + passed))
-        if tries[-1].answer is not Answer.TAKEN:
+        if tries[-1].answer is not TryResult.TAKEN:
             break
     return tries
 

@@ -14,7 +14,7 @@ from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Plan, Wait
 from cluster.scheduling.formatting import count
 from remora.clusters import DEFAULT_CLUSTER
-from service.loops.ports import Supply
+from service.interfaces import Supply
 from service.loops.tick import Tick
 from service.queue.market import market_of, to_data
 from service.queue.rows import NewEvent

@@ -15,12 +15,12 @@ from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.starts import jobs_off_spot, starts
 from cluster.scheduling.view import JobDemand, NodeView
 from remora.states import JobState, NodeState
+from service.interfaces import Launcher, Supply
 from service.listening import isolation_of
 from service.loops.kept_nodes import load_kept_nodes, send_kept_nodes
 from service.loops.launching import Launching
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.planner_view import remembered_nodes
-from service.loops.ports import Launcher, Supply
 from service.loops.tick import Tick
 from service.loops.workload import Workload, load_workload
 from service.policies_in_force import policies_of_cluster
@@ -233,17 +233,17 @@ def _tell(tick: Tick, rows: Mapping[str, JobRow], waits: Sequence[Wait]) -> None
     news: dict[str, tuple[str, str]] = {}
     for wait in waits:
         if (row := rows.get(wait.job_id or "")) is not None and wait.waits_for is not None:
-            told = (wait.waits_for, wait.reason)
-            if told != (row.reason, row.message):
-                news[row.id] = told
+            found = (wait.waits_for, wait.reason)
+            if found != (row.reason, row.message):
+                news[row.id] = found
     if not news:
         return
 
     def work(connection: sa.Connection) -> None:
         locked = store.lock_jobs(connection, news)
         changes = [
-            store.Change(job, lifecycle.wait(job, *told, tick.now))
-            for job_id, told in news.items()
+            store.Change(job, lifecycle.wait(job, *found, tick.now))
+            for job_id, found in news.items()
             if (job := locked.get(job_id)) is not None and job.state is JobState.QUEUED
         ]
         store.save_all(connection, changes)

@@ -13,7 +13,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from remora.states import DrillState
-from service.loops.ports import Rehearsal
+from service.interfaces import Rehearsal
 from service.loops.tick import Tick
 from service.queue import drills as decide
 from service.queue.lifecycle import NodeDecision

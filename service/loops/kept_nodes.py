@@ -12,8 +12,8 @@ from cluster.scheduling.quotas import Counting
 from cluster.scheduling.starts import blocked_owners
 from cluster.scheduling.view import NodeView
 from remora.process_log import about
+from service.interfaces import Launcher
 from service.loops.live_attempts import LiveAttempts
-from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.loops.workload import Workload
 from service.queue.demand import demand_of

@@ -17,10 +17,10 @@ from remora.process_log import about
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
+from service.interfaces import Launcher
 from service.listening import isolation_of
 from service.loops.attempt_secrets import AttemptSecrets, NotYet
 from service.loops.live_attempts import JobAttempt, LiveAttempts
-from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue.demand import placement_in
@@ -30,10 +30,10 @@ from service.queue.rows import AttemptRow, JobRow
 from service.queue.spans import traceparent_of
 from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, url_of
-from service.store import holdings, outputs
+from service.store import kept_amounts, outputs
 from service.store import nodes as node_store
 from trainers.checkpoints.cadence import FIRST_S
-from trainers.inputs.source import InputSource
+from trainers.input_source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
 
 log = logging.getLogger(__name__)
@@ -143,11 +143,11 @@ def _rooms(settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection
     limited = [job for job in jobs if most[job.project] is not None]
     if not limited:
         return {}
-    kept = holdings.amounts(connection, {holdings.project_holder(job.project) for job in limited})
+    kept = kept_amounts.amounts(connection, {kept_amounts.project_holder(job.project) for job in limited})
     own = outputs.sizes(connection, [job.id for job in limited])
     rooms = {}
     for job in limited:
-        of_project = kept.get((holdings.project_holder(job.project), Kept.OUTPUT_BYTES), 0)
+        of_project = kept.get((kept_amounts.project_holder(job.project), Kept.OUTPUT_BYTES), 0)
         rooms[job.id] = output_room(most[job.project] or 0, of_project, own.get(job.id, 0))
     return rooms
 

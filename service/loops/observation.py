@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from cluster.provider import Provider, Unauthorized
 from cluster.scheduling.ray_programs import RayDemand
+from service.interfaces import Drains, Membership, Preflights, RayPrograms, Supply
 from service.loops.planner_view import Machines, Members
-from service.loops.ports import Drains, Membership, Preflights, RayPrograms, Supply
 
 
 class ObservationFailed(Exception):

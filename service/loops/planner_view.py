@@ -16,7 +16,7 @@ from cluster.scheduling.money import leaving_time_s
 from cluster.scheduling.quotas import counts_money
 from cluster.scheduling.view import ClusterView, NodeView
 from remora.states import NodeState
-from service.loops.ports import Member, Supply
+from service.interfaces import Member, Supply
 from service.loops.tick import Tick
 from service.loops.workload import Workload
 from service.policies_in_force import policies_in_force
@@ -52,7 +52,7 @@ def observed_node(row: NodeRow, jobs: Mapping[str, int], machines: Machines, mem
         is_running=machine is not None and machine.is_running,
         is_member=member is not None and member.is_alive,
         is_in_use=member is not None and member.is_in_use,
-        is_told=member is not None and member.is_draining,
+        is_noticed=member is not None and member.is_draining,
         deadline_at=row.deadline_at if noticed_until is None else noticed_until,
     )
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from remora.process_log import about
 from remora.states import NodeState
-from service.loops.ports import Member, Preflights
+from service.interfaces import Member, Preflights
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.preflight_neighbours import Candidate, pairs

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from remora.process_log import about
+from service.interfaces import Launcher
 from service.loops.live_attempts import LiveAttempts
-from service.loops.ports import Launcher
 from service.loops.tick import Tick
 from service.queue.profiles import ProfileRow, ended
 from service.queue.rows import AttemptRow

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from service.loops.tick import Tick
 from service.queue.intake import Kept
 from service.store import recounting
-from service.store.holdings import project_holder
+from service.store.kept_amounts import project_holder
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from cluster.scheduling.refusals import after_refusal, made_good, taken_back
 from cluster.scheduling.view import ENDED, ClusterView, NodeView
 from remora.process_log import about
 from remora.states import NodeState
-from service.clouds.fixed_pool import kept_full
+from service.interfaces import Drains, Supply
 from service.loops.budget_pause import apply_budget_pause
 from service.loops.cluster_events import (
     record_cluster_visible,
@@ -51,7 +51,6 @@ from service.loops.planner_view import (
     remembered_nodes,
     unpriced_view,
 )
-from service.loops.ports import Drains, Supply
 from service.loops.ray_programs import ProgramWatch, record_requests, waits_of
 from service.loops.sick_nodes import drain_sick
 from service.loops.tick import Tick
@@ -59,6 +58,7 @@ from service.loops.workload import Workload, load_workload, pool_sizes, with_cos
 from service.policies_in_force import policies_of_cluster
 from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
+from service.queue.full_pools import kept_full
 from service.queue.rows import NodeRow
 from service.store import cloud, ledger, spending
 from service.store import jobs as job_store

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from remora.errors import SpecError
 from remora.process_log import about
-from remora.spec.arrays import elements_of
+from remora.spec.array_elements import elements_of
 from remora.spec.fields import MAX_LABELS
 from remora.spec.spec import JobSpec
 from service.identities.principals import EVERYTHING, LOCAL, Access

@@ -15,7 +15,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from remora.process_log import about
-from service.loops.ports import ShellTransport
+from service.interfaces import ShellTransport
 from service.loops.tick import Tick
 from service.queue.shells import ShellRow, after_answer, after_look, is_clear, new_pieces
 from service.store import audit

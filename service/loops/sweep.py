@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from remora.process_log import about
 from remora.states import JobState
+from service.interfaces import Launcher
 from service.loops.arrays import settle_arrays
 from service.loops.dependencies import BATCH, settle_dependencies
 from service.loops.listing import MOST, Listing, settle
 from service.loops.live_attempts import LiveAttempts
-from service.loops.ports import Launcher
 from service.loops.schedules import BATCH as SCHEDULES
 from service.loops.schedules import run_schedules
 from service.loops.tick import Tick

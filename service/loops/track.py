@@ -9,12 +9,12 @@ from enum import Enum
 from cluster.policies.policies import BudgetStep
 from remora.process_log import about
 from remora.states import AttemptState, EndReason
+from service.interfaces import Launcher
 from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
-from service.loops.ports import Launcher
 from service.loops.profiles import follow_profiles
 from service.loops.tick import Tick
-from service.queue import changes, lifecycle
+from service.queue import lifecycle, owners_changes
 from service.queue.demand import is_domain_lost
 from service.queue.rows import AttemptRow, JobRow
 from service.store import jobs as store
@@ -78,7 +78,7 @@ def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
 
 def _sizes_taken(order: float, now: float) -> store.Decide:
     def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
-        return None if attempt.ended_at is not None else changes.sizes_taken(job, attempt, order, now)
+        return None if attempt.ended_at is not None else owners_changes.sizes_taken(job, attempt, order, now)
 
     return decide
 
@@ -107,7 +107,7 @@ def _request_stacks(live: LiveAttempts, launcher: Launcher) -> None:
 
 def _stacks_taken(order: float) -> store.Decide:
     def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
-        return None if attempt.ended_at is not None else changes.stacks_taken(job, attempt, order)
+        return None if attempt.ended_at is not None else owners_changes.stacks_taken(job, attempt, order)
 
     return decide
 

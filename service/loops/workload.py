@@ -24,7 +24,7 @@ from service.queue.demand import demand_of, start_up_s
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.store import jobs as job_store
 from service.store import ledger
-from service.store.telemetry import newest_checkpoints
+from service.store.job_history import newest_checkpoints
 
 
 @dataclass(frozen=True)

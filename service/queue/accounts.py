@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from service.queue.causes import Span, micro_usd
+from service.queue.cost_causes import Span, micro_usd
 from service.queue.rows import NodeRow
 
 #: Units of money in a millionth of a USD: nanoseconds in an hour.

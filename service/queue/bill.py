@@ -5,7 +5,7 @@ cost.  Until it is ready, the job that it was bought for pays, and afterwards th
 parts; what a pool has by itself, and a machine that never became a node, is the cluster's cost.  The project of Ray
 programs pays for what was bought for them, but for parts that jobs hold.
 
-It is the account of `service.queue.causes` with fewer words for the causes.
+It is the account of `service.queue.cost_causes` with fewer words for the causes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from service.queue.accounts import sums
-from service.queue.causes import Cause, Payer, Span, spans_of, to_ms
+from service.queue.cost_causes import Cause, Payer, Span, spans_of, to_ms
 from service.queue.ledger import UseRow
 from service.queue.rows import NodeRow
 

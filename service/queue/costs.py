@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from cluster.policies.offerings import zone_and_capacity
 from service.queue.accounts import Amount, shown, sums, total_of
-from service.queue.causes import Payer, Span, to_ms
+from service.queue.cost_causes import Payer, Span, to_ms
 from service.queue.ledger import UseRow
 from service.queue.rows import NodeRow
 

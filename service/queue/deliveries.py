@@ -20,7 +20,7 @@ LIFETIME_S = 86_400.0
 LONGEST_ERROR = 300
 
 
-class Answer(StrEnum):
+class TryResult(StrEnum):
     """What became of one try."""
 
     TAKEN = "taken"
@@ -35,7 +35,7 @@ class Try:
     """One try of one notification."""
 
     notification_id: str
-    answer: Answer
+    answer: TryResult
     error: str | None = None
 
 
@@ -49,7 +49,7 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Delivered:
     """An alert and its notifications after some tries."""
 
     settled: tuple[Settled, ...]
@@ -65,20 +65,20 @@ def pause_s(failures: int) -> float:
     return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))
 
 
-def after_tries(failures: int, tries: Sequence[Try], now: float) -> Outcome:
+def after_tries(failures: int, tries: Sequence[Try], now: float) -> Delivered:
     """What follows from tries in their order, of an alert that had failed so many times in a row."""
     settled: list[Settled] = []
     error: str | None = None
     for one in tries:
         error = None if one.error is None else " ".join(one.error.split())[:LONGEST_ERROR]
-        if one.answer is Answer.TAKEN:
+        if one.answer is TryResult.TAKEN:
             failures = 0
             settled.append(Settled(one.notification_id, DeliveryState.DELIVERED, None))
             continue
         failures += 1
         settled.append(Settled(one.notification_id, DeliveryState.PENDING, error))
-        if one.answer is Answer.GONE:
-            return Outcome(tuple(settled), failures, now, error, has_ended=True)
+        if one.answer is TryResult.GONE:
+            return Delivered(tuple(settled), failures, now, error, has_ended=True)
         break
     next_at = now if not failures else now + pause_s(failures)
-    return Outcome(tuple(settled), failures, next_at, error)
+    return Delivered(tuple(settled), failures, next_at, error)

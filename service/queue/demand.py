@@ -36,7 +36,7 @@ def demand_of(
         waiting_since=job.waits_from if job.lost_since is None else job.lost_since,
         resume_s=RESUME_S,
         repeats_s=job.repeats_s,
-        told=job.budget_step,
+        noticed_step=job.budget_step,
         deadline_at=job.deadline_at,
         work_left_s=work_left_s(job, attempt, now),
         budget_left=None if job.budget is None else job.budget - spent,

@@ -107,12 +107,12 @@ def refuse(drill: DrillRow, message: str, now: float) -> DrillRow:
 
 def notified(drill: DrillRow, refusals: Mapping[str, str], now: float) -> DrillRow:
     """Its nodes got the notice, except those in `refusals` (a sentence for each), which leave the drill."""
-    told = [node_id for node_id in drill.node_ids if node_id not in refusals]
+    noted = [node_id for node_id in drill.node_ids if node_id not in refusals]
     refused = "; ".join(refusals.values())
-    if not told:
+    if not noted:
         return refuse(drill, refused or "no node is left of it", now)
     message = _joined(drill.message, refused) if refused else drill.message
-    return replace(drill, node_ids=told, message=message, noticed_at=now)
+    return replace(drill, node_ids=noted, message=message, noticed_at=now)
 
 
 def is_due(drill: DrillRow, now: float) -> bool:
@@ -172,7 +172,7 @@ def _step(known: DrilledJob, point: MetricPoint, struck_at: float) -> DrilledJob
 
 
 def _happened(known: DrilledJob, event: Event, struck_at: float) -> DrilledJob:
-    """The job told of a loss, or of another worker group."""
+    """The job noted of a loss, or of another worker group."""
     if event.kind == "attempt.ended" and event.data.get("end_reason") in _LOST_ENDS:
         return _sized(_lost(known), 0, event.at - struck_at)
     if event.kind == "node.lost":

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from service.queue.accounts import Amount, total_of
-from service.queue.causes import IDLE, Cause, to_ms
+from service.queue.cost_causes import IDLE, Cause, to_ms
 from service.queue.ledger import UseRow
 
 #: Causes of the time in which a job holds a part of a node.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from remora.states import JobState
-from service.queue.changes import ChangeRefused, check_not_ended
 from service.queue.lifecycle import Decision
+from service.queue.owners_changes import ChangeRefused, check_not_ended
 from service.queue.rows import JobRow, NewEvent
 from trainers.shells import MOST_CELLS, OutputPiece, ShellAnswer
 

@@ -13,9 +13,9 @@ from remora.alert_kinds import DeliveryState
 from remora.roles import EVERYWHERE
 from service.queue.alert_watches import Watch
 from service.queue.alerts import AlertRow, NotificationRow
-from service.queue.deliveries import Outcome
+from service.queue.deliveries import Delivered
 from service.queue.intake import Kept
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.project_lists import newest_of
 from service.store.rows import in_parts, insert_into, upsert
 from service.store.tables import PENDING_NOTIFICATIONS, alert_facts, alert_watches, alerts, notifications
@@ -30,7 +30,7 @@ def holders_of(alert: AlertRow) -> tuple[str, ...]:
     return (
         (alert.owner,)
         if alert.project == EVERYWHERE
-        else (holdings.project_holder(alert.project), alert.owner)
+        else (kept_amounts.project_holder(alert.project), alert.owner)
     )
 
 
@@ -40,7 +40,7 @@ def insert(
     """Store a new alert.  Raises NoRoom when its project or its owner would have more than allowed."""
     for holder in holders_of(alert):
         limit = most_of_owner if holder == alert.owner else most
-        holdings.take(connection, holder, Kept.ALERTS, 1, limit)
+        kept_amounts.take(connection, holder, Kept.ALERTS, 1, limit)
     connection.execute(insert_into(alerts), {name: getattr(alert, name) for name in _columns(alerts)})
 
 
@@ -75,7 +75,7 @@ def delete(connection: sa.Connection, alert: AlertRow) -> None:
         connection.execute(sa.delete(table).where(table.c.alert_id == alert.id))
     connection.execute(sa.delete(alerts).where(alerts.c.id == alert.id))
     for holder in holders_of(alert):
-        holdings.take(connection, holder, Kept.ALERTS, -1, None)
+        kept_amounts.take(connection, holder, Kept.ALERTS, -1, None)
 
 
 def lock_of_projects(connection: sa.Connection, projects: Collection[str]) -> list[AlertRow]:
@@ -175,7 +175,7 @@ def give_up(connection: sa.Connection, alert_ids: Collection[str], before: float
         connection.execute(old.values(state=DeliveryState.FAILED, settled_at=now))
 
 
-def settle(connection: sa.Connection, outcomes: dict[str, Outcome], now: float) -> None:
+def settle(connection: sa.Connection, outcomes: dict[str, Delivered], now: float) -> None:
     """Store what became of tries, by alert; of alerts that were deleted meanwhile nothing is left to store."""
     rows: list[dict[str, Any]] = []
     for alert_id, alert in find(connection, outcomes, lock=True).items():

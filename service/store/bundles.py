@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from service.identities.principals import Access
 from service.queue.intake import Kept
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.tables import ACTIVE_JOBS, bundle_holders, bundles, jobs, schedules
 
 _GOING = sa.select(bundles.c.digest).where(
@@ -47,7 +47,7 @@ def hold(connection: sa.Connection, digest: str, holder: str, most: int | None =
     size = _locked_size(connection, digest)
     row = {"digest": digest, "holder": holder}
     if connection.execute(_hold(connection.dialect.name), row).first() is not None:
-        holdings.take(connection, holder, Kept.BUNDLE_BYTES, size, most)
+        kept_amounts.take(connection, holder, Kept.BUNDLE_BYTES, size, most)
 
 
 def measure(connection: sa.Connection, digest: str, size: int) -> None:
@@ -70,7 +70,7 @@ def _holders(connection: sa.Connection, digest: str) -> list[str]:
 
 
 def _count(connection: sa.Connection, holders: Iterable[str], more: int) -> None:
-    holdings.add(connection, {(one, Kept.BUNDLE_BYTES): more for one in holders})
+    kept_amounts.add(connection, {(one, Kept.BUNDLE_BYTES): more for one in holders})
 
 
 @lru_cache
@@ -84,7 +84,7 @@ def is_held(connection: sa.Connection, access: Access, digest: str) -> bool:
     """The bundle is there for this principal: it has uploaded it, or a project that it sees uses it."""
     if access.projects is None:
         return True
-    holders = [access.principal.id, *(holdings.project_holder(one) for one in sorted(access.projects))]
+    holders = [access.principal.id, *(kept_amounts.project_holder(one) for one in sorted(access.projects))]
     mine = bundle_holders.c.digest == digest, bundle_holders.c.holder.in_(holders)
     return connection.execute(sa.select(bundle_holders.c.digest).where(*mine).limit(1)).first() is not None
 

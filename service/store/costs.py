@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
-from service.queue.causes import Span, spans_of
+from service.queue.cost_causes import Span, spans_of
 from service.queue.ledger import UseRow
 from service.queue.rows import NodeRow, PhaseRow
 from service.store.rows import to_rows

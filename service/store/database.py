@@ -1,4 +1,4 @@
-"""One door to SQLite or PostgreSQL: short functions of a connection run as transactions.
+"""Access to SQLite or PostgreSQL: short functions of a connection run as transactions.
 
 The controller is synchronous and calls `transact` and `query`; the API awaits `write` and `read`.  On SQLite all
 writes of a process go through one thread, which commits what has gathered together, because many connections that

@@ -10,7 +10,7 @@ from cluster.scheduling.view import ENDED
 from remora.states import NodeState
 from service.queue.drills import JobUpdate, TakenNode
 from service.queue.rows import DrilledJob, DrillRow, JobRow, NodeRow
-from service.store import telemetry
+from service.store import job_history
 from service.store.nodes import get_node, page_of_node_events
 from service.store.rows import drill_columns, to_drill, to_rows
 from service.store.tables import LIVE_ATTEMPTS, LIVE_NODES, OPEN_DRILLS, attempts, drills, jobs, nodes
@@ -77,10 +77,10 @@ def running_jobs(connection: sa.Connection, cluster: str) -> list[JobRow]:
 def job_updates(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[JobUpdate]:
     """What each job left since it was looked at last, in the order of `known`."""
     points = [
-        telemetry.page_of_metrics(connection, one.job_id, -1 if one.step is None else one.step, CHUNK)
+        job_history.page_of_metrics(connection, one.job_id, -1 if one.step is None else one.step, CHUNK)
         for one in known
     ]
-    events = [telemetry.page_of_events(connection, one.job_id, one.event_seq, CHUNK) for one in known]
+    events = [job_history.page_of_events(connection, one.job_id, one.event_seq, CHUNK) for one in known]
     # Last: what a job counts is never older than the points that go with it, whatever is stored meanwhile.
     statement = sa.select(jobs).where(jobs.c.id.in_([one.job_id for one in known]))
     rows = {row.id: row for row in to_rows(JobRow, connection.execute(statement))}

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from cluster.policies.policies import Policies
 from remora.process_log import about
 from remora.states import AttemptState, JobState
-from service.queue import changes, driver_records, early_stop, lifecycle
+from service.queue import driver_records, early_stop, lifecycle, owners_changes
 from service.queue.early_stop import Score
 from service.queue.intake import LINES_LEFT
 from service.queue.rows import AttemptRow, JobRow, NewEvent, PhaseRow
@@ -193,7 +193,7 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
             if said.global_batch is not None:
                 batch.decide(
-                    changes.keep_batch(batch.job, batch.attempt, said.global_batch, _since(batch, at))
+                    owners_changes.keep_batch(batch.job, batch.attempt, said.global_batch, _since(batch, at))
                 )
         case driver_records.AttemptEndRecord():
             batch.outputs_are_complete = said.outputs_are_complete

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from cluster.policies.policies import Policies
 from service.queue.intake import Kept, lines_over
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.rows import insert_into
 from service.store.tables import log_lines
 
@@ -34,8 +34,8 @@ def store_lines(connection: sa.Connection, printed: Sequence[NewLines], policies
     """Store lines; how many older or new ones of each job that has lost some went, by the ids of the jobs."""
     more: Counter[tuple[str, Kept]] = Counter()
     for one in printed:
-        more[holdings.project_holder(one.project), Kept.LOG_LINES] += len(one.rows)
-    holdings.add(connection, more)
+        more[kept_amounts.project_holder(one.project), Kept.LOG_LINES] += len(one.rows)
+    kept_amounts.add(connection, more)
     gone = _make_room(connection, printed, policies)
     rows = [row for one in printed for row in one.rows if row["seq"] >= gone.get(one.job_id, (0, 0))[1]]
     if rows:
@@ -50,12 +50,12 @@ def _make_room(
     limited = [one for one in printed if one.rows and policies.limits_of(one.project).log_lines is not None]
     if not limited:
         return {}
-    holders = {holdings.project_holder(one.project) for one in limited}
-    kept = holdings.amounts(connection, holders)
+    holders = {kept_amounts.project_holder(one.project) for one in limited}
+    kept = kept_amounts.amounts(connection, holders)
     gone: dict[str, tuple[int, int]] = {}
     less: Counter[tuple[str, Kept]] = Counter()
     for one in limited:
-        key = (holdings.project_holder(one.project), Kept.LOG_LINES)
+        key = (kept_amounts.project_holder(one.project), Kept.LOG_LINES)
         most = policies.limits_of(one.project).log_lines
         if most is None or kept[key] - less[key] <= most:
             continue
@@ -67,7 +67,7 @@ def _make_room(
             gone[one.job_id] = (count, first + count)
             mine = log_lines.c.job_id == one.job_id, log_lines.c.seq < first + count
             connection.execute(sa.delete(log_lines).where(*mine))
-    holdings.add(connection, {key: -count for key, count in less.items()})
+    kept_amounts.add(connection, {key: -count for key, count in less.items()})
     return gone
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from service.queue.intake import Kept
-from service.queue.models import NewModel, models_of
+from service.queue.new_models import NewModel, models_of
 from service.queue.rows import JobRow, NewEvent
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.rows import in_parts, upsert
 from service.store.tables import models, outputs
 
@@ -61,16 +61,16 @@ def save_outputs(connection: sa.Connection, rows: list[dict[str, Any]], projects
     upsert(connection, outputs, sized, replace=True)
     more: Counter[tuple[str, Kept]] = Counter()
     for row in sized:
-        holder = holdings.project_holder(projects[row["job_id"]])
+        holder = kept_amounts.project_holder(projects[row["job_id"]])
         more[holder, Kept.OUTPUT_BYTES] += row["size_bytes"] - before.get(row["job_id"], 0)
-    holdings.add(connection, more)
+    kept_amounts.add(connection, more)
 
 
 def forget_outputs(connection: sa.Connection, job_id: str, project: str) -> None:
     """The files of a job's outputs are gone."""
     size = sizes(connection, [job_id]).get(job_id, 0)
     connection.execute(sa.delete(outputs).where(outputs.c.job_id == job_id))
-    holdings.add(connection, {(holdings.project_holder(project), Kept.OUTPUT_BYTES): -size})
+    kept_amounts.add(connection, {(kept_amounts.project_holder(project), Kept.OUTPUT_BYTES): -size})
 
 
 def sizes(connection: sa.Connection, job_ids: Sequence[str]) -> dict[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from service.queue.intake import Kept
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.arrays import forget_empty
 from service.store.rows import in_parts
 from service.store.tables import (
@@ -140,7 +140,7 @@ def empty_job(connection: sa.Connection, job_id: str, most: int) -> tuple[int, b
 
 
 def _forget_lines(connection: sa.Connection, project: str, count: int) -> None:
-    holdings.add(connection, {(holdings.project_holder(project), Kept.LOG_LINES): -count})
+    kept_amounts.add(connection, {(kept_amounts.project_holder(project), Kept.LOG_LINES): -count})
 
 
 def _first(

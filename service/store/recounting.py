@@ -1,4 +1,4 @@
-"""How much is kept, counted from the rows: what the amounts of `service.store.holdings` have to be."""
+"""How much is kept, counted from the rows: what the amounts of `service.store.kept_amounts` have to be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from remora.roles import EVERYWHERE
 from service.queue.intake import Kept
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.tables import (
     alerts,
     bundle_holders,
@@ -83,7 +83,7 @@ def _sources(kind: Kept) -> tuple[_Source, ...]:
 
 def next_project(connection: sa.Connection, after: str) -> str | None:
     """The first project behind a name, by the order of the database, that has jobs or holds something of theirs."""
-    name = sa.func.substr(table.c.holder, len(holdings.project_holder("")) + 1)
+    name = sa.func.substr(table.c.holder, len(kept_amounts.project_holder("")) + 1)
     is_of_jobs = table.c.kind.in_([kind.value for kind in OF_JOBS])
     firsts = sa.union_all(
         sa.select(sa.func.min(jobs.c.project).label("name")).where(jobs.c.project > after),
@@ -109,10 +109,10 @@ def put_right(connection: sa.Connection, kind: Kept, holder: str) -> bool:
 
     What writes such rows beside it waits for the row of the amount, or has ended before they are counted.
     """
-    holdings.lock(connection, holder, kind)
+    kept_amounts.lock(connection, holder, kind)
     counted = _counted(connection, kind, holder).get(holder, 0)
-    difference = counted - holdings.amount(connection, holder, kind)
-    holdings.add(connection, {(holder, kind): difference})
+    difference = counted - kept_amounts.amount(connection, holder, kind)
+    kept_amounts.add(connection, {(holder, kind): difference})
     return difference != 0
 
 
@@ -122,7 +122,7 @@ def _counted(connection: sa.Connection, kind: Kept, holder: str | None) -> Mappi
     for source in _sources(kind):
         statement = _sum(source, holder)
         for name, amount in () if statement is None else connection.execute(statement):
-            one = name if source.project is None else holdings.project_holder(name)
+            one = name if source.project is None else kept_amounts.project_holder(name)
             found[one] = found.get(one, 0) + int(amount or 0)
     return found
 
@@ -133,7 +133,7 @@ def _sum(source: _Source, holder: str | None) -> sa.Select[str, Any] | None:
     assert column is not None
     statement = sa.select(column, sa.func.sum(source.amount)).select_from(source.rows).where(*source.where)
     if holder is not None:
-        name = holder if source.project is None else holdings.project_of(holder)
+        name = holder if source.project is None else kept_amounts.project_of(holder)
         if name is None:
             return None
         statement = statement.where(column == name)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.queue.intake import Kept
 from service.queue.schedules import Outcome, RunRow, ScheduleRow
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.project_lists import newest_of
 from service.store.rows import in_parts, insert_into
 from service.store.tables import ACTIVE_JOBS, jobs, schedule_runs, schedules
@@ -31,7 +31,7 @@ _SUBMITTED = (
 
 def insert(connection: sa.Connection, schedule: ScheduleRow, most: int | None = None) -> None:
     """Store a new schedule.  Raises NoRoom when its project would have more than `most`."""
-    holdings.take(connection, holdings.project_holder(schedule.project), Kept.SCHEDULES, 1, most)
+    kept_amounts.take(connection, kept_amounts.project_holder(schedule.project), Kept.SCHEDULES, 1, most)
     connection.execute(insert_into(schedules), asdict(schedule))
 
 
@@ -63,7 +63,7 @@ def delete(connection: sa.Connection, schedule: ScheduleRow) -> None:
     """Delete a schedule, which is locked, with its runs; what it has submitted stays."""
     connection.execute(sa.delete(schedule_runs).where(schedule_runs.c.schedule_id == schedule.id))
     connection.execute(sa.delete(schedules).where(schedules.c.id == schedule.id))
-    holdings.take(connection, holdings.project_holder(schedule.project), Kept.SCHEDULES, -1, None)
+    kept_amounts.take(connection, kept_amounts.project_holder(schedule.project), Kept.SCHEDULES, -1, None)
 
 
 def due(connection: sa.Connection, now: float, limit: int) -> list[str]:

@@ -11,7 +11,7 @@ from remora.errors import SpecError, SpecProblem
 from remora.spec.spec import JobSpec
 from service.queue.intake import Kept
 from service.queue.secrets import SecretRow
-from service.store import alerts, holdings
+from service.store import alerts, kept_amounts
 from service.store.rows import upsert
 from service.store.tables import secret_versions, secrets
 
@@ -44,7 +44,7 @@ def put(connection: sa.Connection, row: SecretRow, most: int | None = None) -> N
     is_there = sa.and_(secrets.c.project == row.project, secrets.c.name == row.name)
     if connection.execute(sa.update(secrets).where(is_there).values(asdict(row))).rowcount == 0:
         connection.execute(sa.insert(secrets), asdict(row))
-        holdings.take(connection, holdings.project_holder(row.project), Kept.SECRETS, 1, most)
+        kept_amounts.take(connection, kept_amounts.project_holder(row.project), Kept.SECRETS, 1, most)
     upsert(
         connection,
         secret_versions,
@@ -63,7 +63,7 @@ def delete(connection: sa.Connection, project: str, name: str) -> None:
     """Delete a secret; fine when there is none.  Its version stays: the next one of its name has a higher one."""
     statement = sa.delete(secrets).where(secrets.c.project == project, secrets.c.name == name)
     gone = connection.execute(statement).rowcount
-    holdings.add(connection, {(holdings.project_holder(project), Kept.SECRETS): -gone})
+    kept_amounts.add(connection, {(kept_amounts.project_holder(project), Kept.SECRETS): -gone})
 
 
 def is_any(connection: sa.Connection) -> bool:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cluster.policies.policies import Policies
 from remora.clusters import DEFAULT_CLUSTER
 from remora.errors import SpecError, SpecProblem
-from remora.spec.arrays import Element
+from remora.spec.array_elements import Element
 from remora.spec.spec import JobSpec
 from service.identities.principals import EVERYTHING, Access
 from service.queue import intake, lifecycle
@@ -19,7 +19,7 @@ from service.queue.dependencies import Dependency, dependencies_of, why_impossib
 from service.queue.early_stop import first_comparison
 from service.queue.intake import JobLimits, Kept, NoRoom
 from service.queue.rows import JobRow
-from service.store import arrays, bundles, dependencies, holdings, secret_rows
+from service.store import arrays, bundles, dependencies, kept_amounts, secret_rows
 from service.store import jobs as store
 from service.store.ids import new_id
 from service.store.scoped import visible_jobs
@@ -51,10 +51,10 @@ def check_outputs(connection: sa.Connection, spec: JobSpec, policies: Policies) 
     most = policies.limits_of(spec.project).output_bytes
     if most is None or not spec.outputs:
         return
-    holder = holdings.project_holder(spec.project)
-    kept = holdings.amount(connection, holder, Kept.OUTPUT_BYTES)
+    holder = kept_amounts.project_holder(spec.project)
+    kept = kept_amounts.amount(connection, holder, Kept.OUTPUT_BYTES)
     # A job that may store nothing is not worth its nodes.
-    refusal = intake.check_kept(holdings.whose(holder), Kept.OUTPUT_BYTES, kept, 1, most)
+    refusal = intake.check_kept(kept_amounts.whose(holder), Kept.OUTPUT_BYTES, kept, 1, most)
     if refusal is not None:
         raise NoRoom(refusal)
 
@@ -78,7 +78,7 @@ def use_bundle(
     if not is_there:
         raise BundleMissing(spec.bundle)
     most = None if policies is None else policies.limits_of(spec.project).bundle_bytes
-    bundles.hold(connection, spec.bundle, holdings.project_holder(spec.project), most)
+    bundles.hold(connection, spec.bundle, kept_amounts.project_holder(spec.project), most)
 
 
 def check_references(connection: sa.Connection, spec: JobSpec, access: Access) -> None:

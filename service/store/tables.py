@@ -294,7 +294,7 @@ attempts = sa.Table(
     sa.Column("listed_at", sa.Double),
     sa.Column("started_at", sa.Double),
     sa.Column("ended_at", sa.Double),
-    # Until when its spans were sent, and whether its end was; nothing else than `service.store.traced` writes them.
+    # Until when its spans were sent, and whether its end was; `service.store.unsent_spans` alone writes them.
     sa.Column("traced_at", sa.Double),
     sa.Column("is_traced", sa.Boolean, nullable=False, server_default=sa.false()),
     _cluster(),

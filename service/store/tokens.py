@@ -11,7 +11,7 @@ from cluster.policies.policies import Policies
 from remora.roles import EVERYWHERE
 from service.identities.tokens import TokenRow
 from service.queue.intake import Kept
-from service.store import holdings
+from service.store import kept_amounts
 from service.store.rows import in_parts, insert_into
 from service.store.tables import token_grants, tokens
 
@@ -37,7 +37,7 @@ def insert(connection: sa.Connection, token: TokenRow, policies: Policies | None
     """
     for holder in _holders(token):
         most = None if policies is None else _most(policies, holder)
-        holdings.take(connection, holder, Kept.TOKENS, 1, most)
+        kept_amounts.take(connection, holder, Kept.TOKENS, 1, most)
     row = {column.name: getattr(token, column.name) for column in tokens.columns}
     connection.execute(insert_into(tokens), row)
     rows = [
@@ -60,12 +60,12 @@ def note_use(connection: sa.Connection, token_id: str, now: float, *, before: fl
 
 def _holders(token: TokenRow) -> list[str]:
     """Of whose tokens it is one: those of its creator and those of its projects; in the order of their locks."""
-    projects = [holdings.project_holder(one) for one in token.grants if one != EVERYWHERE]
+    projects = [kept_amounts.project_holder(one) for one in token.grants if one != EVERYWHERE]
     return sorted([token.created_by, *projects])
 
 
 def _most(policies: Policies, holder: str) -> int | None:
-    project = holdings.project_of(holder)
+    project = kept_amounts.project_of(holder)
     return policies.principals.tokens if project is None else policies.limits_of(project).tokens
 
 
@@ -80,7 +80,7 @@ def revoke(connection: sa.Connection, token_id: str, now: float) -> None:
 
 def _count_out(connection: sa.Connection, gone: Iterable[TokenRow]) -> None:
     less = Counter((holder, Kept.TOKENS) for token in gone for holder in _holders(token))
-    holdings.add(connection, {one: -count for one, count in less.items()})
+    kept_amounts.add(connection, {one: -count for one, count in less.items()})
 
 
 def forget(connection: sa.Connection, before: float, most: int) -> int:

@@ -12,9 +12,9 @@ from cluster.scheduling.formatting import count
 from cluster.scheduling.installed_rules import FailureReport
 from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.planner import plan
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.fleet import Fleet
 from cluster.simulator.plot import plot
-from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Progress, Replay
 from cluster.simulator.report import ReplayReport, as_numbers, report_of
 from cluster.simulator.time_series import time_series_of

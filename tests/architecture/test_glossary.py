@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from enum import StrEnum
+from types import ModuleType
 
 import pytest
 
-from remora import views
+from remora import alert_kinds, roles, states, views
 from tests.architecture.repository import pages, sources
 
 #: Types of the client that are forms of an answer and not things.
@@ -32,6 +34,28 @@ def routes() -> set[str]:
         match for text in sources("service").values() for match in re.findall(r'"/v1/([a-z][a-z_-]*)', text)
     }
     return {re.sub(r"ies$", "y", name).removesuffix("s") for name in found}
+
+
+def enums(module: ModuleType) -> list[type[StrEnum]]:
+    """Those that a module defines."""
+    found = [one for _, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, StrEnum)]
+    return [one for one in found if one.__module__ == module.__name__]
+
+
+def explained() -> str:
+    """The page, and the pages to which it leaves a list of words."""
+    linked = re.findall(r"\]\(([a-z-]+\.md)", pages()["docs/glossary.md"])
+    return "\n".join(pages()[f"docs/{name}"] for name in sorted({"glossary.md", *linked}))
+
+
+@pytest.mark.parametrize(
+    "enum",
+    [one for module in (states, roles, alert_kinds) for one in enums(module)],
+    ids=lambda one: one.__name__,
+)
+def test_every_value_that_the_api_gives_is_explained(enum: type[StrEnum]) -> None:
+    missing = [one.value for one in enum if f"`{one.value}`" not in explained()]
+    assert missing == [], "neither docs/glossary.md nor a page that it links explains them"
 
 
 @pytest.mark.parametrize("resource", sorted(routes()))

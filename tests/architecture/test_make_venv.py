@@ -19,7 +19,7 @@ def make(folder: Path) -> str:
     return done.stdout
 
 
-def test_an_environment_of_another_python_is_made_anew_and_ones_own_is_kept(tmp_path: Path) -> None:
+def test_an_environment_of_another_python_is_made_again_and_ones_own_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "venv"
     assert make(folder) == ""
     mark = folder / "mark"
@@ -30,6 +30,6 @@ def test_an_environment_of_another_python_is_made_anew_and_ones_own_is_kept(tmp_
     other.unlink()
     other.write_text("#!/bin/sh\necho /another/python 3.99\n")
     other.chmod(0o755)
-    assert "was made by another Python and is made anew" in make(folder)
+    assert "was made by another Python and is made again" in make(folder)
     assert not mark.exists()
     assert os.access(folder / "bin" / "python", os.X_OK)

@@ -136,7 +136,7 @@ def test_every_module_that_a_page_runs_is_there_and_has_its_options() -> None:
 
 def test_options_of_processes_in_the_table_of_the_settings_exist() -> None:
     rows = re.findall(r"^\| `python -m ([\w.]+)` \| (.*) \|$", pages()["docs/settings.md"], re.MULTILINE)
-    assert {module for module, _ in rows} == {"service.main", "service.controller"}
+    assert {module for module, _ in rows} == {"service.api_process", "service.controller"}
     for module, cell in rows:
         known = set(re.findall(r"(?<![\w-])--[a-z-]+", help_of(module))) - {"--help"}
         assert set(re.findall(r"--[a-z-]+", cell)) == known, module

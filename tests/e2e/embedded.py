@@ -19,14 +19,14 @@ import psutil
 
 from cluster.local.folders import ClusterFolders
 from remora import Client
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.states import NodeState
 from tests.e2e.processes import PATIENCE_S, is_alive, kill, processes_with, until
 
 T = TypeVar("T")
 
 REMORA = str(Path(sys.executable).with_name("remora"))
-API, CONTROLLER = "service.main", "service.controller"
+API, CONTROLLER = "service.api_process", "service.controller"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remora import Client
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.states import JobState, NodeState
 from tests.e2e.composed import Composed
 from tests.e2e.processes import PATIENCE_S, until

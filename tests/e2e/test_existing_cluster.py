@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cluster import processes
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.states import JobState, NodeState
 from tests.e2e.embedded import REMORA, Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, until

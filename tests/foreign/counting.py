@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from remora.errors import SpecError, SpecProblem
-from remora.foreign import Pipeline, translate
-from remora.spec.arrays import elements_of
+from remora.job_formats import Pipeline, translate
+from remora.spec.array_elements import elements_of
 from remora.spec.pipeline_steps import check_steps
 from remora.spec.problems import read_documents
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec

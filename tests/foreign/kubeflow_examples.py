@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.errors import SpecError
-from remora.foreign import the_jobs
+from remora.job_formats import the_jobs
 from tests.foreign.counting import count_all, report
 
 _KINDS = ("TrainJob", "PyTorchJob", "TFJob", "MPIJob", "JAXJob", "XGBoostJob", "PaddleJob")

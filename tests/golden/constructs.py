@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.torch import Loop, Step
 from tests.golden.subjects import CLASSES, Samples, Stream, network
 

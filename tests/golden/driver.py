@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script import channel
 from tests.golden.gate import Gate
 from tests.golden.worker import BitFlip, Job, Mishap, work

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import remora
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from tests.architecture.repository import ROOT, sources
+from tests.mutation.copies import Copy, Outcome, TestsFail
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.targets import TARGETS, Target, sources_of
-from tests.mutation.trial import Copy, Outcome, TestsFail
 
 #: Seconds that the tests of a target may take without any fault on a busy machine.
 _BASELINE_S = 3600.0

@@ -58,15 +58,15 @@ TARGETS = (
     ),
     Target(
         "kuberay",
-        _all("cluster/kuberay/", "claims documents nodes settings"),
+        _all("cluster/kuberay/", "pod_claims documents nodes settings"),
         ("tests/unit/cluster/test_kuberay_claims.py",),
     ),
     Target(
         "nodes",
         _all(
             "cluster/",
-            "ray/members ray/joining policies/placement policies/offerings node/agent/heartbeats node/agent/health"
-            " node/agent/scheduled_events node/agent/watch node/boot azure/scale_sets/domain azure/emulator/start_up",
+            "ray/members ray/joining policies/placement policies/offerings ray/heartbeats node/agent/health"
+            " node/agent/scheduled_events node/agent/watch node/boot azure/fabric_domain azure/emulator/start_up",
         ),
         (
             *_all(
@@ -140,9 +140,10 @@ TARGETS = (
         "specification",
         _all(
             "remora/",
-            "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes client/retries"
-            " spec/expressions spec/bounds commands/started_commands commands/command_texts commands/launchers"
-            " commands/launcher_options client/shell commands/shell_quotes spec/arrays spec/cron spec/entrypoint"
+            "spec/spec spec/fields spec/problems spec/sections spec/quantities spec/worker_sizes"
+            " client/retries job_commands/expressions spec/bounds job_commands/started_commands"
+            " job_commands/command_texts job_commands/launchers job_commands/launcher_options client/shell"
+            " job_commands/shell_quotes spec/arrays spec/array_elements spec/cron spec/entrypoint"
             " spec/overrides spec/pipeline_steps spec/secret_uses",
         ),
         _all(

@@ -13,10 +13,10 @@ import pytest
 
 from tests.architecture.repository import ROOT, sources
 from tests.mutation.__main__ import drawn, summary
+from tests.mutation.copies import Copy, Measured, TestsFail
 from tests.mutation.mutants import Mutant, function_of, mutants_of
 from tests.mutation.resident import replace_code
 from tests.mutation.targets import TARGETS, Target, sources_of
-from tests.mutation.trial import Copy, Measured, TestsFail
 
 TEXTS = dict(sources("remora", "service", "cluster", "trainers"))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from remora.commands.launchers import unwrap
+from remora.job_commands.launchers import unwrap
 from trainers.checkpoints.manifest import Manifest
 from trainers.isolation.confined import Confinement
 from trainers.plan import AttemptPlan

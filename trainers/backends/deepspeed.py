@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from remora.deepspeed import record
 from remora.deepspeed.config_files import check_config_files
-from remora.deepspeed.conversion import PROCESSES_VARIABLE
+from remora.deepspeed.conversion_process import PROCESSES_VARIABLE
 from remora.deepspeed.refusal import Refused
 from remora.spec.worker_sizes import WorkerSizes
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext

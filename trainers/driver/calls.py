@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import ray
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script import channel
 from trainers import ray_train
 from trainers.supervisor import worker_process

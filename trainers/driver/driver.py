@@ -19,15 +19,15 @@ from typing import Any, ParamSpec, TypeVar
 
 import ray
 
-from remora.commands.launchers import describe, unwrap
+from remora.job_commands.launchers import describe, unwrap
 from remora.process_log import about, write_worker_log
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
 from trainers import ray_train
+from trainers.attempt_claims import Claims, Refused
 from trainers.backends import backend_of
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
-from trainers.claims import Claims, Refused
 from trainers.driver.account import Account
 from trainers.driver.attempt import Attempt
 from trainers.driver.calls import Calls, RayCalls, end_this_actor, free_ports, master_port, prepare

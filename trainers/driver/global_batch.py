@@ -38,13 +38,13 @@ def sizes_in(plan: AttemptPlan, sizes: WorkerSizes) -> WorkerSizes:
     The service may not have stored yet which batch the workers reported.  Where none would be left, all of them.
     """
     samples = plan.elastic_variables.get(_VARIABLE)
-    if plan.backend != "deepspeed" or samples is None or sizes.dealt is not None:
+    if plan.backend != "deepspeed" or samples is None or sizes.divided is not None:
         return sizes
     return _dividing(sizes, int(samples)) or sizes
 
 
 def _dividing(sizes: WorkerSizes, samples: int) -> WorkerSizes | None:
     try:
-        return replace(sizes, dealt=samples)
+        return replace(sizes, divided=samples)
     except NoSizePossible:
         return None

@@ -33,7 +33,6 @@ from trainers.environments.commands import (
 from trainers.environments.confined_build import confined_build
 from trainers.environments.named_packages import is_pylock, only_names
 from trainers.environments.node_packages import node_packages, not_installed, same_versions
-from trainers.environments.public_package import public_folder
 from trainers.environments.records import (
     EnvironmentRecord,
     made_environment,
@@ -52,6 +51,7 @@ from trainers.environments.request import (
 )
 from trainers.environments.worker_python import write_pip
 from trainers.node_folders import make_once, work_root
+from trainers.public_package import public_folder
 
 #: Seconds that a build may take.
 BUILD_LIMIT_S = 1800.0

@@ -21,14 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from trainers.isolation.variables import MACHINE_MARKS
+
 #: Lines of the program that an error shows.
 _LAST_LINES = 12
 #: Characters of one of them.
 LONGEST_LINE = 500
 #: Seconds between two looks at whether it has to end.
 _LOOK_S = 0.2
-#: What marks every process of a machine, so that the local provider ends all of them with it.
-MACHINE_MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 

@@ -26,8 +26,8 @@ from remora.private_files import open_lock
 from remora.spec.quantities import format_size
 from trainers.confined_folders import OutsideFolder, parts_of, remove_tree
 from trainers.granted_blobs import Ask
+from trainers.input_source import InputFile, InputSource
 from trainers.inputs.mounts.mounting import MountedInput, NotMounted, mounted
-from trainers.inputs.source import InputFile, InputSource
 from trainers.job_storage import no_service
 from trainers.node_folders import make_once, work_root
 from trainers.outputs.catalog import OutputsCatalog, OutputsDamaged

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainers.environments.public_package import public_package
 from trainers.isolation.mounts import MountStep, Shown, mount_steps
 from trainers.isolation.named_environment import named_environment, platform_folders
+from trainers.public_package import public_package
 
 #: Devices that a command may use by their own rights or by their group, and those that programs need.
 _DEVICES = ("dev/nvidia*", "dev/nvidia-caps/*", "dev/dri/render*", "dev/kfd", "dev/infiniband/*")

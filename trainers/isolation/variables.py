@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from trainers.environments.commands import MACHINE_MARKS
-
+#: What marks every process of a machine, so that the local provider ends all of them with it.
+MACHINE_MARKS = ("REMORA_MACHINE", "REMORA_NODE_ID")
 #: Names, in any case of letters.
 _NAMES = frozenset(
     {

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from remora.script import channel
 from trainers.environments.build import BuiltEnvironment
-from trainers.environments.commands import MACHINE_MARKS
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import Confinement
-from trainers.isolation.variables import machine_variables
+from trainers.isolation.variables import MACHINE_MARKS, machine_variables
 from trainers.node_folders import work_root
 from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.processes.fork_server_rules import PythonInvocation, marks_of, parse_invocation

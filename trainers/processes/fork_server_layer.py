@@ -24,7 +24,7 @@ _MOST_ENTRIES, _MOST_BYTES, _MOST_LINES, _MOST_FOLDERS = 20_000, 64 << 20, 500, 
 _AT_START = frozenset({"sitecustomize", "usercustomize"})
 #: Packages that PyTorch imports with itself: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
 _WITH_TORCH = "[torch.backends]"
-#: The folder of an environment with a link to our own package (`trainers/environments/public_package.py`).
+#: The folder of an environment with a link to our own package (`trainers/public_package.py`).
 _PUBLIC, _OURS = "remora-public", "remora"
 
 

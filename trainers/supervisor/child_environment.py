@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainers.containers.arguments import visible_in_container
-from trainers.environments.commands import MACHINE_MARKS
+from trainers.isolation.variables import MACHINE_MARKS
 from trainers.worker_identity import WorkerIdentity
 
 #: Variables of ours and of Ray, and credentials of storages, that a user's process must not see.

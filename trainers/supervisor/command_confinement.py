@@ -8,15 +8,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from remora.commands.launchers import unwrap
 from remora.isolation import IsolationImpossible
+from remora.job_commands.launchers import unwrap
 from trainers.backends.backend import LaunchContext
 from trainers.environments.build import environment_folders
-from trainers.environments.public_package import public_package
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob
 from trainers.isolation.mounts import Shown
 from trainers.plan import AttemptPlan
+from trainers.public_package import public_package
 from trainers.supervisor.disk_watch import DiskWatch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.preparation import Preparation

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import ray
 
-from remora.commands.launchers import may_start_a_launcher, unwrap
-from remora.commands.nested_launchers import put_on_path
 from remora.errors import BundleError
+from remora.job_commands.expressions import fill
+from remora.job_commands.launchers import may_start_a_launcher, unwrap
+from remora.job_commands.nested_launchers import put_on_path
 from remora.ray_labels import are_packages_brought
-from remora.spec.expressions import fill
 from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
 from trainers.containers.container import Container
-from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
 from trainers.isolation.variables import machine_variables
@@ -28,6 +27,7 @@ from trainers.job_storage import JobStorages
 from trainers.network_interface import interface_of
 from trainers.node_folders import fill_once, unpack_once, work_root
 from trainers.plan import AttemptPlan
+from trainers.public_package import public_folder
 from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.snapshot_memory import SnapshotSpace
@@ -168,7 +168,7 @@ def prepare_launch(
 
 
 def expression_values(identity: WorkerIdentity, inputs: Mapping[str, Path]) -> dict[str, str]:
-    """Values of the expressions that a command and its variables may use; see `remora.spec.expressions`."""
+    """Values of the expressions that a command and its variables may use; see `remora.job_commands.expressions`."""
     return {
         "job.id": identity.job_id,
         "job.attempt": str(identity.attempt),

@@ -14,10 +14,10 @@ from trainers.containers.arguments import Mount, gpu_devices
 from trainers.containers.container import Container, container
 from trainers.containers.images import node_image
 from trainers.environments.build import BuiltEnvironment, environment
-from trainers.environments.public_package import public_folder, public_package
 from trainers.inputs.download import fetched
 from trainers.job_storage import JobStorages
 from trainers.plan import AttemptPlan
+from trainers.public_package import public_folder, public_package
 from trainers.supervisor.device import Devices, devices_of_node
 
 #: What nodes with InfiniBand have, and those with GPUs of Intel.

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from remora.errors import BundleError
 from remora.isolation import IsolationImpossible
+from remora.job_commands.expressions import fill
 from remora.script import channel
-from remora.spec.expressions import fill
 from remora.spec.quantities import format_size
 from trainers.backends import backend_of
 from trainers.backends.backend import BackendUnusable, LaunchContext

@@ -24,9 +24,7 @@ from cluster.azure.body import (
     set_name,
 )
 from cluster.azure.error_codes import CloudFailure
-from cluster.azure.machine_memory import Group
-from cluster.azure.scale_sets.batching import RequestBatcher
-from cluster.azure.scale_sets.domain import (
+from cluster.azure.fabric_domain import (
     MOST_NODES,
     Decision,
     SeenInstance,
@@ -36,6 +34,8 @@ from cluster.azure.scale_sets.domain import (
     read_waiting,
     waiting_tags,
 )
+from cluster.azure.machine_memory import Group
+from cluster.azure.scale_sets.batching import RequestBatcher
 from cluster.azure.scale_sets.set_memory import InstanceKey, SetMemory
 from cluster.azure.scale_sets.set_requests import SetFailures, SetRequests
 from cluster.azure.settings import AzureSettings
@@ -376,7 +376,7 @@ def _waiting_node(seen: SeenSet, node: Waiting) -> ProvidedNode:
 
 
 def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
-    runs = all(one.state == "Succeeded" and one.node_id is not None and one.is_told for one in instances)
+    runs = all(one.state == "Succeeded" and one.node_id is not None and one.is_tagged for one in instances)
     return seen.state == "Succeeded" and runs and not read_waiting(seen.tags)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.azure.body import CREATED_TAG, NODE_TAG
-from cluster.azure.scale_sets.domain import SeenInstance, SeenSet, Waiting, read_waiting
+from cluster.azure.fabric_domain import SeenInstance, SeenSet, Waiting, read_waiting
 from cluster.provider import ProvidedNode, ProviderError
 
 #: Seconds for which a deleted instance counts as going although Azure may still show it as running.
@@ -72,7 +72,7 @@ class SetMemory:
         written = {one.instance: one for one in read_waiting(seen.tags)}
         claim = self.claims.get((name, instance.id)) or written.get(instance.id)
         if instance.node_id is None and claim is not None:
-            instance = replace(instance, tags={**instance.tags, **claim_tags(claim)}, is_told=False)
+            instance = replace(instance, tags={**instance.tags, **claim_tags(claim)}, is_tagged=False)
         if (name, instance.id) in self.going and not instance.has_failed:
             instance = replace(instance, state="Deleting")
         return instance

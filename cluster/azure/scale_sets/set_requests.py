@@ -10,8 +10,8 @@ from cluster.azure.arm import Arm
 from cluster.azure.arm_requests import ArmRequests, gathered
 from cluster.azure.body import OFFERING_TAG, is_set_name
 from cluster.azure.error_codes import CloudFailure
+from cluster.azure.fabric_domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
 from cluster.azure.machine_memory import Group
-from cluster.azure.scale_sets.domain import WAITS_TAG, Decision, SeenInstance, SeenSet, Waiting, waiting_tags
 from cluster.azure.scale_sets.set_memory import SetMemory, claim_tags
 from cluster.azure.wire import ArmError
 from cluster.provider import ProviderError, QuotaExceeded

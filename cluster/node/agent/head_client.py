@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
 from cluster.node.agent import gcs_requests
-from cluster.node.agent.heartbeats import HEARTBEAT_S, written
+from cluster.ray.heartbeats import HEARTBEAT_S, written
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +146,10 @@ class RayHead:
         self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
-        deaf_s = self._clock() - self._heard_at
+        unanswered_s = self._clock() - self._heard_at
         self._ask(
             gcs_requests.send_heartbeat,
-            written(time.time(), self._problems, self._leaves, deaf_s, self._says),
+            written(time.time(), self._problems, self._leaves, unanswered_s, self._says),
         )
 
     def _ask(self, question: Callable[..., T], *arguments: Any) -> T:

@@ -14,7 +14,7 @@ _FOLDER = str(Path(__file__).parent)
 
 def _install() -> None:
     try:
-        from remora.deepspeed.conversion import begin_ahead
+        from remora.deepspeed.conversion_process import begin_ahead
         from remora.deepspeed.hook import install_import_hook
     except ImportError:
         print("remora: this Python has no remora, so its DeepSpeed trains without it", file=sys.stderr)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.node.agent.heartbeats import AgentStatus
+from cluster.ray.heartbeats import AgentStatus
 from cluster.scheduling.formatting import clock
 from cluster.scheduling.health import DRAIN_S
 from cluster.scheduling.view import JOINED
@@ -202,19 +202,19 @@ def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecisio
     It is no reason to drain or to end the node: the machine works, and only the notice of its end is lost, which would
     cost the work less than leaving the machine for nothing.
     """
-    if node.agent_silent_since is None and (agent.is_silent or agent.is_deaf):
+    if node.agent_silent_since is None and (agent.is_silent or agent.is_unanswered):
         message = (
             f"its agent has said nothing since {clock(now - agent.unchanged_s)}: the node goes on working, but"
             " a notice of its cloud or a sick GPU may not be heard of"
             if agent.is_silent
-            else f"its agent has had no answer of its cloud since {clock(now - agent.heartbeat.deaf_s)}: the node goes"
-            " on working, but a notice of its cloud may not be heard of"
+            else f"its agent has had no answer of its cloud since {clock(now - agent.heartbeat.unanswered_s)}: the node"
+            " goes on working, but a notice of its cloud may not be heard of"
         )
         silent = replace(node, agent_silent_since=agent.heartbeat.at, message=message)
         return NodeDecision(silent, (NewEvent(at=now, kind="node.agent_silent", message=message),))
     # Compared with the row: a controller that has just started has no heartbeats yet.
     is_new = node.agent_silent_since is not None and agent.heartbeat.at != node.agent_silent_since
-    if is_new and not agent.is_silent and not agent.is_deaf:
+    if is_new and not agent.is_silent and not agent.is_unanswered:
         heard = replace(node, agent_silent_since=None, message=None)
         return NodeDecision(
             heard, (NewEvent(at=now, kind="node.agent_heard", message="its agent is heard again"),)

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from cluster.kuberay.api import KubernetesApi
-from cluster.kuberay.claims import read_claims
 from cluster.kuberay.documents import read_cluster
 from cluster.kuberay.emulator.server import TOKEN, Fault, KubernetesEffect, KubernetesServer, Right
 from cluster.kuberay.emulator.world import World
+from cluster.kuberay.pod_claims import read_claims
 from cluster.kuberay.provider import KubeRayProvider
 from cluster.kuberay.settings import KubeRaySettings
 from cluster.provider import NodeRequest, ProvidedNode

@@ -12,9 +12,9 @@ import pytest
 from azure.identity.aio import ManagedIdentityCredential
 
 from cluster.azure.arm import Arm, SeenResource
+from cluster.azure.arm_scale_sets import ArmSets
 from cluster.azure.body import machine_body, set_body
 from cluster.azure.emulator.actions import action_of, linked_actions
-from cluster.azure.scale_sets.arm_scale_sets import ArmSets
 from cluster.azure.settings import AzureSettings
 from cluster.azure.wire import ArmError
 from cluster.provider import NodeRequest

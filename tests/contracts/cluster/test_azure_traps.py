@@ -26,7 +26,7 @@ from cluster.provider import (
     Unanswered,
     Unauthorized,
 )
-from service.loops.ports import Rehearsal
+from service.interfaces import Rehearsal
 from tests.contracts.cluster.azure_rig import A100, CLUSTER, CPU_SIZE, AzureRig
 
 SPOT = f"{A100}/1/spot"

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cluster.kuberay.claims import MOST_BYTES, NODES_ANNOTATION, read_claims
 from cluster.kuberay.emulator.server import KubernetesEffect
 from cluster.kuberay.nodes import STUCK_S
+from cluster.kuberay.pod_claims import MOST_BYTES, NODES_ANNOTATION, read_claims
 from cluster.kuberay.provider import EXCESS_S, NAME_AGAIN_S, TRIES
 from cluster.provider import (
     InsufficientCapacity,

@@ -340,15 +340,20 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
     head = HeardHead(clock)
     agent = Agent("w0", metadata, head, lambda _: None, Health, clock)
 
-    def deaf_s(after_s: float) -> float:
+    def unanswered_s(after_s: float) -> float:
         clock.now += after_s
         agent.listen()
         head._turn()
-        reported: float = head.heartbeats.get(timeout=PATIENCE_S)["deaf_s"]
+        reported: float = head.heartbeats.get(timeout=PATIENCE_S)["unanswered_s"]
         return reported
 
     server.faults.extend([(500, ""), (200, "{")])
-    assert [deaf_s(200), deaf_s(200), deaf_s(200), deaf_s(1)] == [200.0, 400.0, 0.0, 0.0]
+    assert [unanswered_s(200), unanswered_s(200), unanswered_s(200), unanswered_s(1)] == [
+        200.0,
+        400.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_stand(

@@ -30,7 +30,7 @@ from cluster.provider import (
     QuotaExceeded,
 )
 from cluster.ray.joining import NODE_VARIABLE
-from remora.ports import free_port
+from remora.free_ports import free_port
 from tests.contracts.cluster.azure_rig import CPU_SIZE, IB_SIZE, AzureRig
 from tests.contracts.cluster.fake_provider import FakeProvider
 from tests.contracts.cluster.kuberay_rig import OFFERING, KubeRayRig, rights

@@ -14,11 +14,11 @@ from ray._raylet import InnerGcsClient  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 from ray.util.placement_group import placement_group, remove_placement_group
 
+from cluster.local.connection import connect
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.membership import MembershipUnknown, RayMembership
 from cluster.ray.programs import RayPrograms
 from cluster.scheduling.ray_programs import Bundle, LabelTerm, RayDemand, Strategy

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.kuberay.claims import NODES_ANNOTATION
+from cluster.kuberay.pod_claims import NODES_ANNOTATION
 from tests.architecture.repository import ROOT
 from tests.contracts.cluster.kuberay_rig import KubeRayRig, manifests, request
 from tests.needed import is_missing

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 import yaml
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from service.api.app import create_app
 from service.settings import Settings
 from service.store.database import Database

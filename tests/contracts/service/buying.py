@@ -9,7 +9,7 @@ from service.clouds.fixed_pool import fixed_pool
 from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import policies, telemetry
+from service.store import job_history, policies
 from service.store.database import Database
 from tests.service_fakes import World
 
@@ -105,7 +105,7 @@ budget:
 
 def reported_budget(world: World, job_id: str) -> list[tuple[object, str]]:
     """What the job's owner was told of the cluster's budget: the step, and the last words."""
-    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    events = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 1000))
     reported = [event for event in events if event.kind == "job.budget"]
     return [(event.data["step"], event.message.rpartition("; ")[2]) for event in reported]
 

@@ -15,7 +15,7 @@ from remora.views import Job
 from service.api.app import create_app
 from service.queue.rows import JobRow
 from service.settings import Settings
-from service.store import telemetry
+from service.store import job_history
 from service.store.database import Database
 from tests.service_fakes import FakeDriver, World
 
@@ -81,7 +81,7 @@ class Owner:
 
     def events(self, job_id: str, *kinds: str) -> list[tuple[str, str]]:
         """Kinds and messages of the job's events, of these kinds or of all."""
-        page = self.world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+        page = self.world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 1000))
         assert [event.seq for event in page] == list(range(1, len(page) + 1))
         return [(event.kind, event.message) for event in page if event.kind in kinds or not kinds]
 

@@ -11,7 +11,7 @@ from remora.clusters import DEFAULT_CLUSTER
 from remora.states import JobState, NodeState
 from remora.views import Event, NodeEvent
 from service.queue.rows import JobRow, NodeRow
-from service.store import jobs, ledger, nodes, telemetry
+from service.store import job_history, jobs, ledger, nodes
 from tests.contracts.service.storm_cloud import is_neighbour_well, is_nothing_left, machines_of, node_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Books:
         return [str(job.why_short if job.state is JobState.RUNNING else job.message) for job in short]
 
     def events(self, job_id: str) -> list[Event]:
-        return self._storm.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 10_000))
+        return self._storm.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 10_000))
 
     def node_events(self, node_id: str) -> list[NodeEvent]:
         return self._storm.database.query(lambda c: nodes.page_of_node_events(c, node_id, 0, 10_000))

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 from cluster.azure.emulator.emulated_cloud import SUCCEEDED
-from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
+from cluster.ray.heartbeats import AgentStatus, Heartbeat
 from cluster.ray.members import MemberNode, chosen, doubtful
 from tests.contracts.cluster.azure_rig import AzureRig
 from tests.contracts.service.storm_cloud import machines_of, node_of

@@ -10,7 +10,7 @@ import pytest
 
 from remora.states import NodeState
 from service.queue.accounts import sums, total_of
-from service.queue.causes import Cause, to_ms
+from service.queue.cost_causes import Cause, to_ms
 from service.queue.costs import By, cost_lines, ranges_of
 from service.settings import Settings
 from service.store import costs

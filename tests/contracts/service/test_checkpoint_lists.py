@@ -19,7 +19,7 @@ from service.queue import lifecycle
 from service.queue.driver_records import CheckpointListRecord
 from service.queue.rows import AttemptRow
 from service.settings import Settings
-from service.store import checkpoints, jobs, telemetry
+from service.store import checkpoints, job_history, jobs
 from service.store.checkpoints import EndedAttempts, ended_attempts
 from service.store.database import Database
 from service.store.ids import new_id
@@ -74,14 +74,14 @@ class Run:
 
     @property
     def rows(self) -> list[Checkpoint]:
-        return self.world.database.query(lambda c: telemetry.job_checkpoints(c, self.job_id))
+        return self.world.database.query(lambda c: job_history.job_checkpoints(c, self.job_id))
 
     @property
     def listed(self) -> list[int]:
         return [one.step for one in self.rows]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        page = self.world.database.query(lambda c: telemetry.page_of_events(c, self.job_id, 0, 1000))
+        page = self.world.database.query(lambda c: job_history.page_of_events(c, self.job_id, 0, 1000))
         return [dict(one.data) for one in page if one.kind == kind]
 
     def settle(self, ticks: int = 6) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from remora.states import EndReason
 from service.settings import Settings
-from service.store import telemetry
+from service.store import job_history
 from service.store.database import Database
 from tests.service_fakes import World
 
@@ -130,7 +130,7 @@ def test_a_checkpoint_is_as_old_as_it_is_whatever_the_clock_of_its_driver_says(
         committed_at=world.now + by_s,
     )
     world.tick()
-    (stored,) = world.database.query(lambda c: telemetry.newest_checkpoints(c, [job_id])).values()
+    (stored,) = world.database.query(lambda c: job_history.newest_checkpoints(c, [job_id])).values()
     assert attempt_at <= stored <= world.now
 
 

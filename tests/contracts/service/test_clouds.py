@@ -14,8 +14,8 @@ from cluster.azure import prices
 from cluster.azure.catalogue import BY_NAME
 from cluster.azure.emulator.books import FACTOR
 from cluster.local import certificates
-from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.provider import NodeRequest, ProviderError, Unanswered
+from cluster.ray.heartbeats import SILENT_S, AgentStatus, Heartbeat, listen
 from cluster.ray.membership import RayMembership
 from service.clouds.clouds import OBSERVATION_INTERVAL_S, SPARING_INTERVAL_S, Cloud, cloud_of
 from service.clouds.place_files import CloudUnusable

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.existing.provider import ClaimDrains, ExistingProvider
 from cluster.provider import NodeRequest
-from cluster.ray.claims import Claim, written
+from cluster.ray.node_claims import Claim, written
 from remora.ray_labels import CLAIM, drains_in, with_claims
 from remora.states import JobState, NodeState
 from service.controller.connecting import ClusterConnection

@@ -9,9 +9,9 @@ from sqlalchemy import event
 
 from remora.states import EndReason, JobState
 from service.settings import Settings
-from service.store import costs, jobs, telemetry
+from service.store import costs, job_history, jobs
 from service.store.database import Database
-from service.store.telemetry import LogFilter
+from service.store.job_history import LogFilter
 from tests.service_fakes import World
 from tests.statements import statements
 from trainers.plan import DriverGone
@@ -61,7 +61,7 @@ def sent_in_a_tick(world: World) -> list[str]:
 
 
 def lines_of(world: World, job_id: str) -> list[str]:
-    page = world.database.query(lambda c: telemetry.page_of_logs(c, job_id, LogFilter(), 0, 1000))
+    page = world.database.query(lambda c: job_history.page_of_logs(c, job_id, LogFilter(), 0, 1000))
     assert [line.seq for line in page] == list(range(1, len(page) + 1))
     return [line.text for line in page]
 

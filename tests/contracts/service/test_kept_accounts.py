@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from remora.states import NodeState
-from service.queue.causes import Cause, Payer, Span, to_ms
+from service.queue.cost_causes import Cause, Payer, Span, to_ms
 from service.queue.ledger import Entries, UseRow
 from service.queue.lifecycle import NodeDecision
 from service.queue.rows import NodeRow, WorkPhase

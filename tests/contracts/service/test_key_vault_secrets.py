@@ -9,7 +9,7 @@ import pytest
 
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import EmulatorServer
-from remora.ports import free_port
+from remora.free_ports import free_port
 from service.secrets.key_vault import VaultAway, VaultRefused, read_secret
 from service.settings import Settings
 from tests.contracts.cluster import azure_rig

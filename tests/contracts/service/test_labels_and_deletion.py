@@ -10,11 +10,11 @@ import pytest
 
 from remora.states import JobState
 from service.queue.ledger import Entries, UseRow
-from service.store import deletion, jobs, ledger, telemetry
+from service.store import deletion, job_history, jobs, ledger
 from service.store.database import Database
 from service.store.idempotency_keys import SavedAnswer, save_answer
+from service.store.job_history import LogFilter
 from service.store.outputs import save_outputs
-from service.store.telemetry import LogFilter
 from tests.contracts.service.owners import Owner, owner_of
 from tests.service_fakes import FakeDriver
 from trainers.storage import Storage, StorageError
@@ -119,8 +119,8 @@ def is_there(owner: Owner, job_id: str) -> bool:
 def left_of(owner: Owner, job_id: str) -> int:
     return owner.world.database.query(
         lambda c: (
-            len(telemetry.page_of_logs(c, job_id, LogFilter(), 0, 100))
-            + len(telemetry.page_of_metrics(c, job_id, -1, 100))
+            len(job_history.page_of_logs(c, job_id, LogFilter(), 0, 100))
+            + len(job_history.page_of_metrics(c, job_id, -1, 100))
         )
     )
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from remora.states import AttemptState, EndReason, JobState
 from service.queue import lifecycle
 from service.settings import Settings
+from service.store import job_history
 from service.store import jobs as job_store
-from service.store import telemetry
 from service.store.database import Database
 from tests.contracts.service.buying import MIXED, STEPS, apply, buying_world, in_steps, living
 from tests.service_fakes import World
@@ -26,7 +26,7 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 def events_of(world: World, job_id: str, *kinds: str) -> list[tuple[str, str]]:
-    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    events = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 1000))
     return [(event.kind, event.message) for event in events if event.kind in kinds]
 
 

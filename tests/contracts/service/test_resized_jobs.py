@@ -64,7 +64,7 @@ def test_the_batch_that_its_workers_made_is_that_of_later_attempts(owner: Owner)
     assert owner.world.attempts(job_id)[0].short_since is None, "a third worker could not train"
     said = owner.client.post(f"/v1/jobs/{job_id}/resize", json={"min": 3, "max": 3})
     assert said.status_code == 422
-    assert "3 workers cannot deal 8 in equal parts" in said.text
+    assert "3 workers cannot divide 8 into equal parts" in said.text
     owner.end(job_id, "node_lost")
     owner.run_until(job_id, JobState.ADMITTED)
     plan = owner.world.launcher.driver_of(job_id).plan

@@ -22,14 +22,14 @@ from urllib.parse import quote
 import pytest
 import sqlalchemy as sa
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from remora.roles import Role
 from remora.views import ClusterLedger, CostReport, GoodputReport, Job, Node, Page, Problem
 from service.api.app import create_app
-from service.api.foreign_jobs import ForeignJobs
+from service.api.hidden_job_ids import ForeignJobs
 from service.api.sse import StreamOwner
 from service.identities.principals import LOCAL, Access
 from service.queue import lifecycle
@@ -282,7 +282,6 @@ class TestBadBodies:
         max_examples=60,
         deadline=None,
         derandomize=True,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(body=st.dictionaries(fields, junk))
     def test_no_body_makes_a_500(self, client: TestClient, body: dict[str, Any]) -> None:

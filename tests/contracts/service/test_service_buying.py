@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
 from cluster.policies.policies import BudgetStep
 from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled, Unanswered
+from cluster.ray.heartbeats import AgentStatus, Heartbeat
 from cluster.scheduling import installed_rules
 from cluster.scheduling.formatting import clock
 from cluster.scheduling.money import MEANING
@@ -26,7 +26,7 @@ from service.queue.bill import Charge, Payer, Purpose, charges
 from service.queue.demand import demand_of
 from service.queue.ledger import UseRow
 from service.settings import Settings
-from service.store import costs, ledger, policies, spending, telemetry, waits
+from service.store import costs, job_history, ledger, policies, spending, waits
 from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.nodes import page_of_node_events
@@ -461,7 +461,7 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
     # Two nodes for 300 s at 4 cents an hour are two thirds of a cent.
     world.now += 300.0
     world.tick(3)
-    events = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    events = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 1000))
     reported = [event for event in events if event.kind == "job.budget"]
     assert [event.data for event in reported] == [{"step": "stop-growing"}]
     assert "no more nodes are bought" in reported[0].message

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from cluster.node.agent.heartbeats import SILENT_S, AgentStatus, Heartbeat
 from cluster.policies.documents import digest_of
 from cluster.provider import InsufficientCapacity, ProviderError, QuotaExceeded
+from cluster.ray.heartbeats import SILENT_S, AgentStatus, Heartbeat
 from cluster.scheduling import installed_rules
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.formatting import clock
@@ -27,7 +27,7 @@ from service.queue import lifecycle
 from service.queue.policy_versions import PolicyRequest, next_version
 from service.queue.rows import NodeRow
 from service.settings import Settings
-from service.store import jobs, nodes, policies, telemetry
+from service.store import job_history, jobs, nodes, policies
 from service.store.database import Database
 from service.store.failures import Fenced
 from service.store.ids import new_id
@@ -50,7 +50,7 @@ def ready(world: World) -> World:
 
 
 def events_of(world: World, job_id: str) -> list[str]:
-    page = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 1000))
+    page = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 1000))
     assert [event.seq for event in page] == list(range(1, len(page) + 1))
     return [event.kind for event in page]
 
@@ -496,7 +496,7 @@ class TestCrashes:
         ready.succeed()
         ready.tick(2)
         lines = ready.database.query(
-            lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100)
+            lambda c: job_history.page_of_logs(c, job_id, job_history.LogFilter(), 0, 100)
         )
         assert [line.text for line in lines] == [str(number) for number in range(10)]
         assert driver.acknowledged == 11
@@ -553,7 +553,7 @@ class TestTwoControllers:
         assert slept
         assert ready.controller.lease is None
         lines = ready.database.query(
-            lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100)
+            lambda c: job_history.page_of_logs(c, job_id, job_history.LogFilter(), 0, 100)
         )
         assert [line.text for line in lines] == ["once", "twice"]
 
@@ -811,7 +811,9 @@ def test_any_order_of_repeated_records_leaves_one_copy(ready: World) -> None:
     new = records(*[("log", {"rank": 0, "stream": "stdout", "text": str(n)}) for n in range(6)])
     for part in (new[:2], new[:1], new[:4], new[2:4], new[:6], new[5:]):
         ready.database.transact(lambda c, part=part: ingest(c, lease, attempt.id, part, ready.now))  # type: ignore[misc]
-    lines = ready.database.query(lambda c: telemetry.page_of_logs(c, job_id, telemetry.LogFilter(), 0, 100))
+    lines = ready.database.query(
+        lambda c: job_history.page_of_logs(c, job_id, job_history.LogFilter(), 0, 100)
+    )
     assert [line.text for line in lines] == list("012345")
     assert ready.attempts(job_id)[0].state is AttemptState.STARTING
 

@@ -36,7 +36,7 @@ from service.controller.connecting import ClusterConnection
 from service.controller.controller import Process
 from service.queue import lifecycle
 from service.settings import Settings
-from service.store import jobs, leases, telemetry
+from service.store import job_history, jobs, leases
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest
@@ -85,7 +85,7 @@ def running_api(home: Path, port: int = 0, trusting: Any = True, **settings: str
     log = home / "api.log"
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "service.main", "--port", str(port)],
+            [sys.executable, "-m", "service.api_process", "--port", str(port)],
             env=environment(home, **settings),
             stderr=output,
             stdout=output,
@@ -349,7 +349,7 @@ def test_an_idle_stream_shows_that_it_lives(
         context = Context(Settings(home=home), database, Storage(home), feed, Telemetry())
 
         async def read(after: int, limit: int) -> list[Any]:
-            return await database.read(lambda c: telemetry.page_of_events(c, row.id, after, limit))
+            return await database.read(lambda c: job_history.page_of_events(c, row.id, after, limit))
 
         frames = streams._frames(context, row.id, "event", 0, read, lambda position: position.event_seq, None)
         assert b"job.queued" in await anext(frames)
@@ -431,7 +431,7 @@ class TestTls:
     def test_a_certificate_that_cannot_be_used_is_one_sentence(
         self, home: Path, certificate: tuple[Path, Path]
     ) -> None:
-        words = ["-m", "service.main", "--port", "0"]
+        words = ["-m", "service.api_process", "--port", "0"]
         swapped = {"REMORA_TLS_CERTIFICATE": str(certificate[1]), "REMORA_TLS_KEY": str(certificate[0])}
         done = subprocess.run(
             [sys.executable, *words],
@@ -447,7 +447,7 @@ class TestTls:
 
 class TestStarting:
     def start(
-        self, home: Path, *words: str, module: str = "service.main", **settings: str
+        self, home: Path, *words: str, module: str = "service.api_process", **settings: str
     ) -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, "-m", module, *words],
@@ -473,14 +473,14 @@ class TestStarting:
         assert "Address already in use" in said
         assert len(said.splitlines()) == 1
 
-    @pytest.mark.parametrize("module", ["service.main", "service.controller"])
+    @pytest.mark.parametrize("module", ["service.api_process", "service.controller"])
     def test_bad_settings_are_named(self, home: Path, module: str) -> None:
         code, said = self.start(home, module=module, REMORA_TICK_S="soon")
         assert code == 2
         assert "tick_s" in said
         assert len(said.splitlines()) == 1
 
-    @pytest.mark.parametrize("module", ["service.main", "service.controller"])
+    @pytest.mark.parametrize("module", ["service.api_process", "service.controller"])
     def test_a_database_that_is_not_there_is_one_sentence(self, home: Path, module: str) -> None:
         url = "postgresql://nobody@127.0.0.1:1/nothing"
         code, said = self.start(home, module=module, REMORA_DATABASE_URL=url)

@@ -14,16 +14,16 @@ from service.queue import lifecycle
 from service.queue.ledger import Entries, UseRow
 from service.queue.rows import NewEvent, NodeRow
 from service.settings import Settings
-from service.store import bundles, costs, jobs, ledger, nodes, telemetry
+from service.store import bundles, costs, job_history, jobs, ledger, nodes
 from service.store.database import Database
 from service.store.idempotency_keys import SavedAnswer, save_answer
 from service.store.ids import new_id
+from service.store.job_history import LogFilter
 from service.store.nodes import page_of_nodes
 from service.store.policies import append_cluster_event, newest_quotas, page_of_cluster_events
 from service.store.pruning import Limits, Step, prune
 from service.store.tables import jobs as jobs_table
 from service.store.tables import log_lines, models, uses
-from service.store.telemetry import LogFilter
 from service.store.totals import totals
 from tests.postgres import PostgresServer
 from tests.service_fakes import World
@@ -91,9 +91,9 @@ def left_of(world: World, job_id: str) -> tuple[int, int, int]:
     """Log lines, metrics and events."""
     return world.database.query(
         lambda c: (
-            len(telemetry.page_of_logs(c, job_id, LogFilter(), 0, 10_000)),
-            len(telemetry.page_of_metrics(c, job_id, -1, 10_000)),
-            len(telemetry.page_of_events(c, job_id, 0, 10_000)),
+            len(job_history.page_of_logs(c, job_id, LogFilter(), 0, 10_000)),
+            len(job_history.page_of_metrics(c, job_id, -1, 10_000)),
+            len(job_history.page_of_events(c, job_id, 0, 10_000)),
         )
     )
 
@@ -175,7 +175,7 @@ class TestJobs:
         prune_all(world)
         assert exists(world, job_id)
         assert left_of(world, job_id) == (0, 0, 1)
-        (last,) = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 10))
+        (last,) = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 10))
         assert (last.kind, last.seq) == ("job.succeeded", world.job(job_id).event_seq)
         assert prune_all(world) == [Step()], "it is not looked at again"
 
@@ -225,7 +225,7 @@ class TestJobs:
             driver.tell("log", rank=0, stream="stdout", text=str(number))
         world.tick()
         prune_all(world, replace(LIMITS, rows=12), most=7)
-        page = world.database.query(lambda c: telemetry.page_of_logs(c, job_id, LogFilter(), 0, 100))
+        page = world.database.query(lambda c: job_history.page_of_logs(c, job_id, LogFilter(), 0, 100))
         assert [line.text for line in page] == [str(number) for number in range(18, 30)]
         driver.tell("log", rank=0, stream="stdout", text="next")
         world.tick()
@@ -247,7 +247,7 @@ class TestJobs:
         assert newest > 30
         steps = prune_all(world, replace(LIMITS, rows=12), most=7)
         assert max(step.rows for step in steps) == 7
-        page = world.database.query(lambda c: telemetry.page_of_events(c, job_id, 0, 100))
+        page = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 100))
         assert [event.seq for event in page] == list(range(newest - 11, newest + 1))
 
 

@@ -21,15 +21,15 @@ from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle
 from service.queue.lifecycle import Decision
 from service.queue.rows import AttemptRow, JobRow, NodeRow
-from service.store import jobs, leases, nodes, telemetry
+from service.store import job_history, jobs, leases, nodes
 from service.store.database import Database
 from service.store.failures import Fenced, StoreError
 from service.store.ids import is_id, new_id
 from service.store.ingest import ingest
+from service.store.job_history import LogFilter
 from service.store.leases import Lease
 from service.store.migrate import migrate
 from service.store.tables import metadata
-from service.store.telemetry import LogFilter
 from tests.postgres import PostgresServer
 from tests.service_fakes import hold_lease, job_row, records
 from trainers.plan import Record
@@ -79,7 +79,7 @@ def job_of(database: Database, job_id: str) -> JobRow:
 
 
 def events_of(database: Database, job_id: str) -> list[tuple[int, str]]:
-    page = read(database, lambda connection: telemetry.page_of_events(connection, job_id, 0, 1000))
+    page = read(database, lambda connection: job_history.page_of_events(connection, job_id, 0, 1000))
     return [(event.seq, event.kind) for event in page]
 
 
@@ -231,9 +231,9 @@ class TestIngest:
             2,
             4,
         )
-        (point,) = read(database, lambda c: telemetry.page_of_metrics(c, job.id, -1, 10))
+        (point,) = read(database, lambda c: job_history.page_of_metrics(c, job.id, -1, 10))
         assert point.values == {"loss": 0.5, "bad": None}
-        (line,) = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        (line,) = read(database, lambda c: job_history.page_of_logs(c, job.id, LogFilter(), 0, 10))
         assert (line.seq, line.text) == (1, "hello")
         assert [kind for _, kind in events_of(database, job.id)] == [
             "job.queued",
@@ -255,15 +255,15 @@ class TestIngest:
         wanted = LogFilter(contains="FOUND")
 
         def scan(after: int) -> tuple[list[int], int | None]:
-            found, position = read(database, lambda c: telemetry.scan_logs(c, job.id, wanted, after, 10, 3))
+            found, position = read(database, lambda c: job_history.scan_logs(c, job.id, wanted, after, 10, 3))
             return [line.seq for line in found], position
 
         assert [scan(0), scan(3), scan(6)] == [([], 3), ([5], 6), ([], None)]
 
-        def go_on(search: telemetry.TailSearch) -> telemetry.TailSearch:
-            return read(database, lambda c: telemetry.go_on_with_tail(c, job.id, wanted, search, 3))
+        def go_on(search: job_history.TailSearch) -> job_history.TailSearch:
+            return read(database, lambda c: job_history.go_on_with_tail(c, job.id, wanted, search, 3))
 
-        search = read(database, lambda c: telemetry.begin_tail(c, job.id, wanted, 1))
+        search = read(database, lambda c: job_history.begin_tail(c, job.id, wanted, 1))
         looks = [search := go_on(search) for _ in range(3)]
         assert [(one.upto, one.missing) for one in looks] == [(6, 1), (4, 0), (4, 0)]
 
@@ -274,7 +274,7 @@ class TestIngest:
         take_in(database, lease, attempt, new[:3])
         take_in(database, lease, attempt, new)
         take_in(database, lease, attempt, [*new[1:], *new[1:]])
-        lines = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        lines = read(database, lambda c: job_history.page_of_logs(c, job.id, LogFilter(), 0, 10))
         assert [line.seq for line in lines] == [1, 2, 3]
 
     def test_nothing_behind_a_gap_is_taken_until_the_gap_is_filled(self, database: Database) -> None:
@@ -308,7 +308,7 @@ class TestIngest:
         take_in(
             database, lease, attempt, records(("metric", {**metric[0][1], "values": {"loss": 1.0}}), first=3)
         )
-        points = read(database, lambda c: telemetry.page_of_metrics(c, job.id, -1, 10))
+        points = read(database, lambda c: job_history.page_of_metrics(c, job.id, -1, 10))
         assert [(point.step, point.values) for point in points] == [(1, {"loss": 1.0})]
 
     def test_a_removed_checkpoint_is_gone(self, database: Database) -> None:
@@ -319,7 +319,7 @@ class TestIngest:
         take_in(database, lease, attempt, new)
         gone = [("checkpoint", {"step": step, "deleted": True}) for step in (10, 99)]
         take_in(database, lease, attempt, records(*gone, first=3))
-        left = read(database, lambda c: telemetry.job_checkpoints(c, job.id))
+        left = read(database, lambda c: job_history.job_checkpoints(c, job.id))
         assert [checkpoint.step for checkpoint in left] == [20]
         assert job_of(database, job.id).checkpoint_step == 20
 
@@ -359,7 +359,7 @@ class TestIngest:
         new = records(text, LINE)
         assert take_in(database, lease, attempt, new).last_record_seq == 2
         take_in(database, lease, attempt, new)
-        lines = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        lines = read(database, lambda c: job_history.page_of_logs(c, job.id, LogFilter(), 0, 10))
         assert [line.text for line in lines] == ["one", "", "two\ufffd", "three", "hello"]
         assert [line.seq for line in lines] == [1, 2, 3, 4, 5]
         assert {(line.rank, line.stream) for line in lines[:4]} == {(3, "stderr")}
@@ -375,10 +375,10 @@ class TestIngest:
             ("ended", {"end_reason": "exit_code", "message": "\x00", "exit_code": -9}),
         )
         assert take_in(database, lease, attempt, new).end_reason is EndReason.EXIT_CODE
-        (line,) = read(database, lambda c: telemetry.page_of_logs(c, job.id, LogFilter(), 0, 10))
+        (line,) = read(database, lambda c: job_history.page_of_logs(c, job.id, LogFilter(), 0, 10))
         assert line.text.startswith("zero \ufffd half ")
         assert line.text.endswith("ok \u00e9\U0001f600")
-        (point,) = read(database, lambda c: telemetry.page_of_metrics(c, job.id, -1, 10))
+        (point,) = read(database, lambda c: job_history.page_of_metrics(c, job.id, -1, 10))
         assert point.values == {"a\ufffd": None, "b": None, "c": 1.0}
 
 
@@ -425,7 +425,7 @@ class TestJobs:
             while True:
                 goes_on = writing.is_set()
                 page = database.query(
-                    partial(telemetry.page_of_events, job_id=job.id, after=last, limit=1000)
+                    partial(job_history.page_of_events, job_id=job.id, after=last, limit=1000)
                 )
                 seen.extend(event.seq for event in page)
                 last = page[-1].seq if page else last

@@ -15,7 +15,7 @@ from service.queue import lifecycle
 from service.queue.driver_records import CheckpointListRecord
 from service.queue.rows import AttemptRow
 from service.settings import Settings
-from service.store import checkpoints, jobs, telemetry
+from service.store import checkpoints, job_history, jobs
 from service.store.checkpoints import ended_attempts
 from service.store.database import Database
 from service.store.ids import new_id
@@ -56,7 +56,7 @@ class Settled:
 
     @property
     def locations(self) -> dict[int, str]:
-        rows = self.database.query(lambda c: telemetry.job_checkpoints(c, self.job_id))
+        rows = self.database.query(lambda c: job_history.job_checkpoints(c, self.job_id))
         return {one.step: one.location for one in rows}
 
     @property
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_the_same_step_in_another_place_takes_the_place_of_the_o
     settled.settle((settled.end(), listed("first", 10, 20)))
     settled.settle((settled.end(), listed("second", 20)))
     assert settled.locations == {20: "second-20"}
-    page = settled.database.query(lambda c: telemetry.page_of_events(c, settled.job_id, 0, 1000))
+    page = settled.database.query(lambda c: job_history.page_of_events(c, settled.job_id, 0, 1000))
     reported = [(one.kind, one.data["step"]) for one in page if one.kind.startswith("checkpoint.")]
     committed, deleted = "checkpoint.committed", "checkpoint.deleted"
     assert reported == [(committed, 10), (committed, 20), (deleted, 10), (committed, 20)]
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_the_same_step_in_another_place_takes_the_place_of_the_o
 
 def test_a_driver_whose_clock_is_ahead_commits_nothing_in_the_future(settled: Settled) -> None:
     settled.settle((settled.end(), listed("here", 10, committed_at=NOW + 3600.0)))
-    (row,) = settled.database.query(lambda c: telemetry.job_checkpoints(c, settled.job_id))
+    (row,) = settled.database.query(lambda c: job_history.job_checkpoints(c, settled.job_id))
     assert row.committed_at == NOW
 
 

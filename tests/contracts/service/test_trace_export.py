@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cluster.policies.policies import Policies
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.lines import read_lines
 from remora.states import JobState, NodeState

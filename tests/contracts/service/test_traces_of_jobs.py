@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from remora.states import JobState
-from service.store import traced
+from service.store import unsent_spans
 from service.store.database import Database
 from service.store.tables import jobs
 from service.tracing.collector import TIMEOUT_S
@@ -148,7 +148,7 @@ def test_killed_between_the_sending_and_the_mark_the_next_controller_sends_the_s
     driver = service.world.launcher.driver_of(job_id)
     driver.tell("progress", at=service.world.now, phase="training", step=1)
     with monkeypatch.context() as patch:
-        patch.setattr(traced, "mark", kill)
+        patch.setattr(unsent_spans, "mark", kill)
         with pytest.raises(Killed):
             service.world.tick(2)
     first = service.of_job(job_id)

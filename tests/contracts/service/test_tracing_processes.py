@@ -29,11 +29,11 @@ from tests.contracts.service.test_service_process import ROOT, environment
 from tests.service_fakes import FakeCluster, FakeLauncher, job_row
 
 URL = "http://127.0.0.1:9"
-MODULES = ["service.main", "service.controller.controller"]
+MODULES = ["service.api_process", "service.controller.controller"]
 
 
 def start(home: Path, module: str, first: str = "", **settings: str) -> tuple[int, str]:
-    words = ["--port", "0"] if module == "service.main" else []
+    words = ["--port", "0"] if module == "service.api_process" else []
     script = f"import sys\n{first}\nfrom {module} import main\nsys.exit(main({words}))"
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from service.installation import upgrades
 from service.installation.__main__ import main
 from service.installation.layout import Installation, InstallationProblem, Layout

@@ -33,21 +33,21 @@ from service.store import (
     alerts,
     bundles,
     deletion,
-    holdings,
+    job_history,
     jobs,
+    kept_amounts,
     recounting,
     schedules,
     secret_rows,
     submissions,
     tables,
-    telemetry,
     tokens,
 )
 from service.store.database import Database
 from service.store.ids import new_id
 from service.store.ingest import ingest_all
+from service.store.job_history import LogFilter
 from service.store.pruning import Limits, prune
-from service.store.telemetry import LogFilter
 from tests.contracts.service.buying import apply
 from tests.contracts.service.owners import Owner, owner_of
 from tests.contracts.service.two_projects import Service, packed, service_of
@@ -281,7 +281,7 @@ def test_totals_are_the_sums_of_the_rows_whatever_was_written_and_deleted(
     assert kept(database) == recounted(database)
     assert life.refused, "limits were reached"
     for (holder, kind), amount in kept(database).items():
-        project = holdings.project_of(holder)
+        project = kept_amounts.project_of(holder)
         limits = LIMITS.principals if project is None else LIMITS.limits_of(project)
         most = getattr(limits, kind.value)
         # What running jobs have stored already is no reason to lose it.
@@ -313,7 +313,7 @@ def test_amounts_that_drifted_are_counted_again_when_a_controller_begins(
                     sa.update(tables.holdings).where(*mine).values(amount=tables.holdings.c.amount + more)
                 )
         gone = ("project:gone", Kept.LOG_LINES), ("user:gone", Kept.TOKENS), ("project:gone", Kept.SECRETS)
-        holdings.add(connection, dict.fromkeys(gone, 3))
+        kept_amounts.add(connection, dict.fromkeys(gone, 3))
 
     database.transact(drift)
     assert kept(database) != right
@@ -347,7 +347,7 @@ def test_statements_of_a_count_do_not_grow_with_jobs_and_lines_and_change_nothin
 
 def test_an_amount_is_counted_again_beside_a_write_of_its_rows(database: Database) -> None:
     """Each in a transaction of its own, in whatever order they come to the amount."""
-    database.transact(lambda c: holdings.add(c, {("project:red", Kept.SECRETS): 9}))
+    database.transact(lambda c: kept_amounts.add(c, {("project:red", Kept.SECRETS): 9}))
 
     def write(number: int) -> None:
         row = secret_row("red", f"S{number}", 1000.0)
@@ -395,7 +395,7 @@ class TestARunningJob:
         assert owner.events(quiet, "attempt.logs_over_limit") == []
 
     def lines(self, owner: Owner, job_id: str) -> list[Any]:
-        read: Callable[[sa.Connection], Any] = lambda c: telemetry.page_of_logs(  # noqa: E731
+        read: Callable[[sa.Connection], Any] = lambda c: job_history.page_of_logs(  # noqa: E731
             c, job_id, LogFilter(None, None), 0, 5000
         )
         return list(owner.world.database.query(read))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -372,7 +372,7 @@ WHO = st.sampled_from(
 
 
 @given(operation=st.sampled_from(sorted(RULES)), who=WHO, project=st.sampled_from(PROJECTS))
-@hypothesis_settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@hypothesis_settings(max_examples=200)
 def test_what_a_principal_may_do_is_what_the_table_says(
     shared: Service, operation: str, who: Any, project: str
 ) -> None:

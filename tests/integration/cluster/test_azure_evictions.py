@@ -24,13 +24,13 @@ from cluster.azure import catalogue
 from cluster.azure.body import machine_name
 from cluster.azure.emulator.server import REGION
 from cluster.azure.provider import AzureProvider
+from cluster.local.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.members import MemberNode
 from cluster.ray.membership import BEAT_NAMESPACE, BEAT_PREFIX, RayMembership
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, settings

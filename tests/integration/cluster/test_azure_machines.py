@@ -14,13 +14,13 @@ import ray
 
 from cluster.azure.emulator.key_vault import secrets_of
 from cluster.azure.emulator.machines import LocalMachines
+from cluster.local.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.membership import RayMembership
 from tests.contracts.cluster.azure_rig import CLUSTER, CPU_SIZE, IB_SIZE, AzureRig
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import ray
 
+from cluster.local.connection import connect
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
-from cluster.ray.connection import connect
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.ray_resources import DRIVER_SHARE, DRIVERS
 from tests.integration.trainers.lab import until
 from trainers.ray_train import coordinator
@@ -40,7 +40,7 @@ from pathlib import Path
 from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
     get_or_create_autoscaling_coordinator,
 )
-from cluster.ray.connection import connect
+from cluster.local.connection import connect
 connect(Path(sys.argv[1]), *sys.argv[2:])
 get_or_create_autoscaling_coordinator()
 """

@@ -17,10 +17,10 @@ import pytest
 import ray
 from ray._raylet import ObjectID
 
+from cluster.local.connection import connect
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.records import MachineRecord
-from cluster.ray.connection import connect
 from cluster.ray.joining import FORKED_VARIABLE
 from cluster.ray.workers.launcher import MOST_STARTS
 from tests.integration.trainers.lab import until

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import ray
 
+from cluster.local import connection
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
-from cluster.ray import connection
-from remora.ports import free_port
+from remora.free_ports import free_port
 from tests.integration.trainers.lab import Lab, Running, until
 from trainers.launch import RayLauncher
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from cluster.local.connection import connect
 from cluster.local.environment import MACHINE_VARIABLE, process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import find_head, start_head, stop_head, wait_until_reachable
@@ -23,7 +24,6 @@ from cluster.local.provider import LocalProvider
 from cluster.local.records import MachineRecord
 from cluster.processes import find_by_environment, identity
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.drain import DrainRefused, RayDrains, drain
 from cluster.ray.members import MemberNode
 from cluster.ray.membership import RayMembership

@@ -19,7 +19,7 @@ import pytest
 from cluster.local.certificates import begin
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.ray_resources import DRIVERS
 from tests.job_uids import own_uids
 from tests.rootless import PROCESSES, as_other_user, home_of_another
@@ -37,7 +37,7 @@ HEAD, MEMBER = "127.0.84.1", "127.0.84.2"
 MACHINE = """
 import json, pathlib, subprocess, sys, time
 from ray._private.services import find_node_ids
-from cluster.ray.connection import connect
+from cluster.local.connection import connect
 
 home, head, address = sys.argv[1:]
 assert not find_node_ids(), "another machine's node is seen"
@@ -75,7 +75,7 @@ become(CONTROLLER)
 while not find_node_ids():
     assert member.poll() is None
     time.sleep(0.1)
-from cluster.ray.connection import connect
+from cluster.local.connection import connect
 connect(pathlib.Path(home), head)
 import ray
 

@@ -11,8 +11,8 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.node.agent import gcs_requests
-from cluster.node.agent.heartbeats import HEARTBEAT_S, SILENT_S, written
 from cluster.ray.drain import RayDrains
+from cluster.ray.heartbeats import HEARTBEAT_S, SILENT_S, written
 from cluster.ray.members import MemberNode
 from cluster.ray.membership import RayMembership
 from remora.ray_labels import NODE_LABEL

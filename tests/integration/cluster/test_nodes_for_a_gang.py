@@ -15,12 +15,12 @@ import pytest
 import ray
 from fastapi.testclient import TestClient
 
+from cluster.local.connection import connect
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.policies.documents import digest_of
 from cluster.policies.offerings import CapacityType, Offering
-from cluster.ray.connection import connect
 from cluster.ray.drain import RayDrains
 from cluster.ray.membership import RayMembership
 from cluster.ray.programs import RayPrograms

@@ -14,10 +14,10 @@ import pytest
 import ray
 
 from cluster.kuberay.provider import KubeRayProvider
+from cluster.local import connection
 from cluster.local.environment import process_environment
 from cluster.local.folders import ClusterFolders
 from cluster.node.pod import main as pod_main
-from cluster.ray import connection
 from cluster.ray.membership import RayMembership
 from cluster.ray.pod_names import RayPodNames
 from tests.contracts.cluster.kuberay_rig import KubeRayRig, request

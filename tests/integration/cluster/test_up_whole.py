@@ -157,7 +157,7 @@ def test_whatever_dies_comes_back_and_the_end_leaves_nothing(
     assert running(home) == nodes
 
     # Everything of the service dies at once: head and nodes live on.
-    parts = [service.child("service.controller"), service.child("service.main")]
+    parts = [service.child("service.controller"), service.child("service.api_process")]
     service.end(signal.SIGKILL)
     until(lambda: not any(map(identity, parts)), "API and controller die with their parent", 10.0)
     assert find_head(home) == head
@@ -170,7 +170,7 @@ def test_whatever_dies_comes_back_and_the_end_leaves_nothing(
     assert running(home) == nodes
 
     # The head dies: a new one with new nodes, the API stays.
-    api = service.child("service.main")
+    api = service.child("service.api_process")
     signal_all(find_by_environment(MACHINE_VARIABLE, head.mark), signal.SIGKILL)
     service.said(r"head +ended and starts again")
     until(lambda: len(ready(service.url()) & running(home).keys()) == 2, "two nodes join the new head")
@@ -178,7 +178,7 @@ def test_whatever_dies_comes_back_and_the_end_leaves_nothing(
     assert new is not None
     assert new.ray_address != head.ray_address
     assert not running(home).keys() & nodes.keys()
-    assert service.child("service.main") == api
+    assert service.child("service.api_process") == api
     seen |= running(home).keys()
 
     # The end.

@@ -24,13 +24,13 @@ import ray
 from cluster.azure.emulator.emulated_cloud import DELETING, Cloud, EmulatedMachine
 from cluster.azure.emulator.server import EmulatorServer
 from cluster.azure.emulator.start_up import read
+from cluster.local import connection
 from cluster.local.environment import process_environment
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.node.boot import parse
 from cluster.policies.offerings import zone_and_capacity
 from cluster.provider import NodeRequest
-from cluster.ray import connection
 from cluster.scheduling.view import LEAVING
 from remora import Client
 from remora.ray_labels import NODE_LABEL
@@ -245,7 +245,7 @@ def open_zoned_service(home: Path) -> Iterator[ZonedService]:
 
 @contextmanager
 def _api(settings: Settings) -> Iterator[Client]:
-    words = [sys.executable, "-m", "service.main", "--home", str(settings.home), "--port", "0"]
+    words = [sys.executable, "-m", "service.api_process", "--home", str(settings.home), "--port", "0"]
     process = subprocess.Popen(words, env=process_environment(settings.home, REMORA_CLOUD=settings.cloud))
     address = settings.home / "api.url"
     try:

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import ray
 
+from cluster.local.connection import connect
 from cluster.local.folders import ClusterFolders
 from cluster.local.head import start_head, stop_head, wait_until_reachable
 from cluster.local.provider import LocalProvider
 from cluster.policies.placement import CAPACITY_LABEL, FABRIC_LABEL
 from cluster.provider import NodeRequest
-from cluster.ray.connection import connect
 from cluster.ray.membership import RayMembership
 from remora.code.bundle import pack
 from remora.states import EndReason

@@ -18,7 +18,7 @@ from tests.integration.trainers.lab import Lab, Running, processes_of, until
 from tests.integration.trainers.scripts import COLLECTIVE, DAEMON, ENDLESS, LOCKSTEP, LOUD, ROUNDED
 from tests.unit.trainers.test_escapes import KILLS_EVERYBODY, marked
 from trainers import driver_actors
-from trainers.claims import Claims
+from trainers.attempt_claims import Claims
 from trainers.launch import RayLauncher
 from trainers.plan import DriverGone
 from trainers.ray_train import StartLimit

@@ -51,7 +51,7 @@ def test_an_unmodified_script_loses_and_wins_workers(lab: Lab) -> None:
     lab.nodes(2)
     running = run(
         lab, EXAMPLE, *COMMAND, "--steps", "100000", "--save-every", "5", "--step-seconds", "0.2",
-        min_workers=1, dealt=96,
+        min_workers=1, divided=96,
     )  # fmt: skip
     running.until(lambda: 7 in losses(running), "two workers train", LONG_S)
     leaving = running.node_of(0)

@@ -84,11 +84,11 @@ def node(name: str = "n", **changes: object) -> NodeView:
 def job(name: str = "j", workers: int | tuple[int, int] = 1, **changes: object) -> JobDemand:
     """A job of workers with one GPU each."""
     least, most = (workers, workers) if isinstance(workers, int) else workers
-    multiple_of, dealt = changes.pop("multiple_of", 1), changes.pop("dealt", None)
+    multiple_of, divided = changes.pop("multiple_of", 1), changes.pop("divided", None)
     asked = {name: changes.pop(name) for name in PLACEMENT if name in changes}
     fields = {
         "id": name,
-        "sizes": WorkerSizes(least, most, multiple_of, dealt),  # type: ignore[arg-type]
+        "sizes": WorkerSizes(least, most, multiple_of, divided),  # type: ignore[arg-type]
         "worker_resources": {"GPU": 1.0},
         "created_at": NOW,
         "placement": Placement(**asked),  # type: ignore[arg-type]
@@ -290,7 +290,7 @@ def nodes(draw: st.DrawFn, name: str, demands: list[JobDemand]) -> NodeView:
         jobs=on_it,
         bought_for=draw(st.sampled_from([None, *(one.id for one in demands)])),
         is_in_use=is_in_use,
-        is_told=draw(st.booleans()) if state is NodeState.DRAINING else True,
+        is_noticed=draw(st.booleans()) if state is NodeState.DRAINING else True,
         idle_since=NOW - draw(ages) if is_member and not is_in_use else None,
         provided=not is_ended and state is not NodeState.REQUESTED,
         is_running=not is_ended and state is not NodeState.REQUESTED,

@@ -36,13 +36,13 @@ def job(
     least: int | None = None,
     work_s: float = 4000.0,
     multiple_of: int = 1,
-    dealt: int | None = None,
+    divided: int | None = None,
     budget: float | None = None,
 ) -> TraceJob:
     return TraceJob(
         id=name,
         at_s=at_s,
-        sizes=WorkerSizes(least or workers, workers, multiple_of, dealt),
+        sizes=WorkerSizes(least or workers, workers, multiple_of, divided),
         resources={"GPU": 1.0, "CPU": 4.0},
         work_s=work_s,
         checkpoint_s=100.0,

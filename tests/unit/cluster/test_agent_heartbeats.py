@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from cluster.node.agent.head_client import FIRST_TIMEOUT_S as CLIENT_START_S
-from cluster.node.agent.heartbeats import (
-    DEAF_S,
+from cluster.node.agent.metadata import FIRST_TIMEOUT_S
+from cluster.ray.heartbeats import (
     HEARTBEAT_S,
     LONGEST_LOOK_S,
     SILENT_S,
+    UNANSWERED_S,
     AgentStatus,
     Heartbeat,
     listen,
     read,
     written,
 )
-from cluster.node.agent.metadata import FIRST_TIMEOUT_S
 
 
 class Listener:
@@ -72,20 +72,20 @@ def test_what_an_agent_writes_is_read_again() -> None:
     assert read(written(12.5, ["XID 79"], "it is sick").encode()) == reported
     assert read(written(12.5, [], "Preempt").encode()) == Heartbeat(at=12.5, leaves="Preempt")
     assert read(written(12.5, [], None).encode()) == Heartbeat(at=12.5)
-    assert read(written(12.5, [], None, 301.5).encode()) == Heartbeat(at=12.5, deaf_s=301.5)
+    assert read(written(12.5, [], None, 301.5).encode()) == Heartbeat(at=12.5, unanswered_s=301.5)
     assert read(written(12.5, [], None, says="a pause").encode()) == Heartbeat(at=12.5, says="a pause")
 
 
 def test_an_agent_that_beats_may_be_deaf_to_its_cloud() -> None:
-    assert not AgentStatus(heartbeat=Heartbeat(at=7.0, deaf_s=DEAF_S)).is_deaf
-    deaf = AgentStatus(heartbeat=Heartbeat(at=7.0, deaf_s=DEAF_S + 1))
-    assert (deaf.is_deaf, deaf.is_silent) == (True, False)
-    assert DEAF_S > FIRST_TIMEOUT_S, "the first answer takes its time"
+    assert not AgentStatus(heartbeat=Heartbeat(at=7.0, unanswered_s=UNANSWERED_S)).is_unanswered
+    unanswered = AgentStatus(heartbeat=Heartbeat(at=7.0, unanswered_s=UNANSWERED_S + 1))
+    assert (unanswered.is_unanswered, unanswered.is_silent) == (True, False)
+    assert UNANSWERED_S > FIRST_TIMEOUT_S, "the first answer takes its time"
 
 
-@pytest.mark.parametrize("deaf", ["null", '"long"', "[]", "true"])
-def test_an_agent_that_does_not_say_what_it_hears_is_not_deaf(deaf: str) -> None:
-    assert read(f'{{"at": 1, "deaf_s": {deaf}}}'.encode()) == Heartbeat(at=1.0)
+@pytest.mark.parametrize("unanswered", ["null", '"long"', "[]", "true"])
+def test_an_agent_that_does_not_say_what_it_hears_is_not_deaf(unanswered: str) -> None:
+    assert read(f'{{"at": 1, "unanswered_s": {unanswered}}}'.encode()) == Heartbeat(at=1.0)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.azure.scale_sets.domain import (
+from cluster.azure.fabric_domain import (
     MOST_NODES,
     Decision,
     SeenInstance,
@@ -54,14 +54,14 @@ def test_a_node_that_has_an_instance_waits_no_longer() -> None:
 
 def test_a_node_stays_named_until_its_instance_shows_its_tag() -> None:
     # It is given again, as the first time may have failed, and is no reason for another machine.
-    untold = replace(instance(0, "a"), is_told=False)
-    decision = decide(seen("a", "b", capacity=2), [untold, instance(1, state="Creating")])
+    untagged = replace(instance(0, "a"), is_tagged=False)
+    decision = decide(seen("a", "b", capacity=2), [untagged, instance(1, state="Creating")])
     assert (names(decision.waiting), names(decision.named)) == (["b"], ["a", "b"])
     assert (given(decision), decision.capacity) == ({"0": "a"}, 2)
     written = replace(seen(), tags=waiting_tags({}, decision.named), capacity=2)
-    assert not decide(written, [untold, instance(1, state="Creating")]).is_news
-    assert names(decide(seen("a", capacity=1), [untold], leaving={"a"}).named) == []
-    assert given(decide(seen("a", capacity=1), [replace(untold, state="Updating")])) == {}
+    assert not decide(written, [untagged, instance(1, state="Creating")]).is_news
+    assert names(decide(seen("a", capacity=1), [untagged], leaving={"a"}).named) == []
+    assert given(decide(seen("a", capacity=1), [replace(untagged, state="Updating")])) == {}
 
 
 def test_joining_raises_the_capacity_by_those_that_are_new() -> None:

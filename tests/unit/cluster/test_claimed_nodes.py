@@ -22,7 +22,7 @@ from cluster.existing.sentences import (
     version_problems,
 )
 from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError
-from cluster.ray.claims import Claim, parsed, unclaimed, written
+from cluster.ray.node_claims import Claim, parsed, unclaimed, written
 from remora.ray_labels import CLAIM, NODE_LABEL, claims_in, drains_in
 from tests.existing_nodes import FewNodes, node
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.kuberay.claims import (
+from cluster.kuberay.documents import read_cluster, read_pod
+from cluster.kuberay.pod_claims import (
     GroupDecision,
     KubernetesClaim,
     PodState,
@@ -14,7 +15,6 @@ from cluster.kuberay.claims import (
     read_claims,
     written_claims,
 )
-from cluster.kuberay.documents import read_cluster, read_pod
 
 
 def claim(name: str, pod: str | None = None, at: float = 0.0) -> KubernetesClaim:

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
+from cluster.ray.heartbeats import AgentStatus, Heartbeat
 from cluster.ray.members import MemberNode, chosen, doubtful, is_given_away
 
 OLD = MemberNode(node_id="node_a", ray_node_id="old", address="10.0.0.4", is_alive=True, is_draining=False)

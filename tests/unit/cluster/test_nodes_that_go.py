@@ -59,9 +59,9 @@ def test_what_has_not_joined_is_ended_without_a_drain() -> None:
         ({"is_in_use": True}, None),
         ({"jobs": {"j": 1}, "is_in_use": True}, None),
         ({"jobs": {"j": 1}}, None),
-        ({"is_told": False}, None),
+        ({"is_noticed": False}, None),
         ({"is_in_use": True, "deadline_at": NOW}, "its drain deadline passed"),
-        ({"is_told": False, "is_member": False}, "it is drained, and Ray has let it go"),
+        ({"is_noticed": False, "is_member": False}, "it is drained, and Ray has let it go"),
     ],
 )
 def test_a_drain_ends_once_ray_knows_of_it_and_has_nothing_there_or_at_its_deadline(
@@ -88,7 +88,7 @@ def test_a_group_that_starts_is_packed_where_it_starts() -> None:
 def test_a_budget_that_shrinks_leaves_the_nodes_on_which_a_smallest_group_starts() -> None:
     starting = [node(f"s{at}", **STARTED_ON) for at in range(2)]
     group = job(workers=2, is_running=True)
-    reported = replace(group, told="shrink")
+    reported = replace(group, noticed_step="shrink")
     assert done(starting, [reported], spent=9.5) == []
     (drain,) = done([*starting, node("idle")], [reported], spent=9.5)
     assert drain.node_id == "idle"

@@ -549,7 +549,7 @@ def test_a_budget_degrades_in_steps_and_owners_are_told(
     assert [notice.step for notice in notices] == ([] if step is None else [step])
     if step is not None:
         assert f"{spent:.2f} of 10.00 USD of the day are spent" in notices[0].message
-        reported = replace(running, told=step)
+        reported = replace(running, noticed_step=step)
         assert not any(
             isinstance(action, Notice)
             for action in plan(view([reported], nodes, spent=Spending(today=spent)), policies, NOW)

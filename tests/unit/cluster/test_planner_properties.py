@@ -157,7 +157,7 @@ def test_a_node_that_works_or_may_be_given_work_is_drained_and_never_ended(
     for action in plan(view, rules, NOW):
         if isinstance(action, Terminate) and by_id[action.node_id].may_work:
             one = by_id[action.node_id]
-            is_empty = one.is_told and not one.jobs and not one.is_in_use
+            is_empty = one.is_noticed and not one.jobs and not one.is_in_use
             assert one.deadline_at is not None, "it was drained"
             assert is_empty or one.deadline_at <= NOW, "only when it is empty, or at its deadline"
         if isinstance(action, Drain):

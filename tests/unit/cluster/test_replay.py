@@ -16,9 +16,9 @@ from cluster.scheduling.actions import Drain, Launch, Plan, Terminate
 from cluster.scheduling.health import remembered_s
 from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import ReplayReport, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob

@@ -124,8 +124,8 @@ def test_budgets_and_whole_copies_are_the_same_after_they_were_written_and_read(
     assert (job.budget, job.sizes) == (None, WorkerSizes(1, 4))
     for least, most in ((2, 8), (4, 4)):
         paid = replace(job, sizes=WorkerSizes(least, most, 2), budget=12.5)
-        deals = replace(job, sizes=WorkerSizes(least, most, dealt=20), id="c")
-        trace = Trace(jobs=(paid, replace(job, id="b"), deals))
+        is_divided = replace(job, sizes=WorkerSizes(least, most, divided=20), id="c")
+        trace = Trace(jobs=(paid, replace(job, id="b"), is_divided))
         assert read_lines("\n".join(write_lines(trace))) == trace
 
 

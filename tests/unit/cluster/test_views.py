@@ -21,7 +21,7 @@ NEVER = float("-inf")
 #: Of each kind, what is so unless something else is said; anything else is none, nothing, zero or false.
 UNLESS_SAID: dict[type, dict[str, object]] = {
     JobDemand: {"project": "default", "priority": 50, "placement": ANYWHERE},
-    NodeView: dict.fromkeys(["provided", "is_running", "is_member", "is_told", "had_machine"], True),
+    NodeView: dict.fromkeys(["provided", "is_running", "is_member", "is_noticed", "had_machine"], True),
     Refusal: {"tries": 1, "at": NEVER},
     Spending: {},
     ClusterView: {

@@ -11,7 +11,8 @@ import pytest
 
 from remora.cli.exits import ExitCode
 from remora.errors import SpecError
-from remora.spec.arrays import MAX_ELEMENTS, elements_of
+from remora.spec.array_elements import elements_of
+from remora.spec.arrays import MAX_ELEMENTS
 from remora.spec.spec import JobSpec
 from tests.command_line import Cli
 from tests.unit.remora.fake_service import FakeService

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora import JobSpec
-from remora.commands.command_texts import argument_list, needs_shell
+from remora.job_commands.command_texts import argument_list, needs_shell
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import remora
-from remora.deepspeed import conversion
-from remora.deepspeed.conversion import begin_ahead, converted, folder_of, processes_for
+from remora.deepspeed import conversion_process
+from remora.deepspeed.conversion_process import begin_ahead, converted, folder_of, processes_for
 from remora.deepspeed.record import Record, write
 from remora.deepspeed.refusal import Refused
 
@@ -53,7 +53,7 @@ SCRIPT = """
 import os
 from pathlib import Path
 from remora import training
-from remora.deepspeed.conversion import converted, folder_of
+from remora.deepspeed.conversion_process import converted, folder_of
 saved = training.resume_from()
 print((converted(saved / "step7", folder_of(saved)) / "step7" / "made of").read_text())
 """
@@ -88,7 +88,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv(name, value)
     for name in ("REMORA_CONVERSION_BEGUN", "REMORA_CHANNEL_FD", "CONVERTER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(conversion, "processes_for", lambda _: 2)
+    monkeypatch.setattr(conversion_process, "processes_for", lambda _: 2)
     yield tmp_path
     os.environ.pop("REMORA_CONVERSION_BEGUN", None)
 
@@ -212,7 +212,7 @@ def test_a_machine_that_can_start_no_process_says_so_to_all_ranks(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(conversion.subprocess, "Popen", full)
+    monkeypatch.setattr(conversion_process.subprocess, "Popen", full)
     with pytest.raises(
         Refused, match=r"cannot be converted for another number of workers here: .*No space left"
     ):
@@ -241,19 +241,19 @@ def test_processes_are_bounded_by_processors_and_memory(
 ) -> None:
     monkeypatch.setenv("REMORA_CONVERSION_PROCESSES", asked)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    monkeypatch.setattr(conversion, "_free_bytes", lambda: free)
+    monkeypatch.setattr(conversion_process, "_free_bytes", lambda: free)
     assert processes_for(saved(job) / "step7") == expected
 
 
 def test_a_limit_of_a_container_counts_and_not_the_memory_of_its_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = conversion._free_bytes()
-    monkeypatch.setattr(conversion, "_left_by_limits", lambda: iter([5 << 20, 3 << 20]))
-    assert conversion._free_bytes() == 3 << 20 < machine
-    monkeypatch.setattr(conversion, "_left_by_limits", lambda: iter([-1]))
-    assert conversion._free_bytes() == 0
+    machine = conversion_process._free_bytes()
+    monkeypatch.setattr(conversion_process, "_left_by_limits", lambda: iter([5 << 20, 3 << 20]))
+    assert conversion_process._free_bytes() == 3 << 20 < machine
+    monkeypatch.setattr(conversion_process, "_left_by_limits", lambda: iter([-1]))
+    assert conversion_process._free_bytes() == 0
 
 
 def test_the_memory_of_this_machine_is_known() -> None:
-    assert conversion._free_bytes() > 2**20
+    assert conversion_process._free_bytes() > 2**20

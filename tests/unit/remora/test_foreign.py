@@ -12,9 +12,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remora.commands.command_texts import argument_list, needs_shell
 from remora.errors import SpecError, SpecProblem
-from remora.foreign import Pipeline, Translation, the_jobs, translate
+from remora.job_commands.command_texts import argument_list, needs_shell
+from remora.job_formats import Pipeline, Translation, the_jobs, translate
 from remora.spec.pipeline_steps import check_steps
 from remora.spec.spec import JobSpec
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remora.foreign import Translation, translate
+from remora.job_formats import Translation, translate
 from remora.spec.spec import JobSpec
 
 CONDA = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from remora.foreign import Pipeline, Translation, the_jobs, translate
+from remora.job_formats import Pipeline, Translation, the_jobs, translate
 from remora.spec.spec import JobSpec
 
 MPI = """\

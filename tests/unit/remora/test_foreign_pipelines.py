@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.errors import SpecError
-from remora.foreign import Pipeline, translate
+from remora.job_formats import Pipeline, translate
 from remora.spec.pipeline_steps import StepOutput, check_steps
 
 PREP = """\

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from remora.errors import SpecError
-from remora.foreign import Pipeline, Translation, translate
-from remora.spec.arrays import elements_of
+from remora.job_formats import Pipeline, Translation, translate
+from remora.spec.array_elements import elements_of
 from remora.spec.spec import JobSpec
 
 FOLDER = Path("/jobs/here")

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from remora import JobSpec
 from remora.code.bundle import pack
 from remora.code.checks import check_code
-from remora.commands.launchers import describe, unwrap
-from remora.commands.nested_launchers import put_on_path
-from remora.commands.started_commands import started_by
 from remora.errors import SpecError
-from trainers.environments.public_package import public_folder
+from remora.job_commands.launchers import describe, unwrap
+from remora.job_commands.nested_launchers import put_on_path
+from remora.job_commands.started_commands import started_by
+from trainers.public_package import public_folder
 
 
 @pytest.mark.parametrize(

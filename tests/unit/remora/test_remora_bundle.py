@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.code.bundle import BundleLimits, digest_of, pack, unpack, verify
@@ -53,7 +53,7 @@ _trees = st.dictionaries(_paths, st.tuples(st.binary(max_size=200), st.booleans(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None)
 @given(tree=_trees, seed=st.integers(0, 2**32))
 def test_what_is_packed_comes_out_and_the_digest_knows_only_the_tree(
     tmp_path_factory: pytest.TempPathFactory, tree: Tree, seed: int
@@ -298,7 +298,7 @@ def test_a_missing_bundle_and_one_above_the_packed_limit(tmp_path: Path) -> None
         verify(tmp_path / "b.zip", BundleLimits(packed_bytes=50))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_damage_is_a_bundle_error_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remora.commands.command_texts import words_of
 from remora.errors import MAX_PROBLEMS, SpecError
-from remora.foreign import translate
+from remora.job_commands.command_texts import words_of
+from remora.job_commands.expressions import fill
+from remora.job_formats import translate
 from remora.spec.bounds import exceeds, has_more_values
-from remora.spec.expressions import fill
 from remora.spec.problems import MAX_DEPTH, MAX_VALUES, read_yaml
 from remora.spec.spec import MAX_SPEC_BYTES, JobSpec
 from tests.steps import grows_linearly, steps_of, stopped_after

@@ -18,8 +18,8 @@ from remora.spec.worker_sizes import NoSizePossible, WorkerSizes, sizes_of, spec
         (WorkerSizes(2, 4), 1, 0),
         (WorkerSizes(2, 4, multiple_of=2), 3, 2),
         (WorkerSizes(2, 4, multiple_of=2), 4, 4),
-        (WorkerSizes(1, 4, dealt=16), 3, 2),
-        (WorkerSizes(2, 8, multiple_of=2, dealt=6), 8, 6),
+        (WorkerSizes(1, 4, divided=16), 3, 2),
+        (WorkerSizes(2, 8, multiple_of=2, divided=6), 8, 6),
     ],
 )
 def test_the_largest_size_that_fits(sizes: WorkerSizes, had: int, size: int) -> None:
@@ -30,34 +30,34 @@ RANGES = {
     "least": st.integers(1, 20),
     "more": st.integers(0, 20),
     "multiple_of": st.integers(1, 6),
-    "dealt": st.none() | st.integers(1, 60),
+    "divided": st.none() | st.integers(1, 60),
 }
 
 
-def possible(size: int, multiple_of: int, dealt: int | None) -> bool:
+def possible(size: int, multiple_of: int, divided: int | None) -> bool:
     """A worker group of this size may train, by the definition."""
-    return size % multiple_of == 0 and (dealt is None or dealt % (size // multiple_of) == 0)
+    return size % multiple_of == 0 and (divided is None or divided % (size // multiple_of) == 0)
 
 
 @given(**RANGES, had=st.integers(0, 50))
 def test_sizes_are_what_is_possible_of_a_range_and_name_its_neighbours_where_nothing_is(
-    least: int, more: int, multiple_of: int, dealt: int | None, had: int
+    least: int, more: int, multiple_of: int, divided: int | None, had: int
 ) -> None:
-    mine = [one for one in range(1, 400) if possible(one, multiple_of, dealt)]
+    mine = [one for one in range(1, 400) if possible(one, multiple_of, divided)]
     inside = [one for one in mine if least <= one <= least + more]
     if not inside:
         near = [*[one for one in mine if one < least][-1:], *[one for one in mine if one > least + more][:1]]
         with pytest.raises(
             NoSizePossible, match=f"the nearest that can (is|are) {' and '.join(map(str, near))}$"
         ):
-            WorkerSizes(least, least + more, multiple_of, dealt)
+            WorkerSizes(least, least + more, multiple_of, divided)
         return
-    sizes = WorkerSizes(least, least + more, multiple_of, dealt)
+    sizes = WorkerSizes(least, least + more, multiple_of, divided)
     assert (sizes.min, sizes.max) == (inside[0], inside[-1])
     assert sizes.fit(had) == max([one for one in inside if one <= had], default=0)
     assert [one for one in range(50) if sizes.allows(one)] == inside
     assert sizes_of(spec_of(sizes), sizes.min, sizes.max) == sizes
-    assert WorkerSizes(sizes.min, sizes.max, multiple_of, dealt) == sizes
+    assert WorkerSizes(sizes.min, sizes.max, multiple_of, divided) == sizes
 
 
 def test_a_specification_says_which_worker_groups_are_possible() -> None:
@@ -75,17 +75,17 @@ def test_a_specification_says_which_worker_groups_are_possible() -> None:
 @pytest.mark.parametrize(
     ("workers", "batch", "said"),
     [
-        (3, 16, "3 workers cannot deal 16 in equal parts; the nearest that can are 2 and 4"),
+        (3, 16, "3 workers cannot divide 16 into equal parts; the nearest that can are 2 and 4"),
         (
             {"min": 6, "max": 9},
             20,
-            "no number of workers from 6 to 9 can deal 20 in equal parts; the nearest that can are 5 and 10",
+            "no number of workers from 6 to 9 can divide 20 into equal parts; the nearest that can are 5 and 10",
         ),
-        (9, 8, "9 workers cannot deal 8 in equal parts; the nearest that can is 8"),
+        (9, 8, "9 workers cannot divide 8 into equal parts; the nearest that can is 8"),
         (
             {"min": 6, "max": 6, "multiple_of": 2},
             16,
-            "6 workers cannot deal 16 in equal parts in whole copies of the model, of 2 workers each;"
+            "6 workers cannot divide 16 into equal parts in whole copies of the model, of 2 workers each;"
             " the nearest that can are 4 and 8",
         ),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.queue.accounts import amount_of, rounded, shown, sums, total_of
-from service.queue.causes import WHOLE, Cause, Payer, Span, micro_usd, spans_of, to_ms
+from service.queue.cost_causes import WHOLE, Cause, Payer, Span, micro_usd, spans_of, to_ms
 from service.queue.costs import By, cost_lines, parts_of, ranges_of
 from service.queue.ledger import UseRow
 from service.queue.rows import NodeRow, PhaseRow, WorkPhase

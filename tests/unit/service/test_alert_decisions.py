@@ -35,7 +35,7 @@ from service.queue.alerts import (
     key_of,
     message_of,
 )
-from service.queue.deliveries import Answer, Try, after_tries, pause_s
+from service.queue.deliveries import Try, TryResult, after_tries, pause_s
 from service.queue.rows import JobRow, NewEvent, NodeRow
 from tests.service_fakes import job_row
 
@@ -330,25 +330,25 @@ class TestBudgets:
 
 class TestTries:
     def test_that_fail_are_made_again_later_and_later(self) -> None:
-        refused = [Try("ntf_1", Answer.REFUSED, "no\nthanks")]
+        refused = [Try("ntf_1", TryResult.REFUSED, "no\nthanks")]
         found = after_tries(0, refused, 100.0)
         assert (found.failures, found.next_at, found.error) == (1, 105.0, "no thanks")
         assert found.settled[0].state is DeliveryState.PENDING
         assert [pause_s(number) for number in (1, 2, 3, 11, 10_000)] == [5.0, 10.0, 20.0, 3600.0, 3600.0]
 
     def test_that_are_taken_end_the_row_of_failures(self) -> None:
-        found = after_tries(4, [Try("ntf_1", Answer.TAKEN), Try("ntf_2", Answer.REFUSED, "no")], 100.0)
+        found = after_tries(4, [Try("ntf_1", TryResult.TAKEN), Try("ntf_2", TryResult.REFUSED, "no")], 100.0)
         assert [one.state for one in found.settled] == [DeliveryState.DELIVERED, DeliveryState.PENDING]
         assert (found.failures, found.next_at) == (1, 105.0)
-        assert after_tries(4, [Try("ntf_1", Answer.TAKEN)], 100.0).next_at == 100.0
-        assert after_tries(4, [Try("ntf_1", Answer.TAKEN)], 100.0).error is None
+        assert after_tries(4, [Try("ntf_1", TryResult.TAKEN)], 100.0).next_at == 100.0
+        assert after_tries(4, [Try("ntf_1", TryResult.TAKEN)], 100.0).error is None
 
     def test_by_a_receiver_that_is_gone_are_the_last(self) -> None:
-        found = after_tries(0, [Try("ntf_1", Answer.GONE, "410"), Try("ntf_2", Answer.TAKEN)], 100.0)
+        found = after_tries(0, [Try("ntf_1", TryResult.GONE, "410"), Try("ntf_2", TryResult.TAKEN)], 100.0)
         assert found.has_ended
         assert [one.id for one in found.settled] == ["ntf_1"]
 
     def test_say_no_more_than_fits(self) -> None:
-        error = after_tries(0, [Try("ntf_1", Answer.REFUSED, "x" * 5000)], 1.0).error
+        error = after_tries(0, [Try("ntf_1", TryResult.REFUSED, "x" * 5000)], 1.0).error
         assert error is not None
         assert len(error) == deliveries.LONGEST_ERROR

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.queue.accounts import Amount
-from service.queue.causes import Cause
+from service.queue.cost_causes import Cause
 from service.queue.goodput import (
     Goodput,
     Progressed,

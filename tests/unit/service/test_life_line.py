@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.page_scripts import Script, page_script
@@ -217,7 +217,7 @@ EVENTS = st.one_of(
 
 
 @given(found=st.lists(st.tuples(EVENTS, st.integers(-2, 5)), max_size=30))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=150)
 def test_whatever_happens_spans_follow_one_another_and_end(script: Script, found: list[Any]) -> None:
     at, events = 0, []
     for (kind, data), later in found:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cluster.policies.policies import BudgetStep
 from remora.spec.spec import JobSpec
 from remora.states import JobState
-from service.queue import changes, lifecycle, schedules
+from service.queue import lifecycle, owners_changes, schedules
 from service.queue.arrays import Turn, counted, released
 from service.queue.dependencies import Dependency, Wanted, dependencies_of, waits_for, why_impossible
 from service.queue.rows import AttemptRow, JobRow
@@ -191,43 +191,43 @@ class TestPauses:
 class TestChanges:
     def test_labels_are_set_and_removed(self) -> None:
         job = job_row(labels={"a": "1", "b": "2"})
-        decision = changes.relabel(job, {"a": None, "c": "3", "x": None}, NOW)
+        decision = owners_changes.relabel(job, {"a": None, "c": "3", "x": None}, NOW)
         assert decision.job.labels == {"b": "2", "c": "3"}
         assert decision.events[0].data == {"labels": {"b": "2", "c": "3"}}
-        assert changes.relabel(job, {"a": "1"}, NOW) == lifecycle.Decision(job, None)
+        assert owners_changes.relabel(job, {"a": "1"}, NOW) == lifecycle.Decision(job, None)
         full = job_row(labels={f"n{number}": "" for number in range(50)})
-        assert len(changes.relabel(full, {"n0": "x"}, NOW).job.labels) == 50
-        with pytest.raises(changes.ChangeRefused, match="51 labels, expected at most 50"):
-            changes.relabel(full, {"more": "x"}, NOW)
-        with pytest.raises(changes.ChangeRefused, match="is not a label's name"):
-            changes.relabel(job, {"": "x"}, NOW)
+        assert len(owners_changes.relabel(full, {"n0": "x"}, NOW).job.labels) == 50
+        with pytest.raises(owners_changes.ChangeRefused, match="51 labels, expected at most 50"):
+            owners_changes.relabel(full, {"more": "x"}, NOW)
+        with pytest.raises(owners_changes.ChangeRefused, match="is not a label's name"):
+            owners_changes.relabel(job, {"": "x"}, NOW)
 
     def test_only_an_ended_job_is_deleted_and_none_that_is_a_model(self) -> None:
         ended = job_row(state=JobState.SUCCEEDED)
-        assert changes.request_deletion(ended, [], NOW).job.delete_requested_at == NOW
+        assert owners_changes.request_deletion(ended, [], NOW).job.delete_requested_at == NOW
         asked = replace(ended, delete_requested_at=1.0)
-        assert changes.request_deletion(asked, [], NOW) == lifecycle.Decision(asked, None)
-        with pytest.raises(changes.ChangeRefused, match="the job is running; cancel it first"):
-            changes.request_deletion(job_row(state=JobState.RUNNING), [], NOW)
-        with pytest.raises(changes.ChangeRefused, match=r"a:1, b:2, c:3 and 1 more, and a job"):
-            changes.request_deletion(ended, ["a:1", "b:2", "c:3", "d:4"], NOW)
-        with pytest.raises(changes.ChangeRefused, match=r"its outputs are a:1, b:2, c:3, and a job"):
-            changes.request_deletion(ended, ["a:1", "b:2", "c:3"], NOW)
+        assert owners_changes.request_deletion(asked, [], NOW) == lifecycle.Decision(asked, None)
+        with pytest.raises(owners_changes.ChangeRefused, match="the job is running; cancel it first"):
+            owners_changes.request_deletion(job_row(state=JobState.RUNNING), [], NOW)
+        with pytest.raises(owners_changes.ChangeRefused, match=r"a:1, b:2, c:3 and 1 more, and a job"):
+            owners_changes.request_deletion(ended, ["a:1", "b:2", "c:3", "d:4"], NOW)
+        with pytest.raises(owners_changes.ChangeRefused, match=r"its outputs are a:1, b:2, c:3, and a job"):
+            owners_changes.request_deletion(ended, ["a:1", "b:2", "c:3"], NOW)
 
     def test_each_size_is_newer_than_the_one_before(self) -> None:
         def spec(least: int, most: int) -> JobSpec:
             return JobSpec.from_mapping({"command": "x", "workers": {"min": least, "max": most}})
 
         job = job_row(spec=spec(1, 2).to_mapping())
-        first = changes.resize(job, spec(1, 4), NOW)
+        first = owners_changes.resize(job, spec(1, 4), NOW)
         assert (first.job.min_workers, first.job.max_workers, first.job.resized_at) == (1, 4, NOW)
         assert first.events[0].message == "its owner gave it 1 to 4 workers"
-        second = changes.resize(first.job, spec(3, 3), NOW - 60.0)
+        second = owners_changes.resize(first.job, spec(3, 3), NOW - 60.0)
         assert second.job.resized_at is not None
         assert second.job.resized_at > NOW
         assert second.events[0].message == "its owner gave it 3 workers"
         assert (second.job.min_workers, second.job.max_workers) == (3, 3)
-        assert changes.resize(job, spec(1, 2), NOW) == lifecycle.Decision(job, None)
+        assert owners_changes.resize(job, spec(1, 2), NOW) == lifecycle.Decision(job, None)
 
     def test_the_batch_that_its_workers_made_becomes_part_of_the_specification(self) -> None:
         def row(**fields: Any) -> JobRow:
@@ -238,14 +238,16 @@ class TestChanges:
         attempt = AttemptRow(
             id="att_a", job_id=job.id, attempt=1, created_at=0.0, world_size=2, short_since=5.0
         )
-        kept = changes.keep_batch(job, attempt, 8, NOW)
+        kept = owners_changes.keep_batch(job, attempt, 8, NOW)
         assert kept.job.spec["elastic"]["global_batch"] == 8
         assert kept.job.spec["elastic"]["shards"] == 4
         assert (kept.job.min_workers, kept.job.max_workers) == (1, 2), "no third worker is bought"
         assert kept.job.sizes.in_words() == "1 or 2"
         assert kept.attempt is not None
         assert kept.attempt.short_since is None, "it has all the workers that it can use"
-        short = changes.keep_batch(job, replace(attempt, world_size=1, short_since=None), 8, NOW).attempt
+        short = owners_changes.keep_batch(
+            job, replace(attempt, world_size=1, short_since=None), 8, NOW
+        ).attempt
         assert short is not None
         assert short.short_since == NOW
         for unchanged, samples in (
@@ -254,7 +256,7 @@ class TestChanges:
             (job, 3),
             (replace(row(backend="deepspeed", workers={"min": 3, "max": 3})), 8),
         ):
-            assert changes.keep_batch(unchanged, attempt, samples, NOW) == lifecycle.Decision(
+            assert owners_changes.keep_batch(unchanged, attempt, samples, NOW) == lifecycle.Decision(
                 unchanged, attempt
             )
 
@@ -282,20 +284,20 @@ class TestChanges:
             world_size=size,
             short_since=before,
         )
-        taken = changes.sizes_taken(job, attempt, 7.0, NOW).attempt
+        taken = owners_changes.sizes_taken(job, attempt, 7.0, NOW).attempt
         assert taken is not None
         assert (taken.resized_at, taken.short_since) == (7.0, after)
 
     def test_what_has_ended_or_is_ending_is_not_changed(self) -> None:
-        changes.check_not_ended(job_row(), "paused")
-        with pytest.raises(changes.ChangeRefused, match="it cannot be paused"):
-            changes.check_not_ended(job_row(state=JobState.FAILED), "paused")
-        with pytest.raises(changes.ChangeRefused, match="is being cancelled; it cannot be resized"):
-            changes.check_not_ended(job_row(cancel_requested_at=1.0), "resized")
-        changes.check_is_owners_pause(job_row(state=JobState.PAUSED, pause_requested_at=1.0))
-        changes.check_is_owners_pause(job_row())
-        with pytest.raises(changes.ChangeRefused, match="its owner has not paused it: the budget"):
-            changes.check_is_owners_pause(job_row(state=JobState.PAUSED, message="the budget"))
+        owners_changes.check_not_ended(job_row(), "paused")
+        with pytest.raises(owners_changes.ChangeRefused, match="it cannot be paused"):
+            owners_changes.check_not_ended(job_row(state=JobState.FAILED), "paused")
+        with pytest.raises(owners_changes.ChangeRefused, match="is being cancelled; it cannot be resized"):
+            owners_changes.check_not_ended(job_row(cancel_requested_at=1.0), "resized")
+        owners_changes.check_is_owners_pause(job_row(state=JobState.PAUSED, pause_requested_at=1.0))
+        owners_changes.check_is_owners_pause(job_row())
+        with pytest.raises(owners_changes.ChangeRefused, match="its owner has not paused it: the budget"):
+            owners_changes.check_is_owners_pause(job_row(state=JobState.PAUSED, message="the budget"))
 
 
 class TestArrays:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.page_scripts import Script, page_script
@@ -37,7 +37,7 @@ LINES = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(LINES, st.sampled_from([3600, DAY]))
 def test_bars_sum_to_the_account(script: Script, lines: list[dict[str, Any]], width_s: int) -> None:
     found = script.call("barsOf", lines, SINCE, SINCE + 7 * DAY, width_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.page_scripts import Script, page_script
@@ -83,7 +83,7 @@ LINES = st.lists(st.sampled_from(["a", "b", "c", ""]), max_size=12).map("\n".joi
 
 
 @given(before=LINES, after=LINES)
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=200)
 def test_a_difference_has_both_texts(script: Script, before: str, after: str) -> None:
     lines = script.call("difference", before, after)
     assert "\n".join(line["text"] for line in lines if line["kind"] != "more") == before

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora.states import JobState
-from service.queue.changes import ChangeRefused
+from service.queue.owners_changes import ChangeRefused
 from service.queue.profiles import LOST_S, MOST_PROFILES, MOST_REQUESTS, ProfileRow, ended, request_profile
 from service.queue.rows import JobRow
 from tests.service_fakes import job_row

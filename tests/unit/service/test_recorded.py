@@ -10,7 +10,7 @@ import pytest
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import ANYWHERE, Placement
 from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.lines import read_lines, write_lines
 from cluster.traces.trace import Trace

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cluster.node.agent.heartbeats import DEAF_S, SILENT_S, AgentStatus, Heartbeat
+from cluster.ray.heartbeats import SILENT_S, UNANSWERED_S, AgentStatus, Heartbeat
 from cluster.scheduling.health import DRAIN_S
 from remora.states import AttemptState, EndReason, JobState, NodeState
 from service.queue import lifecycle, retry
@@ -479,22 +479,22 @@ class TestNodes:
         assert hear(silent, heartbeat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
 
     def test_an_agent_that_hears_nothing_of_its_cloud_is_recorded_like_a_silent_one(self) -> None:
-        def look(node: NodeRow, heartbeat_at: float, deaf_s: float) -> lifecycle.NodeDecision:
-            agent = AgentStatus(heartbeat=Heartbeat(at=heartbeat_at, deaf_s=deaf_s))
+        def look(node: NodeRow, heartbeat_at: float, unanswered_s: float) -> lifecycle.NodeDecision:
+            agent = AgentStatus(heartbeat=Heartbeat(at=heartbeat_at, unanswered_s=unanswered_s))
             return lifecycle.observe_node(
                 node, NodeObservation(is_provided=True, is_alive=True, agent=agent), NOW
             )
 
-        assert look(READY, 5.0, DEAF_S) == lifecycle.NodeDecision(READY), "not yet"
-        deaf = look(READY, 10.0, DEAF_S + 1)
-        (event,) = deaf.events
+        assert look(READY, 5.0, UNANSWERED_S) == lifecycle.NodeDecision(READY), "not yet"
+        unanswered = look(READY, 10.0, UNANSWERED_S + 1)
+        (event,) = unanswered.events
         assert event.kind == "node.agent_silent"
         assert "has had no answer of its cloud since 1970-01-01 00:" in event.message
-        assert deaf.node.state is NodeState.READY
-        assert look(deaf.node, 15.0, DEAF_S + 6) == lifecycle.NodeDecision(deaf.node), (
-            "it sends heartbeats, and is deaf still"
+        assert unanswered.node.state is NodeState.READY
+        assert look(unanswered.node, 15.0, UNANSWERED_S + 6) == lifecycle.NodeDecision(unanswered.node), (
+            "it sends heartbeats, and has no answer still"
         )
-        again = look(deaf.node, 20.0, 1.0)
+        again = look(unanswered.node, 20.0, 1.0)
         assert ([event.kind for event in again.events], again.node) == (["node.agent_heard"], READY)
 
     def test_what_an_agent_says_is_recorded_once_and_stands_beside_the_node_as_long_as_it_says_so(
@@ -681,7 +681,7 @@ LifeOfAJob.TestCase.settings = settings(
 TestLifeOfAJob = LifeOfAJob.TestCase
 
 
-@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, derandomize=True)
 @given(st.text(string.ascii_lowercase, min_size=1), st.integers(0, 5))
 def test_a_new_reason_to_wait_is_recorded_once(reason: str, times: int) -> None:
     job = lifecycle.submit(job_row()).job

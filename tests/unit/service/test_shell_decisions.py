@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora.states import JobState
-from service.queue.changes import ChangeRefused
+from service.queue.owners_changes import ChangeRefused
 from service.queue.rows import JobRow
 from service.queue.shells import (
     AWAY_S,

@@ -25,7 +25,7 @@ from cluster.scheduling.slack import (
 )
 from cluster.scheduling.starts import jobs_off_spot
 from cluster.scheduling.view import START_UP_S, JobDemand
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState

@@ -11,8 +11,9 @@ from cluster.policies.documents import read_document
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.policies.policy_problems import PoliciesRefused
 from service.clouds.azure_settings import read_azure_settings
-from service.clouds.fixed_pool import fixed_pool, kept_full, known
+from service.clouds.fixed_pool import fixed_pool, known
 from service.embedded.emulated_azure import emulated_azure_settings, write_azure_settings
+from service.queue.full_pools import kept_full
 from service.settings import Settings
 
 OF_AZURE = "pools: {gpu: {sizes: [Standard_NC24ads_A100_v4], zones: [2], max_nodes: 200}}"

@@ -17,7 +17,7 @@ from cluster.policies.policies import CapacityRule, Policies, PoolPolicy
 from cluster.scheduling.installed_rules import load_rules
 from cluster.scheduling.planner import plan
 from cluster.scheduling.queue_order import WINDOW
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.generator import Cluster, GeneratorOptions, generated

@@ -8,8 +8,8 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Launch, Plan
 from cluster.scheduling.view import ClusterView
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob

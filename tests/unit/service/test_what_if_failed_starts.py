@@ -9,7 +9,7 @@ import pytest
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.installed_rules import load_rules
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.report import report_of
 from cluster.traces.lines import write_lines
 from cluster.traces.trace import Trace, TraceJob

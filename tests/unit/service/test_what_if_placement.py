@@ -18,8 +18,8 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.actions import Plan
 from cluster.scheduling.planner import plan
 from cluster.scheduling.view import ClusterView
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.ports import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import ReplayReport, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob

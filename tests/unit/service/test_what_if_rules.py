@@ -17,7 +17,7 @@ from cluster.scheduling.actions import Launch
 from cluster.scheduling.installed_rules import GROUP, load_rules
 from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.view import ClusterView
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob

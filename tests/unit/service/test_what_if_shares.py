@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import Policies
 from cluster.scheduling.planner import plan
-from cluster.simulator.ports import Assumptions
+from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.replay import Replay
 from cluster.simulator.report import report_of
 from cluster.traces.trace import Trace, TraceJob

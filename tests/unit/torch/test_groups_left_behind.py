@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.torch.hardware import decode, difference, encode, hardware, parse_processor
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script.link import Rendezvous
 from remora.torch.group import Group, PeerLost, Ticket, form
 from remora.torch.order import shards_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script.link import Rendezvous
 from remora.torch.group import Group, PeerLost, form
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remora import training
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script.link import Rendezvous
 from remora.torch import Diverged, Loop
 from remora.torch.agreement import StateDigests, differs, is_due, parameters_beside, tensors_of

@@ -434,7 +434,7 @@ class World:
         #: Workers of the newest group, and those that have joined it.
         self.members = tuple(range(workers))
         self.joined: set[int] = set()
-        self.is_told = False
+        self.is_noticed = False
         self.steps = dict.fromkeys(range(workers), 7)
         self.parked: set[int] = set()
         self.lost: set[int] = set()
@@ -454,7 +454,7 @@ class World:
                     self.pending.append(lambda slots=slots: self.look(set(slots)))  # type: ignore[misc]
                 case TellToPark(told, generation):
                     assert generation == self.generation
-                    self.is_told = True
+                    self.is_noticed = True
                     for slot in told:
                         self.pending.append(lambda slot=slot: self.park(slot))  # type: ignore[misc]
                 case LeaveBehind(left):
@@ -464,8 +464,8 @@ class World:
                     self.pending.append(lambda members=members: self.answer(members))  # type: ignore[misc]
                 case AssignRanks(members):
                     self.check(members)
-                    assert self.is_told or self.generation == 1, "a group that is there has to park first"
-                    self.is_told = False
+                    assert self.is_noticed or self.generation == 1, "a group that is there has to park first"
+                    self.is_noticed = False
                     self.generation += 1
                     # Who is left out of the next group ends.
                     self.lost |= set(self.members) - set(members)
@@ -497,7 +497,7 @@ class World:
         if slot in self.dead | self.hanging | self.lost:
             return ()
         self.parked.add(slot)
-        return self.one.park(slot, self.steps[slot], self.now, is_planned=not self.is_told)
+        return self.one.park(slot, self.steps[slot], self.now, is_planned=not self.is_noticed)
 
     def answer(self, members: tuple[int, ...]) -> Effects:
         silent = set(members) & self.dead
@@ -505,7 +505,7 @@ class World:
 
     def join(self, slot: int) -> Effects:
         # A group forms when all of its workers come; one that hangs keeps the others waiting.
-        if set(self.members) & (self.dead | self.hanging) or slot not in self.members or self.is_told:
+        if set(self.members) & (self.dead | self.hanging) or slot not in self.members or self.is_noticed:
             return ()
         self.joined.add(slot)
         self.steps[slot] = 7

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.claims import Claims, Refused
+from trainers.attempt_claims import Claims, Refused
 from trainers.launch import RayLauncher
 from trainers.storage import Storage, StorageError
 

@@ -16,8 +16,8 @@ from remora.states import EndReason
 from tests.attempt_plans import plan_of
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import play
+from trainers.attempt_claims import Claims, Refused
 from trainers.checkpoints.catalog import Catalog
-from trainers.claims import Claims, Refused
 from trainers.driver import driver as driver_module
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.job_storage import JobStorages

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainers.outputs_of_jobs import put_outputs
+from trainers.input_source import InputSource
 from trainers.inputs.download import InputMissing, fetched, prune
-from trainers.inputs.source import InputSource
 
 
 class Log:

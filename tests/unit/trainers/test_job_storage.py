@@ -13,7 +13,7 @@ import pytest
 from tests.attempt_plans import plan_of
 from trainers.driver import storage_requests
 from trainers.driver.storage_requests import StorageRequests
-from trainers.inputs.source import InputSource
+from trainers.input_source import InputSource
 from trainers.job_storage import JobStorages, bundle_file, job_scopes, no_service
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage, StorageError

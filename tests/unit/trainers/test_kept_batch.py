@@ -68,9 +68,9 @@ def test_copies_of_the_model_divide_it_and_not_workers() -> None:
 def test_other_sizes_of_the_service_are_those_that_divide_it() -> None:
     plan = with_batch(a_plan(), 8, 2)
     assert plan is not None
-    assert sizes_in(plan, WorkerSizes(1, 7)) == WorkerSizes(1, 4, dealt=8)
+    assert sizes_in(plan, WorkerSizes(1, 7)) == WorkerSizes(1, 4, divided=8)
     assert sizes_in(plan, WorkerSizes(3, 3)) == WorkerSizes(3, 3), "the workers then say what is wrong"
-    assert sizes_in(plan, WorkerSizes(1, 3, dealt=9)) == WorkerSizes(1, 3, dealt=9)
+    assert sizes_in(plan, WorkerSizes(1, 3, divided=9)) == WorkerSizes(1, 3, divided=9)
     assert sizes_in(a_plan(), WorkerSizes(1, 7)) == WorkerSizes(1, 7)
     assert sizes_in(replace(plan, backend="ddp"), WorkerSizes(1, 7)) == WorkerSizes(1, 7)
 
@@ -87,11 +87,11 @@ def test_the_driver_keeps_the_first_that_a_worker_of_the_present_group_reports()
         assert driver.sizes() == WorkerSizes(1, 3)
         for slot, samples in ((0, 8), (1, 4)):
             await driver.deliver(1, slot, [{"type": "batch", "samples": samples}])
-        assert driver.sizes() == stage.attempt.plan.sizes == WorkerSizes(1, 2, dealt=8)
+        assert driver.sizes() == stage.attempt.plan.sizes == WorkerSizes(1, 2, divided=8)
         assert stage.events("attempt.batch_kept") == [{"global_batch": 8}]
         said = [one.body for one in stage.account.records(0, 100) if one.kind == "progress"]
         assert [body["global_batch"] for body in said if "global_batch" in body] == [8]
         await driver.resize(1.0, WorkerSizes(1, 9))
-        assert driver.sizes() == WorkerSizes(1, 8, dealt=8), "the service may not know it yet"
+        assert driver.sizes() == WorkerSizes(1, 8, divided=8), "the service may not know it yet"
 
     play(scene())

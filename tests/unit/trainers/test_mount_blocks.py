@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from trainers.input_source import InputFile
 from trainers.inputs.mounts.blocks import BLOCK_BYTES, BlockReader, ShortRead
 from trainers.inputs.mounts.tree import found, tree_of
-from trainers.inputs.source import InputFile
 from trainers.storage import StorageError
 
 BLOCKS = 24

@@ -22,10 +22,10 @@ from tests.counting_proxy import CountingProxy
 from tests.e2e.processes import until
 from tests.needed import is_missing
 from tests.unit.trainers.test_inputs import Log, contents
+from trainers.input_source import InputSource
 from trainers.inputs.download import InputMissing, fetched
 from trainers.inputs.mounts.mountable import is_mounted, unmount, why_no_mounts
 from trainers.inputs.mounts.mounting import sweep_mounts
-from trainers.inputs.source import InputSource
 from trainers.job_storage import granted_storage
 from trainers.storage import Storage
 from trainers.storage_grants import Scope, StorageAnswer, StorageRequest

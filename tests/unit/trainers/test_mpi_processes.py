@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from tests.unit.trainers.test_child import is_gone
 from trainers.backends import mpi
 from trainers.backends.mpi import _command_servers, _hosts, _runs

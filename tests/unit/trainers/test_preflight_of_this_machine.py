@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from service.queue.preflights import fault_of, read_measured
 from tests.architecture.repository import ROOT
 from trainers.preflight import own, tasks

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remora.ray_labels import BROUGHT_VARIABLE, are_packages_brought
-from trainers.environments.public_package import public_folder, public_package
+from trainers.public_package import public_folder, public_package
 
 
 def names_in(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
-from remora.commands.launchers import unwrap
+from remora.job_commands.launchers import unwrap
 from trainers.backends.backend import Backend, BackendUnusable, LaunchContext, Sidecar
 from trainers.backends.mpi.rank import make_pipes, report_return, variables_pipe
 from trainers.isolation.confined import Confinement

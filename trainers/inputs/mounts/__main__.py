@@ -16,11 +16,11 @@ import threading
 from pathlib import Path
 
 from remora.process_log import write_log
+from trainers.input_source import InputFile
 from trainers.inputs.mounts.blocks import BlockReader
 from trainers.inputs.mounts.mountable import may_allow_others, unmount
 from trainers.inputs.mounts.tree import tree_of
 from trainers.inputs.mounts.users import Users
-from trainers.inputs.source import InputFile
 from trainers.job_storage import granted_storage
 from trainers.storage import Storage
 from trainers.storage_grants import Scope, is_brokered

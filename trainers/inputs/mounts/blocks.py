@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from trainers.inputs.source import InputFile
+from trainers.input_source import InputFile
 
 #: Bytes of a block.
 BLOCK_BYTES = 2**20

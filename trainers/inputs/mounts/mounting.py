@@ -20,11 +20,11 @@ from pathlib import Path
 import trainers
 from remora.private_files import open_lock
 from trainers.granted_blobs import Ask
+from trainers.input_source import InputFile
 from trainers.inputs.mounts import messages
 from trainers.inputs.mounts.addresses import socket_address
 from trainers.inputs.mounts.messages import ConnectionEnded
 from trainers.inputs.mounts.mountable import unmount, why_no_mounts
-from trainers.inputs.source import InputFile
 from trainers.node_folders import work_root
 
 #: Seconds until the lock is tried again, and until a tree is there.

@@ -11,9 +11,9 @@ from typing import Any
 
 import mfusepy
 
+from trainers.input_source import InputFile
 from trainers.inputs.mounts.blocks import BlockReader
 from trainers.inputs.mounts.tree import Folder, found
-from trainers.inputs.source import InputFile
 from trainers.storage_grants import without_secrets
 
 log = logging.getLogger(__name__)

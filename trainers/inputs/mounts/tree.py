@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trainers.confined_folders import OutsideFolder, parts_of
-from trainers.inputs.source import InputFile
+from trainers.input_source import InputFile
 
 
 @dataclass

@@ -56,7 +56,7 @@ def test_every_process_is_a_module_of_the_service_in_the_home() -> None:
     home = Path("/var/lib/remora/home")
     modules = {one: arguments_of(one, home, HEAD)[0] for one in ContainerProcess}
     assert modules == {
-        "api": "service.main",
+        "api": "service.api_process",
         "controller": "service.controller",
         "head": "cluster.head",
         "drivers": "cluster.head",
