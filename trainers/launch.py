@@ -22,6 +22,7 @@ from trainers.builds_ahead import BuildsAhead
 from trainers.claims import Claims
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.driver.nominations import NO_JOB, RENEWED_S
+from trainers.driver_protocol import refusal
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record
 from trainers.ray_train import (
     StartLimit,
@@ -33,6 +34,7 @@ from trainers.ray_train import (
 )
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
+from trainers.spoken_protocols import SpokenProtocols
 from trainers.storage import Storage
 from trainers.storage_grants import StorageGrant
 
@@ -105,6 +107,7 @@ class RayLauncher:
         self._timeout_s = timeout_s
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
+        self._protocols = SpokenProtocols()
         #: When something was started last, by `time.monotonic`.
         self._started_at = time.monotonic()
         #: What drivers that were sent their plan have not answered yet.
@@ -193,6 +196,7 @@ class RayLauncher:
             # It died; another one finds out whether this one had begun.
             self._handles.pop(attempt_id, None)
             self._kept.pop(attempt_id, None)
+            self._protocols.forget(attempt_id)
             return False
         return True
 
@@ -213,6 +217,7 @@ class RayLauncher:
             driver_actors.end(name)
             for known in (self._handles, self._starting, self._limits, self._kept, self._asked):
                 known.pop(attempt_id, None)
+            self._protocols.forget(attempt_id)
 
     def _living_heads(self, now: float) -> frozenset[str]:
         """Looked up twice a second at most."""
@@ -417,8 +422,17 @@ class RayLauncher:
         handle = self._handle(attempt_id)
         if handle is None:
             return self._gone(attempt_id)
+        self._protocols.ask(attempt_id, handle)
+        if (refused := self._refused(attempt_id)) is not None:
+            return refused
         self._asked[attempt_id] = handle.poll.remote(after, ROWS_AT_ONCE)
         return None
+
+    def _refused(self, attempt_id: str) -> DriverGone | None:
+        """Its driver counts as lost where it speaks no protocol of this release; the service ends it then."""
+        spoken = self._protocols.answer(attempt_id)
+        why = refusal(spoken) if spoken is not None else None
+        return DriverGone(EndReason.DRIVER_LOST, why) if why is not None else None
 
     def _take(self, attempt_id: str, reference: Any) -> list[Record] | DriverGone | None:
         try:
@@ -437,6 +451,10 @@ class RayLauncher:
             return None
         if records is None and attempt_id not in self._starting:
             return DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt has lost its plan.")
+        if self._protocols.answer(attempt_id) is None:
+            return None  # what it answers is not looked at before its number; it answers the same again
+        if (refused := self._refused(attempt_id)) is not None:
+            return refused
         if records is None or (type(records) is list and all(map(_is_record, records))):
             return records
         log.warning(
@@ -465,6 +483,7 @@ class RayLauncher:
         self._asking.pop(attempt_id, None)
         self._profiling.pop(attempt_id, None)
         self._kept.pop(attempt_id, None)
+        self._protocols.forget(attempt_id)
         free_resources(attempt_id)
 
     def _handle(self, attempt_id: str) -> Any:
