@@ -208,7 +208,8 @@ class RayLauncher:
         if not limit.is_over(now):
             return
         name = driver_actors.name_of(attempt_id)
-        if name is not None and driver_actors.is_pending(name):
+        # One that the head before did not write down any more is in no books at all.
+        if name is not None and (driver_actors.find(name) is None or driver_actors.is_pending(name)):
             log.warning(
                 "the driver of attempt %s is asked for again: Ray's head was started again",
                 attempt_id,

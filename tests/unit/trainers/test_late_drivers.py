@@ -102,6 +102,17 @@ def test_one_that_a_controller_of_an_earlier_release_asked_for_counts_as_of_this
     assert ray.ended == [DRIVER]
 
 
+def test_one_that_the_next_head_has_never_heard_of_is_asked_for_again(ray: Ray) -> None:
+    launcher = RayLauncher()
+    look(ray, launcher, 1.0)
+    # The head was killed before it had written down that it was asked for.
+    ray.heads, ray.pending = frozenset({"head-2"}), False
+    del ray.drivers[DRIVER]
+    look(ray, launcher, AFTER_HEAD_S + 3.0)
+    assert DRIVER in ray.drivers
+    assert ray.ended == [DRIVER]
+
+
 def test_one_that_has_begun_is_not_ended(ray: Ray) -> None:
     launcher = RayLauncher()
     look(ray, launcher, 1.0)
