@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import ray
 
@@ -159,7 +160,7 @@ class RayLauncher:
             taken = self._ready_drivers.take()
             limit = taken.limit if taken is not None else limit
             driver_actors.asked_under(plan.attempt_id, limit.heads)
-            found = taken.name if taken is not None else f"driver-{plan.attempt_id}"
+            found = taken.name if taken is not None else _unused_name(plan.attempt_id)
             # Another controller may have been faster: the first name counts.
             name = driver_actors.give(plan.attempt_id, found)
             if name != found:
@@ -208,14 +209,18 @@ class RayLauncher:
         if not limit.is_over(now):
             return
         name = driver_actors.name_of(attempt_id)
-        # One that the head before did not write down any more is in no books at all.
-        if name is not None and (driver_actors.find(name) is None or driver_actors.is_pending(name)):
+        # One that the head before did not write down any more, or had not placed, is lost without a word.
+        is_lost = name is not None and driver_actors.is_lost(name)
+        if name is not None and (is_lost or driver_actors.is_pending(name)):
             log.warning(
                 "the driver of attempt %s is asked for again: Ray's head was started again",
                 attempt_id,
                 extra=about(attempt=attempt_id),
             )
             driver_actors.end(name)
+            if is_lost:
+                # By its name this process would find the dead one again.
+                driver_actors.forget(attempt_id)
             for known in (self._handles, self._starting, self._limits, self._kept, self._asked):
                 known.pop(attempt_id, None)
             self._protocols.forget(attempt_id)
@@ -494,6 +499,12 @@ class RayLauncher:
                 return None
             self._handles[attempt_id] = handle
         return self._handles[attempt_id]
+
+
+def _unused_name(attempt_id: str) -> str:
+    """A name for the driver of an attempt that has none; what has the usual one is dead, and found here alone."""
+    name = f"driver-{attempt_id}"
+    return name if driver_actors.find(name) is None else f"{name}-{uuid4().hex[:8]}"
 
 
 def _is_record(one: object) -> bool:
