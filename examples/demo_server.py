@@ -1,4 +1,4 @@
-"""The service on a machine of its own: installed from a wheel, upgraded under a job, its head killed, restored.
+"""The service on a machine of its own: installed, upgraded under a job, its head killed, restored, its secret replaced.
 
 `make demo-server` runs it, with supervisord in place of systemd: head, drivers' node, two processes of the API and two
 controllers are services of their own.  The last line it prints is one JSON object; it exits with 0 only when
@@ -30,8 +30,9 @@ from examples.demo import START_S, DemoFailed, check, end, processes_of, wait_fo
 from remora import Client
 from remora.errors import RemoraError
 from remora.free_ports import free_port
-from remora.states import JobState, NodeState
+from remora.states import EndReason, JobState, NodeState
 from remora.views import Job
+from trainers.driver_protocol import PROTOCOL
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What a wheel is built of.
@@ -52,6 +53,17 @@ HEAD = "127.0.0.83"
 #: Seconds that a job may take here.
 PATIENCE_S = 900.0
 PROCESSES_OF_THE_API = 2
+#: Asks a head with the secret of its environment, and how that exits where it is refused.
+REFUSED = 3
+ASK = f"""
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import RaySystemError
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", b"remora", timeout=30)
+except Exception as error:
+    sys.exit({REFUSED} if "nauthenticated" in str(error) or "uthentication" in str(error) else str(error))
+"""
 
 
 def main() -> int:
@@ -81,7 +93,8 @@ def main() -> int:
 def run(home: Path, console: Console) -> dict[str, Any]:
     """Install, upgrade, lose the head, back up and restore, with jobs that train meanwhile."""
     with console.status("Two builds are made ..."):
-        first, second = build(home / "first"), build(home / "second", "0.1.1")
+        # Drivers of the first build speak the protocol of the release before.
+        first, second = build(home / "first", protocol=PROTOCOL - 1), build(home / "second", "0.1.1")
     machine = Machine(home / "remora", console)
     machine.install(first)
     release = machine.release()
@@ -104,14 +117,64 @@ def run(home: Path, console: Console) -> dict[str, Any]:
         ended = finish(client, jobs[1:], console)
         machine.command("backup", str(home / "later.tar"))
         machine.command("restore", str(home / "later.tar"))
-        console.print("A backup was made and put in place; the first job still trains.")
+        change_key(client)
+        console.print(
+            "A backup was made and put in place, and the key of secrets replaced; the first job still trains."
+        )
         ended = [*finish(client, jobs[:1], console), *ended]
         wait_for(
             lambda: not machine.has_drivers_of(release),
             START_S,
             "the drivers' node of the first release did not end with its last driver",
         )
-        return facts(ended, watch, restart_s)
+        return {**facts(ended, watch, restart_s), **rotate(machine, client, console)}
+
+
+def change_key(client: Client) -> None:
+    """Have the service encrypt the secrets of projects with another key; no job is concerned."""
+    client.set_secret("token", "of a demo")
+    check(client.rotate_secrets().rewritten == 1, "the secret of the demo has the key that it had")
+
+
+def rotate(machine: Machine, client: Client, console: Console) -> dict[str, Any]:
+    """Give the cluster another secret under a job that trains and one that was paused for it; what became of both."""
+    trains, waits = (
+        client.submit(training(f"{name}-at-another-secret", 1, 600, 0.04)) for name in ("trains", "waits")
+    )
+    for job in (trains, waits):
+        wait_for(
+            lambda one=job: client.job(one.id).checkpoint_step is not None,
+            PATIENCE_S,
+            f"{job.name} saves nothing",
+        )
+    client.pause(waits.id)
+    wait_for(lambda: client.job(waits.id).state is JobState.PAUSED, PATIENCE_S, "a job did not pause")
+    old, began = machine.secret(), time.monotonic()
+    machine.command("rotate", "--yes")
+    rotate_s = time.monotonic() - began
+    check(machine.secret() != old, "the cluster has the secret that it had")
+    check(not machine.takes(old), "the head answers to the old secret")
+    check(machine.takes(machine.secret()), "the head does not answer to the new secret")
+    in_force = machine.release()
+    wrong = [line for line in machine.status() if not line.endswith(f" {in_force}")]
+    check(not wrong, f"these are not of the release in force: {wrong}")
+    client.resume(waits.id)
+    console.print(f"The cluster has had another secret after {rotate_s:.1f} s.")
+    after = finish(client, [trains, waits], console)
+    lost = [job.name for job in after if job.state is not JobState.SUCCEEDED]
+    check(not lost, f"these jobs did not succeed after the cluster had another secret: {lost}")
+    reasons = [
+        one.end_reason for job in after for one in client.attempts(job.id) if one.end_reason is not None
+    ]
+    blamed = [reason for reason in reasons if reason.is_users and reason is not EndReason.COMPLETED]
+    check(not blamed, f"a job was blamed for another secret: {blamed}")
+    repeated, none = (job.repeated_steps or 0 for job in after)
+    check(none == 0, f"{none} steps of the job that was paused were repeated")
+    return {
+        "rotate_s": round(rotate_s, 2),
+        "rotate_repeated_steps": repeated,
+        "rotate_paused_repeated_steps": none,
+    }
 
 
 def is_of_this_demo(home: Path) -> bool:
@@ -169,8 +232,8 @@ def ready(client: Client) -> list[str]:
     return [node.id for node in client.nodes() if node.state is NodeState.READY]
 
 
-def build(folder: Path, version: str = "") -> Path:
-    """A wheel of this checkout, with another version if that is given."""
+def build(folder: Path, version: str = "", protocol: int = PROTOCOL) -> Path:
+    """A wheel of this checkout, with another version if that is given, whose drivers speak that protocol."""
     source = folder / "source"
     source.mkdir(parents=True)
     for name in SOURCES:
@@ -182,6 +245,10 @@ def build(folder: Path, version: str = "") -> Path:
     if version:
         project = source / "pyproject.toml"
         project.write_text(project.read_text().replace('version = "0.1.0"', f'version = "{version}"', 1))
+    numbers = source / "trainers" / "driver_protocol.py"
+    said = numbers.read_text()
+    check(said.count(f"\nPROTOCOL = {PROTOCOL}\n") == 1, f"{numbers} does not say its number once")
+    numbers.write_text(said.replace(f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {protocol}\n"))
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=source, check=True, capture_output=True, text=True)
     shutil.rmtree(source)
@@ -220,11 +287,31 @@ class Machine:
             wanted in " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
         )
 
-    def command(self, *words: str) -> None:
-        """By the command of the release in force."""
-        self._call([str(self._prefix / "current" / "bin" / "remora-server")], *words)
+    def command(self, *words: str) -> str:
+        """By the command of the release in force; returns what it prints."""
+        return self._call([str(self._prefix / "current" / "bin" / "remora-server")], *words)
 
-    def _call(self, command: list[str], *words: str) -> None:
+    def status(self) -> list[str]:
+        """A line for each process, which ends with its release."""
+        return self.command("status").strip().splitlines()[1:]
+
+    def secret(self) -> str:
+        """That of the cluster now."""
+        return (self._prefix / "state" / "ray.token").read_text()
+
+    def takes(self, secret: str) -> bool:
+        """The head answers to that secret."""
+        from cluster.local.environment import process_environment
+
+        environment = process_environment(self._prefix / "state", RAY_AUTH_TOKEN=secret)
+        environment.pop("RAY_AUTH_TOKEN_PATH")
+        asked = subprocess.run(
+            [sys.executable, "-P", "-c", ASK, self._head], env=environment, capture_output=True, text=True
+        )
+        check(asked.returncode in (0, REFUSED), f"the head cannot be asked: {asked.stderr[-500:]}")
+        return asked.returncode == 0
+
+    def _call(self, command: list[str], *words: str) -> str:
         done = subprocess.run(
             [*command, *words, "--prefix", str(self._prefix)],
             env={**os.environ, "PYTHONPATH": str(ROOT) if "-m" in command else ""},
@@ -234,6 +321,7 @@ class Machine:
             check=True,
         )
         self._console.print(done.stdout.strip(), style="dim", highlight=False)
+        return done.stdout
 
     @contextlib.contextmanager
     def running(self) -> Iterator[list[str]]:

@@ -53,6 +53,12 @@ def is_pending(name: str) -> bool:
     return handle is not None and ray_train.is_pending(handle)
 
 
+def is_lost(name: str) -> bool:
+    """Whether Ray's head has no such driver that lives or is to; a handle may still be found in this process alone."""
+    handle = find(name)
+    return handle is None or ray_train.is_lost(handle)
+
+
 def end(name: str) -> None:
     """End a driver that is not needed; does nothing when there is none."""
     with contextlib.suppress(ValueError, ray.exceptions.RayError):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import ray
 
@@ -22,6 +23,7 @@ from trainers.attempt_claims import Claims
 from trainers.builds_ahead import BuildsAhead
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.driver.nominations import NO_JOB, RENEWED_S
+from trainers.driver_protocol import refusal
 from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, Record
 from trainers.ray_train import (
     StartLimit,
@@ -33,6 +35,7 @@ from trainers.ray_train import (
 )
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
+from trainers.spoken_protocols import SpokenProtocols
 from trainers.storage import Storage
 from trainers.storage_grants import StorageGrant
 
@@ -105,6 +108,7 @@ class RayLauncher:
         self._timeout_s = timeout_s
         self._handles: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
+        self._protocols = SpokenProtocols()
         #: When something was started last, by `time.monotonic`.
         self._started_at = time.monotonic()
         #: What drivers that were sent their plan have not answered yet.
@@ -156,7 +160,7 @@ class RayLauncher:
             taken = self._ready_drivers.take()
             limit = taken.limit if taken is not None else limit
             driver_actors.asked_under(plan.attempt_id, limit.heads)
-            found = taken.name if taken is not None else f"driver-{plan.attempt_id}"
+            found = taken.name if taken is not None else _unused_name(plan.attempt_id)
             # Another controller may have been faster: the first name counts.
             name = driver_actors.give(plan.attempt_id, found)
             if name != found:
@@ -193,6 +197,7 @@ class RayLauncher:
             # It died; another one finds out whether this one had begun.
             self._handles.pop(attempt_id, None)
             self._kept.pop(attempt_id, None)
+            self._protocols.forget(attempt_id)
             return False
         return True
 
@@ -204,15 +209,21 @@ class RayLauncher:
         if not limit.is_over(now):
             return
         name = driver_actors.name_of(attempt_id)
-        if name is not None and driver_actors.is_pending(name):
+        # One that the head before did not write down any more, or had not placed, is lost without a word.
+        is_lost = name is not None and driver_actors.is_lost(name)
+        if name is not None and (is_lost or driver_actors.is_pending(name)):
             log.warning(
                 "the driver of attempt %s is asked for again: Ray's head was started again",
                 attempt_id,
                 extra=about(attempt=attempt_id),
             )
             driver_actors.end(name)
+            if is_lost:
+                # By its name this process would find the dead one again.
+                driver_actors.forget(attempt_id)
             for known in (self._handles, self._starting, self._limits, self._kept, self._asked):
                 known.pop(attempt_id, None)
+            self._protocols.forget(attempt_id)
 
     def _living_heads(self, now: float) -> frozenset[str]:
         """Looked up twice a second at most."""
@@ -417,8 +428,17 @@ class RayLauncher:
         handle = self._handle(attempt_id)
         if handle is None:
             return self._gone(attempt_id)
+        self._protocols.ask(attempt_id, handle)
+        if (refused := self._refused(attempt_id)) is not None:
+            return refused
         self._asked[attempt_id] = handle.poll.remote(after, ROWS_AT_ONCE)
         return None
+
+    def _refused(self, attempt_id: str) -> DriverGone | None:
+        """Its driver counts as lost where it speaks no protocol of this release; the service ends it then."""
+        spoken = self._protocols.answer(attempt_id)
+        why = refusal(spoken) if spoken is not None else None
+        return DriverGone(EndReason.DRIVER_LOST, why) if why is not None else None
 
     def _take(self, attempt_id: str, reference: Any) -> list[Record] | DriverGone | None:
         try:
@@ -437,6 +457,10 @@ class RayLauncher:
             return None
         if records is None and attempt_id not in self._starting:
             return DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt has lost its plan.")
+        if self._protocols.answer(attempt_id) is None:
+            return None  # what it answers is not looked at before its number; it answers the same again
+        if (refused := self._refused(attempt_id)) is not None:
+            return refused
         if records is None or (type(records) is list and all(map(_is_record, records))):
             return records
         log.warning(
@@ -465,6 +489,7 @@ class RayLauncher:
         self._asking.pop(attempt_id, None)
         self._profiling.pop(attempt_id, None)
         self._kept.pop(attempt_id, None)
+        self._protocols.forget(attempt_id)
         free_resources(attempt_id)
 
     def _handle(self, attempt_id: str) -> Any:
@@ -474,6 +499,12 @@ class RayLauncher:
                 return None
             self._handles[attempt_id] = handle
         return self._handles[attempt_id]
+
+
+def _unused_name(attempt_id: str) -> str:
+    """A name for the driver of an attempt that has none; what has the usual one is dead, and found here alone."""
+    name = f"driver-{attempt_id}"
+    return name if driver_actors.find(name) is None else f"{name}-{uuid4().hex[:8]}"
 
 
 def _is_record(one: object) -> bool:

@@ -16,6 +16,7 @@ from remora.spec.backends import BackendName
 from remora.spec.sections import Device, Precision
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import EndReason
+from trainers.driver_protocol import FIRST
 from trainers.environments.request import EnvironmentRequest
 from trainers.input_source import InputSource
 
@@ -28,6 +29,8 @@ RecordKind = Literal[
 class AttemptPlan:
     """Everything a driver needs to run one attempt."""
 
+    #: That of the service (`trainers.driver_protocol`); a release that knew no number leaves it out.
+    protocol: int = FIRST
     job_id: str
     attempt_id: str
     #: 1, 2, ...; also the fencing token: a driver of a lower attempt may not commit a checkpoint any more.

@@ -36,6 +36,11 @@ param budgetStart string
 @description('Size of the machine with the API and the controller, and with the head where that has no machine of its own.')
 param serviceSize string
 
+@description('Processes of the API, at the ports 7265 and 7266, and controllers, of which one leads, on the machine of the service.')
+@minValue(1)
+@maxValue(2)
+param serviceCount int = 1
+
 @description('Size of the machine of the Ray head; empty: it is on the machine of the service.')
 param headSize string = ''
 
@@ -158,6 +163,7 @@ module network 'modules/network.bicep' = {
     tags: tags
     operatorAddresses: operatorAddresses
     publicApi: publicApi
+    serviceCount: serviceCount
     label: 'remora-${suffix}'
   }
 }
@@ -260,6 +266,7 @@ module machines 'modules/machines.bicep' = {
     region: region
     tags: tags
     serviceSize: serviceSize
+    serviceCount: serviceCount
     headSize: headSize
     diskGb: diskGb
     sshPublicKey: sshPublicKey

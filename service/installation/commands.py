@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from service.installation import backups, container_commands, releases
+from service.installation import backups, container_commands, missing_files, releases
 from service.installation.arguments import parser
 from service.installation.cluster_secret import replace_secret
 from service.installation.containers import SUPERVISOR
@@ -153,9 +153,9 @@ def _of_role(given: argparse.Namespace) -> Installation:
     serves = given.role != "head"
     return Installation(
         supervisor=given.supervisor,
-        apis=int(serves),
+        apis=(given.apis or 1) if serves else 0,
         port=int(said.get("REMORA_PORT", "7265")),
-        controllers=int(serves),
+        controllers=(given.controllers or 1) if serves else 0,
         head=said["REMORA_RAY_ADDRESS"],
         has_head=given.role != "service",
         user=given.user,
@@ -238,7 +238,15 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
             problems.append(str(problem))
     if problems:
         raise InstallationProblem("; ".join(problems))
-    _say(f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service")
+    _say(
+        f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service, whose"
+        " controllers end its drivers"
+    )
+    # The processes work already: to look through the storage takes the longer the more jobs there are.  Libraries of
+    # databases and of storages read settings of their own.
+    os.environ.update(layout.read_settings())
+    for line in missing_files.report(layout):
+        _say(line)
 
 
 def _rotate(given: argparse.Namespace, layout: Layout) -> None:

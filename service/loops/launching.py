@@ -33,6 +33,7 @@ from service.storage_locations import FIELD, UnknownStore, url_of
 from service.store import kept_amounts, outputs
 from service.store import nodes as node_store
 from trainers.checkpoints.cadence import FIRST_S
+from trainers.driver_protocol import PROTOCOL
 from trainers.input_source import InputSource
 from trainers.plan import AttemptPlan, DriverGone
 
@@ -53,6 +54,7 @@ def attempt_plan(
     spec = JobSpec.from_mapping(job.spec)
     best = spec.checkpoint.best
     return AttemptPlan(
+        protocol=PROTOCOL,
         job_id=job.id,
         attempt_id=attempt.id,
         attempt=attempt.attempt,

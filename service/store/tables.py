@@ -751,7 +751,7 @@ bundle_holders = sa.Table(
     sa.Column("holder", sa.String(300), primary_key=True),
 )
 
-# How much is kept of each project and of each principal: `service.store.holdings`.
+# How much is kept of each project and of each principal: `service.store.kept_amounts`.
 holdings = sa.Table(
     "holdings",
     metadata,

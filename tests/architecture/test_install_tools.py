@@ -100,7 +100,7 @@ def test_a_word_that_is_none_of_its_programs_is_refused(folder: Path) -> None:
 
 def test_make_test_installs_every_program_that_a_test_looks_for() -> None:
     looked_for = {
-        name for text in sources("tests").values() for name in re.findall(r"\bwhich\(\"(\w+)\"\)", text)
+        name for text in sources("tests").values() for name in re.findall(r"\bwhich\(\"([\w-]+)\"\)", text)
     }
     (installed,) = re.findall(r"^\tdeploy/install-tools --or-warn (.*)$", texts()["Makefile"], re.MULTILINE)
     assert looked_for == set(installed.split())

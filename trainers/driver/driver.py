@@ -44,6 +44,7 @@ from trainers.driver.shells import Shells
 from trainers.driver.stacks import Stacks
 from trainers.driver.storage_requests import StorageRequests
 from trainers.driver.verdict import Verdict
+from trainers.driver_protocol import SPOKEN, spoken_with
 from trainers.job_storage import JobStorages
 from trainers.node_folders import shared_folder, sweep_folders
 from trainers.outputs.catalog import OutputsCatalog
@@ -133,17 +134,26 @@ class Driver:
         """Claim the attempt and begin; called again it changes nothing.
 
         `secrets` are the pieces of the values of the plan's secrets.
-        Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, and StorageError when that
-        cannot be found out for half a minute; then it begins nothing.
+        Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, or when it does not speak
+        the service's protocol, and StorageError when the former cannot be found out for half a minute; then it begins
+        nothing.
         """
         self._loop = asyncio.get_running_loop()
         async with self._starting:
             if not self._has_attempt.is_set():
+                expect_protocol(plan)
                 await self._claim(plan)
                 self._secrets = secrets
                 self._begin(plan)
             if plan.attempt_id != self._plan.attempt_id:
                 raise DriverTaken(f"this driver has {self._plan.attempt_id} already")
+
+    async def protocol(self) -> int | None:
+        """Which protocol it speaks with the service that sent its plan; None before that.
+
+        Every release has this call.
+        """
+        return spoken_with(self._plan.protocol) if self._has_attempt.is_set() else None
 
     async def _claim(self, plan: AttemptPlan) -> None:
         patient_until = time.monotonic() + _CLAIM_S
@@ -564,6 +574,14 @@ class Driver:
         if now - self._totals_reported_at >= _PROGRESS_S:
             self._totals_reported_at = now
             self._attempt.report_totals()
+
+
+def expect_protocol(plan: AttemptPlan) -> None:
+    """Raise Refused where the service that made the plan speaks a protocol that this release does not."""
+    if spoken_with(plan.protocol) is None:
+        raise Refused(
+            f"the service speaks protocol {plan.protocol}, and the driver {SPOKEN[0]} and {SPOKEN[1]}"
+        )
 
 
 def claim(plan: AttemptPlan, driver: str, storages: JobStorages) -> None:

@@ -69,6 +69,12 @@ def is_pending(actor: Any) -> bool:
     return entry.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
 
 
+def is_lost(actor: Any) -> bool:
+    """Whether Ray's head calls this actor dead, or has it in no books, whatever this process was informed of."""
+    entry = ray._private.state.actors(actor._actor_id.hex())
+    return entry.get("State") in (None, "DEAD")
+
+
 def nodes_with(labels: Mapping[str, Sequence[str]]) -> set[str]:
     """Ray node ids of living nodes whose labels have accepted values."""
     return {

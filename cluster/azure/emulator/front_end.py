@@ -24,7 +24,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class ArmFrontEnd:
     """The checks, errors, pages and operations of one subscription with one resource group in one region."""
 
-    def __init__(self, cloud: Cloud, tokens: Tokens, clock: Clock, group: str, region: str) -> None:
+    def __init__(
+        self,
+        cloud: Cloud,
+        tokens: Tokens,
+        clock: Clock,
+        group: str,
+        region: str,
+        subscription: str | None = None,
+    ) -> None:
+        """`subscription` is the only one that there is; None: each that is asked for."""
+        self._subscription = subscription
         self.cloud = cloud
         self.clock = clock
         self.group = group
@@ -55,6 +65,9 @@ class ArmFrontEnd:
         self._check_role(request)
         if "api-version" not in request.query_params and "/operations/" not in request.url.path:
             raise Refused(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
+        asked = request.path_params.get("subscription", self._subscription)
+        if self._subscription is not None and asked != self._subscription:
+            raise Refused(404, "SubscriptionNotFound", f"The subscription '{asked}' could not be found.")
         group = request.path_params.get("group", self.group)
         if group.lower() != self.group.lower():
             raise Refused(404, "ResourceGroupNotFound", f"Resource group '{group}' could not be found.")

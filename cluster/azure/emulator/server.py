@@ -44,16 +44,18 @@ def application(
     region: str = REGION,
     group: str = GROUP,
     tokens: Tokens | None = None,
+    subscription: str | None = None,
 ) -> Starlette:
     """The emulator for one cloud, whose nodes are in one `group` of one `region`.
 
-    `metadata` answers requests below /metadata that are not about tokens.
+    `metadata` answers requests below /metadata that are not about tokens.  With `subscription` no other one is there.
 
     `secrets` is what the key vault holds, besides what deployments of `deployer` put there.
     """
     deployer = deployer or _deployer(cloud)
     tokens = tokens or Tokens(cloud.faults, clock)
-    front_end, sets = ArmFrontEnd(cloud, tokens, clock, group, region), EmulatedScaleSets(cloud)
+    front_end = ArmFrontEnd(cloud, tokens, clock, group, region, subscription)
+    sets = EmulatedScaleSets(cloud)
     deployed = deployer.resources
 
     def secret(name: str) -> str | None:
@@ -90,10 +92,12 @@ class EmulatorServer:
         region: str = REGION,
         group: str = GROUP,
         tokens: Tokens | None = None,
+        subscription: str | None = None,
     ) -> None:
         """`port` 0 takes one that is free.  `secrets` is what the key vault holds, which is at the same address.
 
-        Several servers are several places, each with its `region` and `group`, that accept the same `tokens`.
+        Several servers are several places, each with its `region` and `group`, that accept the same `tokens`; one with
+        a `subscription` knows no other one.
         What is due happens at the next request, and with `passes_every_s` also without one, at most that much later.
         """
         self.cloud = cloud or Cloud()
@@ -102,7 +106,17 @@ class EmulatorServer:
         #: What templates were deployed.
         self.deployer = _deployer(self.cloud)
         config = uvicorn.Config(
-            application(self.cloud, self.clock, metadata, secrets, self.deployer, region, group, self.tokens),
+            application(
+                self.cloud,
+                self.clock,
+                metadata,
+                secrets,
+                self.deployer,
+                region,
+                group,
+                self.tokens,
+                subscription,
+            ),
             host="127.0.0.1",
             port=port,
             log_level="critical",

@@ -302,6 +302,10 @@ class _Up:
                 f"  az keyvault secret set --vault-name {vault} --name {secret} --file tls.pem --output none"
             )
             self._say(f"then: remora login --server https://{name}:7265")
+            if self._values.get("serviceCount", 1) > 1:
+                self._say(
+                    f"while that process of the API is replaced, the other one answers: https://{name}:7266"
+                )
         else:
             self._say(f"next: ssh -N -L 7265:127.0.0.1:7265 remora-admin@{address}")
 

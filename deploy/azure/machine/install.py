@@ -245,7 +245,12 @@ def apply(machine):
         raise NotYet(
             f"{folder.name} has no remora-server; start its processes with the settings of /etc/remora"
         )
-    run(str(server), "install", "--role", machine.document["role"], "--user", machine.user)
+    given = ["--role", machine.document["role"], "--user", machine.user]
+    # A release before knows the options, and has one of each on such a machine.
+    count = str(machine.document.get("service_count", 1))
+    if machine.document["role"] != "head":
+        given += ["--apis", count, "--controllers", count]
+    run(str(server), "install", *given)
     machine.write("/var/lib/remora-apply/done", wanted.encode(), 0o600)
     return f"{folder.name} runs as {machine.document['role']}"
 

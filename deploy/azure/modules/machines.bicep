@@ -4,6 +4,7 @@ param cluster string
 param region string
 param tags object
 param serviceSize string
+param serviceCount int
 param headSize string
 param diskGb int
 param sshPublicKey string
@@ -91,6 +92,7 @@ var tlsSecret = publicApi ? {
 
 var serviceDocument = {
   role: empty(headSize) ? 'both' : 'service'
+  service_count: serviceCount
   client_id: serviceClientId
   vault: vault
   releases: '${blobEndpoint}releases'

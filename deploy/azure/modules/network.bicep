@@ -5,6 +5,7 @@ param region string
 param tags object
 param operatorAddresses array
 param publicApi bool
+param serviceCount int
 param label string
 
 var servicePrefix = '10.70.0.0/24'
@@ -13,7 +14,8 @@ var databasePrefix = '10.70.2.0/24'
 // InfiniBand reserves 172.16.0.0/16, which nothing here may overlap.
 var nodesPrefix = '10.70.128.0/17'
 var sshPort = '22'
-var apiPort = '7265'
+// One for each process of the API.
+var apiPorts = serviceCount == 1 ? '7265' : '7265-7266'
 
 resource natAddress 'Microsoft.Network/publicIPAddresses@2024-05-01' = {
   name: 'remora-${cluster}-nat'
@@ -77,7 +79,7 @@ resource serviceRules 'Microsoft.Network/networkSecurityGroups@2024-05-01' = {
           destinationAddressPrefix: servicePrefix
           destinationPortRanges: publicApi ? [
             sshPort
-            apiPort
+            apiPorts
           ] : [
             sshPort
           ]

@@ -122,13 +122,13 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     azure.up("team", "--wheel", str(release(tmp_path, "0.1.0")))
     assert machine.apply() == (0, "remora: remora-0.1.0-py3-none-any runs as service\n")
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert machine.calls.read_text() == f"install --role service --user {user}\n"
+    assert machine.calls.read_text() == f"install --role service --user {user} --apis 2 --controllers 2\n"
     # Nothing new: nothing is called.
     assert machine.apply() == (0, "")
 
     azure.up("team", "--wheel", str(release(tmp_path, "0.2.0")))
     assert machine.apply() == (0, "remora: remora-0.2.0-py3-none-any runs as service\n")
-    assert machine.calls.read_text() == f"install --role service --user {user}\n" * 2
+    assert machine.calls.read_text() == f"install --role service --user {user} --apis 2 --controllers 2\n" * 2
 
     password = azure.resources.secret("remora-remora-postgres")
     assert f":{password}@" in machine.read("/etc/remora/database.env")

@@ -54,6 +54,39 @@ def test_the_service_starts_with_its_settings(
         assert isolation_of(settings) == "users"
 
 
+@pytest.mark.parametrize(("size", "count"), [("trial", 1), ("team", 2)])
+def test_a_team_has_two_processes_of_the_api_and_two_controllers(
+    azure: Subscription, size: str, count: int
+) -> None:
+    azure.up(size)
+    assert azure.machine(SERVICE)["service_count"] == count
+    second = any("https://" in line and line.endswith(":7266") for line in azure.said)
+    assert second == (count == 2), azure.said
+    assert azure.up(size, "--set", "serviceCount=3") == 2
+
+
+def test_the_budget_of_a_size_is_the_one_that_the_page_names(azure: Subscription) -> None:
+    azure.up()
+    (budget,) = [one for one in azure.resources if one["type"].endswith("/budgets")]
+    found = {}
+    for size in ("trial", "team"):
+        parameters = json.loads((ROOT / f"deploy/azure/{size}.parameters.json").read_text())["parameters"]
+        found[size] = parameters["budgetUsd"]["value"]
+    assert budget["properties"]["amount"] == found["trial"]
+    row = f"| [budget](#the-budget) | {found['trial']} USD a month | {found['team']} USD a month |"
+    assert row in pages()["docs/deploy.md"]
+    months = {size: re.search(r"about (\d+) USD a day", cell) for size, cell in _costs().items()}
+    # A deployment without nodes does not reach the budget, and a month of 5 USD a day is that of the trial.
+    assert found["trial"] == 30 * 5
+    assert all(match is not None and 31 * int(match[1]) < found[size] for size, match in months.items())
+
+
+def _costs() -> dict[str, str]:
+    """The cells of the page with what each size costs."""
+    (row,) = [line for line in pages()["docs/deploy.md"].splitlines() if line.startswith("| [costs]")]
+    return dict(zip(("trial", "team"), row.split("|")[2:4], strict=True))
+
+
 @pytest.mark.parametrize("size", ["trial", "team"])
 def test_the_place_of_the_nodes_is_one(azure: Subscription, size: str) -> None:
     azure.up(size)
@@ -147,7 +180,7 @@ def rules_of(azure: Subscription, name: str) -> list[dict[str, Any]]:
     return [one["properties"] for one in group["properties"]["securityRules"]]
 
 
-@pytest.mark.parametrize(("size", "ports"), [("trial", ["22"]), ("team", ["22", "7265"])])
+@pytest.mark.parametrize(("size", "ports"), [("trial", ["22"]), ("team", ["22", "7265-7266"])])
 def test_only_operators_come_in_and_only_by_the_ports_that_they_need(
     azure: Subscription, size: str, ports: list[str]
 ) -> None:

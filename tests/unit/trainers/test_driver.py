@@ -20,6 +20,7 @@ from trainers.attempt_claims import Claims, Refused
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver import driver as driver_module
 from trainers.driver.driver import Driver, DriverTaken
+from trainers.driver_protocol import PROTOCOL
 from trainers.job_storage import JobStorages
 from trainers.plan import AttemptPlan
 from trainers.storage import Storage, StorageError
@@ -287,3 +288,27 @@ def test_an_attempt_whose_checkpoints_cannot_be_stored_is_lost_with_a_sentence(
     assert verdict is not None
     assert verdict.end_reason is EndReason.DRIVER_LOST, "a loss that is bounded, see service.queue.retry"
     assert "storage for checkpoints cannot be used" in verdict.message
+
+
+def test_a_service_that_speaks_an_older_protocol_than_the_one_before_gets_no_driver(tmp_path: Path) -> None:
+    async def scene() -> None:
+        driver = Driver()
+        fields = {"job_id": "job_1", "attempt_id": "att_1", "attempt": 1, "command": ["true"], "bundle": None}
+        places = {"storage_url": str(tmp_path), "checkpoint_url": str(tmp_path)}
+        plan = plan_of(
+            **fields,
+            **places,
+            backend="ddp",
+            min_workers=1,
+            max_workers=1,
+            resources={},
+            protocol=PROTOCOL - 2,
+        )
+        assert await driver.protocol() is None, "it has no attempt yet"
+        with pytest.raises(Refused, match=f"speaks protocol {PROTOCOL - 2}, and the driver"):
+            await driver.start(plan)
+        driver.take(replace(plan, protocol=PROTOCOL + 1))
+        assert await driver.protocol() == PROTOCOL
+
+    play(scene())
+    assert not (tmp_path / "jobs").exists(), "it has claimed nothing"

@@ -26,6 +26,8 @@ class Ray:
         self.drivers: dict[str, Any] = {}
         self.ended: list[str] = []
         self.pending = True
+        #: Drivers that the head calls dead; handles of them are still found.
+        self.lost: set[str] = set()
 
     def put(self, key: bytes, value: bytes, *, overwrite: bool = True, namespace: bytes) -> None:
         assert namespace == driver_actors.KV_NAMESPACE
@@ -36,6 +38,10 @@ class Ray:
         assert namespace == driver_actors.KV_NAMESPACE
         self.reads.append(key)
         return self.store.get(key)
+
+    def delete(self, key: bytes, *, namespace: bytes) -> int:
+        assert namespace == driver_actors.KV_NAMESPACE
+        return int(self.store.pop(key, None) is not None)
 
     def make(self, name: str) -> Any:
         answers = SimpleNamespace(remote=lambda *_: object())
@@ -55,6 +61,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     monkeypatch.setattr(driver_actors, "find", ray.drivers.get)
     monkeypatch.setattr(driver_actors, "end", ray.end)
     monkeypatch.setattr(driver_actors, "is_pending", lambda name: ray.pending)
+    monkeypatch.setattr(driver_actors, "is_lost", lambda name: name in ray.lost)
+    monkeypatch.setattr(driver_actors.internal_kv, "_internal_kv_del", ray.delete)
     monkeypatch.setattr(launch, "living_heads", lambda: ray.heads)
     monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: ray.now))
     monkeypatch.setattr(launch.ray, "wait", lambda references, **_: ([], references))
@@ -100,6 +108,22 @@ def test_one_that_a_controller_of_an_earlier_release_asked_for_counts_as_of_this
     ray.heads = frozenset({"head-2"})
     look(ray, later, AFTER_HEAD_S + 2.0)
     assert ray.ended == [DRIVER]
+
+
+def test_one_that_the_next_head_calls_dead_is_asked_for_again_under_another_name(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = RayLauncher()
+    look(ray, launcher, 1.0)
+    # It was not placed yet when the head was killed, and this process was not informed: it finds its handle on and on.
+    ray.heads, ray.pending, ray.lost = frozenset({"head-2"}), False, {DRIVER}
+    monkeypatch.setattr(driver_actors, "end", ray.ended.append)
+    look(ray, launcher, AFTER_HEAD_S + 3.0)
+    assert ray.ended == [DRIVER]
+    (name,) = ray.drivers.keys() - {DRIVER}
+    assert driver_actors.name_of(PLAN.attempt_id) == name
+    look(ray, launcher, 5 * AFTER_HEAD_S)
+    assert ray.ended == [DRIVER], "the next one is given its time"
 
 
 def test_one_that_has_begun_is_not_ended(ray: Ray) -> None:

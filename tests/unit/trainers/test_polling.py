@@ -12,6 +12,7 @@ from ray.exceptions import ActorDiedError, RaySystemError, RayTaskError
 
 from remora.states import EndReason
 from trainers import driver_actors, launch
+from trainers.driver_protocol import PROTOCOL, spoken_with
 from trainers.launch import RayLauncher
 from trainers.plan import DriverGone, Record
 
@@ -21,16 +22,28 @@ RECORD = Record(seq=1, at=2.0, kind="log", body={"rank": 0, "stream": "stdout", 
 class Driver:
     """An actor that answers each poll with the same, or raises it."""
 
-    def __init__(self, answer: object) -> None:
+    def __init__(self, answer: object, protocol: object = None) -> None:
         self.answer = answer
         self.poll = self
+        if protocol is not None:
+            self.protocol = Said(protocol)
 
     def remote(self, after: int, limit: int) -> Driver:
         assert (after, limit) == (0, launch.ROWS_AT_ONCE)
         return self
 
 
-def get(reference: Driver) -> Any:
+class Said:
+    """A call, and its answer."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def remote(self) -> Said:
+        return self
+
+
+def get(reference: Driver | Said) -> Any:
     if isinstance(reference.answer, Exception):
         raise reference.answer
     return reference.answer
@@ -85,3 +98,59 @@ def test_a_driver_that_died_or_lost_its_plan_ends_its_attempt(drivers: dict[str,
         "died": EndReason.DRIVER_LOST,
         "empty": EndReason.DRIVER_LOST,
     }
+
+
+@pytest.mark.parametrize("spoken", [0, 1, PROTOCOL - 1, PROTOCOL, PROTOCOL + 1, "2", 2.0, None])
+def test_drivers_of_this_protocol_and_the_one_before_are_heard(
+    drivers: dict[str, Driver], spoken: object
+) -> None:
+    drivers.update(other=Driver([RECORD], spoken), ours=Driver([RECORD], PROTOCOL))
+    answers = RayLauncher().poll(["other", "ours"], {})
+    assert answers.pop("ours") == [RECORD]
+    # None: a driver of a release that has no such call.
+    if spoken is None or (type(spoken) is int and spoken in (PROTOCOL - 1, PROTOCOL)):
+        assert answers == {"other": [RECORD]}
+        return
+    (said,) = answers.values()
+    assert isinstance(said, DriverGone)
+    assert said.reason is EndReason.DRIVER_LOST
+    assert said.message == (
+        f"The driver of this attempt speaks protocol {spoken}, and this release protocols {PROTOCOL - 1} and"
+        f" {PROTOCOL}: another driver goes on from the newest checkpoint."
+    )
+
+
+def test_a_driver_that_cannot_be_read_at_all_is_known_by_its_number(drivers: dict[str, Driver]) -> None:
+    drivers["other"] = Driver(pickle.UnpicklingError("a class of a later release"), PROTOCOL + 1)
+    launcher = RayLauncher()
+    said = launcher.poll(["other"], {}).get("other") or launcher.poll(["other"], {})["other"]
+    assert isinstance(said, DriverGone)
+
+
+def test_what_a_driver_reports_waits_for_its_number(
+    drivers: dict[str, Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drivers["late"] = Driver([RECORD], PROTOCOL)
+    late = drivers["late"].protocol
+    monkeypatch.setattr(
+        launch.ray, "wait", lambda found, **_: ([one for one in found if one is not late], [])
+    )
+    launcher = RayLauncher()
+    assert launcher.poll(["late"], {}) == {}
+    monkeypatch.setattr(launch.ray, "wait", lambda found, **_: (found, []))
+    assert launcher.poll(["late"], {}) == {"late": [RECORD]}
+
+
+def test_a_driver_that_this_release_started_on_a_node_of_one_without_numbers_is_heard(
+    drivers: dict[str, Driver],
+) -> None:
+    drivers["first"] = Driver([RECORD], RayTaskError("protocol", "a traceback", AttributeError("protocol")))
+    assert RayLauncher().poll(["first"], {}) == {"first": [RECORD]}
+
+
+@pytest.mark.parametrize(
+    ("service", "spoken"),
+    [(PROTOCOL - 2, None), (PROTOCOL - 1, PROTOCOL - 1), (PROTOCOL, PROTOCOL), (PROTOCOL + 1, PROTOCOL)],
+)
+def test_a_driver_speaks_what_its_service_knows(service: int, spoken: int | None) -> None:
+    assert spoken_with(service) == spoken

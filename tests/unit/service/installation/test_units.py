@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 
 from cluster.head.retire import others
 from service.installation import commands
+from service.installation.arguments import parser
 from service.installation.layout import (
     Installation,
     InstallationProblem,
@@ -82,21 +81,6 @@ def test_only_the_drivers_stay_with_their_release() -> None:
     # Nodes of the local cluster outlive the controller that started them.
     assert "KillMode=process" in texts["controller-1"]
     assert "KillMode=control-group" in texts["head"]
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_understands_the_units(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
-    program = layout.current / "bin" / "remora-server"
-    program.parent.mkdir(parents=True)
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    for unit in units_of(installation(user="nobody"), []):
-        path = tmp_path / f"remora-{unit.name}.service"
-        path.write_text(systemd_unit(unit, installation(), layout))
-        done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
-        about_it = [line for line in done.stderr.splitlines() if path.name in line]
-        assert about_it == []
 
 
 def test_supervisord_gets_the_same_processes() -> None:
@@ -259,3 +243,7 @@ def test_a_machine_that_is_installed_again_follows_its_role_and_addresses(
     assert read_installation(layout) == expected
     assert "program:head" in Supervisord(layout).configuration.read_text()
     assert "program:api" not in Supervisord(layout).configuration.read_text()
+    for words, count in ((("--apis", "2", "--controllers", "2"), 2), ((), 1)):
+        # How many processes there are follows the machine's document, too.
+        found = commands._of_role(parser().parse_args(["install", "--role", "service", *words]))
+        assert (found.apis, found.controllers, found.port, found.has_head) == (count, count, 443, False)
