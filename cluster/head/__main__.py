@@ -70,6 +70,7 @@ def main(words: Sequence[str]) -> int:
             temporary=temporary,
             client_port=free_port("127.0.0.1"),
             jobs_port=jobs_port,
+            agent_port=free_port("127.0.0.1") if jobs_port else 0,
         )
     except (OSError, job_api.JobApiMissing) as error:
         print(error, file=sys.stderr)

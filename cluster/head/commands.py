@@ -30,13 +30,21 @@ class Part(StrEnum):
 
 
 def flags(
-    part: Part, *, name: str, address: str, head: str, temporary: Path, client_port: int, jobs_port: int = 0
+    part: Part,
+    *,
+    name: str,
+    address: str,
+    head: str,
+    temporary: Path,
+    client_port: int,
+    jobs_port: int = 0,
+    agent_port: int = 0,
 ) -> list[str]:
     """Flags of `ray start` for one part at `address`; `head` is the `host:port` of the head.
 
     `name` is a label of the node, by which it is found to be retired.  `client_port` is a free one of this machine for
     Ray Client, which nothing of ours uses: Ray's own default cannot be had by two users' heads on one machine.
-    At `jobs_port` the head serves Ray's job API; 0: it does not.
+    At `jobs_port` the head serves Ray's job API, through its node's agent at the free `agent_port`; 0: it does not.
     """
     own = [
         f"--node-ip-address={address}",
@@ -48,7 +56,14 @@ def flags(
     if part is Part.HEAD:
         port = head.rpartition(":")[2]
         client = f"--ray-client-server-port={client_port}"
-        return ["--head", f"--port={port}", client, "--no-monitor", *job_api.flags_of(jobs_port), *own]
+        return [
+            "--head",
+            f"--port={port}",
+            client,
+            "--no-monitor",
+            *job_api.flags_of(jobs_port, lambda: agent_port),
+            *own,
+        ]
     if part is Part.MEMBER:
         return [f"--address={head}", *own]
     return [f"--address={head}", f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}", *own]

@@ -78,7 +78,7 @@ def start_head(home: Path, *, encrypted: bool = False, jobs_port: int = 0, **var
             [
                 *("--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=head"),
                 f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}",
-                *("--no-monitor", *job_api.flags_of(jobs_port)),
+                *("--no-monitor", *job_api.flags_of(jobs_port, free_port)),
                 # Ray's default is one port for all heads of a machine.
                 f"--ray-client-server-port={free_port()}",
             ],

@@ -7,7 +7,7 @@ machine as the head's user, as every program with that secret may.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
 #: The setting with the port; empty or 0: it is not served.
@@ -31,11 +31,15 @@ def port_of(environment: Mapping[str, str]) -> int:
     return int(said)
 
 
-def flags_of(port: int) -> list[str]:
-    """Flags of `ray start --head`; `port` 0: nothing is served over HTTP."""
+def flags_of(port: int, free_port: Callable[[], int]) -> list[str]:
+    """Flags of `ray start --head`; `port` 0: nothing is served over HTTP.
+
+    The server passes requests on to the agent of the head's node, whose usual port another head here may have.
+    """
     if not port:
         return ["--include-dashboard=false"]
-    return ["--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={port}"]
+    server = ("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={port}")
+    return [*server, f"--dashboard-agent-listen-port={free_port()}"]
 
 
 def variables_of(port: int) -> dict[str, str]:

@@ -5,6 +5,8 @@ Head, job server, client, nodes and controller are the real ones.
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
 import subprocess
 import sys
@@ -54,7 +56,7 @@ def cluster(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def status(port: int, path: str, token: str = "", method: str = "GET") -> int:
-    """What the job server answers to this token; an empty one: to none."""
+    """What the job server answers to this token, an empty one: to none; 0 while nothing listens."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers, method=method)
     try:
@@ -63,6 +65,8 @@ def status(port: int, path: str, token: str = "", method: str = "GET") -> int:
     except urllib.error.HTTPError as error:
         with error:
             return error.code
+    except urllib.error.URLError:
+        return 0
 
 
 def open_to_others(head: int) -> set[tuple[str, int]]:
@@ -76,15 +80,24 @@ def open_to_others(head: int) -> set[tuple[str, int]]:
     }
 
 
+def answers_http(port: int) -> bool:
+    """Something answers a request for measurements there."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    with closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status > 0
+    return False
+
+
 def test_a_submitted_program_gets_the_nodes_of_its_gang(cluster: BuyingCluster, port: int) -> None:
     secret = (cluster.home / "ray.token").read_text()
+    until(lambda: status(port, "/api/jobs/", secret), "the head serves the job API", 120.0)
     for path, method in (("/api/jobs/", "GET"), ("/api/jobs/", "POST"), ("/api/version", "GET")):
         assert status(port, path, "", method) == 401
         assert status(port, path, "wrong", method) == 403
     assert status(port, "/api/jobs/", secret) == 200
-    # Nothing else of Ray's dashboard is there: its page, logs, stacks, Serve.
+    # Of Ray's dashboard nothing is behind the page: no logs, stacks, Serve.
     for path in (
-        "/",
         "/api/v0/logs",
         "/worker/traceback?pid=1",
         "/api/serve/applications/",
@@ -92,7 +105,9 @@ def test_a_submitted_program_gets_the_nodes_of_its_gang(cluster: BuyingCluster, 
     ):
         assert status(port, path, secret) == 404, path
     assert cluster.head.pid is not None
-    assert {name for name, _ in open_to_others(cluster.head.pid)} <= {"gcs_server", "raylet"}
+    others = open_to_others(cluster.head.pid)
+    assert {name for name, _ in others} <= {"gcs_server", "raylet", "ray::DashboardAgent"}
+    assert [one for one in others if answers_http(one[1])] == [], "Ray's own protocol, which needs the secret"
     with closing(socket.create_server(("127.0.0.1", 0))) as gate:
         gate.settimeout(60.0)
         words = ["--address", f"http://127.0.0.1:{port}", "--", sys.executable, "-c", PROGRAM]

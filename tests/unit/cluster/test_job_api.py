@@ -24,12 +24,14 @@ def of(part: Part, jobs_port: int = 0) -> list[str]:
         temporary=Path("/tmp/ray"),
         client_port=9,
         jobs_port=jobs_port,
+        agent_port=7,
     )
 
 
 def test_a_head_serves_it_on_loopback_alone_and_only_where_a_port_is_set() -> None:
     served = of(Part.HEAD, 8265)
     assert {"--include-dashboard=true", "--dashboard-host=127.0.0.1", "--dashboard-port=8265"} <= {*served}
+    assert "--dashboard-agent-listen-port=7" in served
     assert not [flag for flag in of(Part.HEAD) if "dashboard" in flag and flag != "--include-dashboard=false"]
     assert not [flag for flag in of(Part.DRIVERS, 8265) if "dashboard" in flag]
     # What Ray measures is not served to everyone beside it.
