@@ -57,7 +57,7 @@ def end_when_retired() -> None:
 
 
 def serve_jobs_alone() -> None:
-    """Let the head's HTTP server answer requests about Ray's jobs and no others: no logs, stacks or Serve.
+    """Let the head's HTTP server answer requests about Ray's jobs and its nodes: no logs, stacks or Serve.
 
     Ray has a flag of that process for it, which no flag of `ray start` reaches.
     """
@@ -68,7 +68,7 @@ def serve_jobs_alone() -> None:
 
     @functools.wraps(start)
     def start_process(command: list[str], process_type: str, *rest: Any, **named: Any) -> Any:
-        own = ["--modules-to-load=JobHead"]
+        own = ["--modules-to-load=JobHead,NodeHead"]  # the second one tells the first where the head is
         return start(command + own * (process_type == PROCESS_TYPE_DASHBOARD), process_type, *rest, **named)
 
     services.start_ray_process = start_process

@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 from cluster.local.environment import process_environment
 from remora.ports import free_port
 from remora.states import NodeState
+from remora.views import RayRequest
 from service.api.app import create_app
 from tests.e2e.processes import until
 from tests.integration.cluster.buying_cluster import BuyingCluster, buying_cluster
@@ -80,6 +81,13 @@ def open_to_others(head: int) -> set[tuple[str, int]]:
     }
 
 
+def agent_port(head: int) -> int:
+    """Where the agent of the head's node listens."""
+    name = "--dashboard-agent-listen-port="
+    (port,) = [word for word in psutil.Process(head).cmdline() if word.startswith(name)]
+    return int(port.removeprefix(name))
+
+
 def answers_http(port: int) -> bool:
     """Something answers a request for measurements there."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
@@ -89,7 +97,9 @@ def answers_http(port: int) -> bool:
     return False
 
 
-def test_a_submitted_program_gets_the_nodes_of_its_gang(cluster: BuyingCluster, port: int) -> None:
+def test_a_submitted_program_gets_the_nodes_of_its_gang(
+    cluster: BuyingCluster, port: int, tmp_path: Path
+) -> None:
     secret = (cluster.home / "ray.token").read_text()
     until(lambda: status(port, "/api/jobs/", secret), "the head serves the job API", 120.0)
     for path, method in (("/api/jobs/", "GET"), ("/api/jobs/", "POST"), ("/api/version", "GET")):
@@ -101,34 +111,37 @@ def test_a_submitted_program_gets_the_nodes_of_its_gang(cluster: BuyingCluster, 
         "/api/v0/logs",
         "/worker/traceback?pid=1",
         "/api/serve/applications/",
-        "/nodes?view=summary",
     ):
         assert status(port, path, secret) == 404, path
     assert cluster.head.pid is not None
+    agent = agent_port(cluster.head.pid)
+    # Ray's server waits ten seconds for the agent through which programs are started.
+    until(lambda: status(agent, "/api/healthz"), "the head's agent is there", 120.0)
+    assert status(agent, "/api/job_agent/jobs/", "", "POST") == 401
     others = open_to_others(cluster.head.pid)
     assert {name for name, _ in others} <= {"gcs_server", "raylet", "ray::DashboardAgent"}
     assert [one for one in others if answers_http(one[1])] == [], "Ray's own protocol, which needs the secret"
     with closing(socket.create_server(("127.0.0.1", 0))) as gate:
         gate.settimeout(60.0)
-        words = ["--address", f"http://127.0.0.1:{port}", "--", sys.executable, "-c", PROGRAM]
-        submitted = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "ray.scripts.scripts",
-                "job",
-                "submit",
-                *words,
-                str(gate.getsockname()[1]),
-            ],
-            env=process_environment(cluster.home),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        program, log = tmp_path / "program.py", tmp_path / "submit.log"
+        program.write_text(PROGRAM)
+        entrypoint = [sys.executable, str(program), str(gate.getsockname()[1])]
+        words = ["job", "submit", "--address", f"http://127.0.0.1:{port}", "--", *entrypoint]
+        with log.open("w") as said:
+            submitted = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", *words],
+                env=process_environment(cluster.home),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+
+        def asked() -> list[RayRequest]:
+            assert submitted.poll() is None, log.read_text()
+            return cluster.asked(api)
+
         try:
             with TestClient(create_app(cluster.settings), base_url="http://127.0.0.1") as api:
-                (request,) = until(lambda: cluster.asked(api), "the request is shown")
+                (request,) = until(asked, "the request is shown")
                 assert (request.strategy, request.count, request.project) == ("STRICT_SPREAD", 2, "ray")
                 until(
                     lambda: [n.state for n in cluster.nodes()] == [NodeState.READY] * 2, "two nodes are ready"
@@ -136,11 +149,10 @@ def test_a_submitted_program_gets_the_nodes_of_its_gang(cluster: BuyingCluster, 
                 connection, _ = gate.accept()
                 assert {node.project for node in cluster.nodes()} == {"ray"}
                 connection.close()
-            said, _ = submitted.communicate(timeout=60)
-            assert submitted.returncode == 0, said
-            assert "has it" in said
-            assert "succeeded" in said
+            assert submitted.wait(60) == 0, log.read_text()
+            assert "has it" in log.read_text()
+            assert "succeeded" in log.read_text()
             until(lambda: cluster.nodes() == [], "they are given back")
         finally:
             submitted.kill()
-            submitted.communicate()
+            submitted.wait()
