@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,7 @@ def test_what_programs_hold_is_shown_of_their_project(
     database: Database, settings: Settings, client: TestClient
 ) -> None:
     world = buying_world(database, settings)
-    world.supply.sold = tuple(
-        type(one)(**{**vars(one), "resources": {"CPU": 1.0, "GPU": 2.0}}) for one in world.supply.sold
-    )
+    world.supply.sold = tuple(replace(one, resources={"CPU": 1.0, "GPU": 2.0}) for one in world.supply.sold)
     apply(world, document(4, ray=1, team=3))
     program = Program(world, 3)
     for _ in world.ticks_until("three nodes are ready"):
