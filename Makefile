@@ -17,7 +17,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile bench-conversion backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers ray-programs schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile bench-conversion backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -177,6 +177,19 @@ trackers: .venv-trackers/.installed
 	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# What Ray needs for `ray job submit` and Serve beside what the service needs, layered on the packages of .venv; for
+# tests/integration/cluster/test_submitted_programs.py and test_ray_libraries.py.
+ray-programs: .venv-ray-programs/.installed
+
+.venv-ray-programs/.installed: $(STAMP) requirements/ray-programs.txt deploy/make-venv
+	deploy/make-venv "$(PYTHON)" .venv-ray-programs
+	.venv-ray-programs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+	    -r requirements/ray-programs.txt
+	.venv-ray-programs/bin/python -c "import sys, sysconfig; \
+	    open(sysconfig.get_path('purelib') + '/_0_layers.pth', 'w').write(sys.argv[1])" \
+	    "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	touch $@
+
 # Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
 horovod: .venv-horovod/.installed
 
@@ -286,4 +299,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-schemathesis .venv-browser .venv-page-peers .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-ray-programs .venv-schemathesis .venv-browser .venv-page-peers .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -638,11 +638,13 @@ class Project(View):
     name: str
     #: Its weight against other projects that want more than there is.
     share: float = 1.0
-    #: The part that its running jobs hold of all that the complete pools of its cluster may bring: of the resource of
-    #: which it holds most.  None: operators gave no project a share, or what the pools may buy is not known yet.
+    #: The part that its running jobs, or Ray programs, hold of all that the complete pools of its cluster may bring: of
+    #: the resource of which it holds most.  None: operators gave no project a share, or what the pools may buy is not
+    #: known yet.
     share_held: float | None = None
-    #: `jobs` that wait or run, `gpus` (rounded up) of those that run, `bundle_bytes`, `output_bytes`, `log_lines`,
-    #: `secrets`, `schedules`, `tokens`, `alerts`, and the `streams` that are open at the process that answered.
+    #: `jobs` that wait or run, `gpus` (rounded up) of those that run and of Ray programs, `bundle_bytes`,
+    #: `output_bytes`, `log_lines`, `secrets`, `schedules`, `tokens`, `alerts`, and the `streams` that are open at the
+    #: process that answered.
     uses: dict[str, ProjectUse]
 
 

@@ -143,6 +143,8 @@ class Settings(BaseSettings):
     ray_address: str = ""
     #: Processes of Ray speak TLS with each other; empty: they do where nodes are other machines.
     ray_tls: Literal["", "on", "off"] = ""
+    #: Port of loopback at which the head serves Ray's job API, for `ray job submit`; 0: it does not.
+    ray_jobs_port: int = Field(default=0, ge=0, le=65535)
     #: Where nodes are made: processes of this machine, machines of an emulated Azure on it, machines of Azure, or pods
     #: of KubeRay; or those of an existing Ray cluster, at `ray_address`, that Remora did not start.
     cloud: Literal["local", "azure-emulated", "azure", "kuberay", "existing"] = "local"

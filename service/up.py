@@ -385,6 +385,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
             f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()
         )
         raise CannotStart("; ".join(problems)) from error
+    if settings.cloud == "existing" and settings.ray_jobs_port:
+        raise CannotStart("REMORA_RAY_JOBS_PORT is of heads that Remora starts; this cluster has its own")
     home = settings.home.expanduser().resolve()
     # The emulator's own file: that of a real place in Azure is not written over.
     place = home / "azure-emulated.json" if settings.cloud == "azure-emulated" else settings.azure_file

@@ -90,6 +90,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_existing_nodes.py",
             f"{CONTRACTS}/test_issued_tokens.py",
             f"{CONTRACTS}/test_nodes_for_programs.py",
+            f"{CONTRACTS}/test_programs_beside_jobs.py",
             f"{CONTRACTS}/test_schedules.py",
             f"{CONTRACTS}/test_checkpoint_lists.py",
             f"{CONTRACTS}/test_budgets_shown.py",
@@ -389,7 +390,35 @@ PARTS: Mapping[str, Part] = {
             "tests/integration/cluster/test_pod_joins.py",
             "tests/integration/cluster/test_up_whole.py",
         ),
-        ("cluster/azure", "cluster/head", "cluster/kuberay", "cluster/local", "cluster/node", "cluster/ray"),
+        (
+            *(
+                "cluster/azure",
+                "cluster/head",
+                "cluster/kuberay",
+                "cluster/local",
+                "cluster/node",
+                "cluster/ray",
+            ),
+            "tests/integration/cluster/buying_cluster.py",
+        ),
+    ),
+    "ray-programs": Part(
+        (
+            "tests/integration/cluster/test_ray_libraries.py",
+            "tests/integration/cluster/test_submitted_programs.py",
+        ),
+        (
+            "cluster/local/head.py",
+            "cluster/ray/job_api.py",
+            "cluster/ray/programs.py",
+            "cluster/ray/start.py",
+            "cluster/scheduling/ray_programs.py",
+            "requirements/ray-programs.txt",
+            "service/loops/ray_programs.py",
+            "service/loops/scale.py",
+            "tests/integration/cluster/buying_cluster.py",
+            "tests/integration/cluster/ray_environment.py",
+        ),
     ),
     "head": Part(
         (

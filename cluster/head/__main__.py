@@ -1,7 +1,8 @@
 """python -m cluster.head head|drivers|member --home DIR [--head IP:PORT] [--address IP]: a server's own part of Ray.
 
 The head keeps the cluster's state in DIR/gcs and can be ended and started again: nodes, drivers and jobs go on.  DIR is
-the service's home, with the secret of the cluster in `ray.token`, which is made when there is none.
+the service's home, with the secret of the cluster in `ray.token`, which is made when there is none.  With the variable
+REMORA_RAY_JOBS_PORT the head serves Ray's job API at that port of loopback.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from cluster.local.certificates import machine_variables, own_environment
 from cluster.local.environment import machine_environment
 from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
+from cluster.ray import job_api
 from cluster.ray.addresses import address_towards
 from cluster.ray.joining import ray_start
 from remora.free_ports import free_port
@@ -57,6 +59,9 @@ def main(words: Sequence[str]) -> int:
         print(f"{given.head} is not the address and port of a head that is reached: {error}", file=sys.stderr)
         return 2
     try:
+        jobs_port = job_api.port_of(os.environ) if part is Part.HEAD else 0
+        if jobs_port:
+            job_api.check_packages()
         own = flags(
             part,
             name=name,
@@ -64,8 +69,10 @@ def main(words: Sequence[str]) -> int:
             head=given.head,
             temporary=temporary,
             client_port=free_port("127.0.0.1"),
+            jobs_port=jobs_port,
+            agent_port=free_port("127.0.0.1") if jobs_port else 0,
         )
-    except OSError as error:
+    except (OSError, job_api.JobApiMissing) as error:
         print(error, file=sys.stderr)
         return 2
     command = ray_start(sys.executable, own)
@@ -77,7 +84,8 @@ def main(words: Sequence[str]) -> int:
         tls = machine_variables(folders, name, address, temporary)
         # A controller is reached at the address of the node through which it connects.
         own_environment(folders, [address])
-        environment = machine_environment(folders.home, **variables(part, folders.home / "gcs"), **tls)
+        more = variables(part, folders.home / "gcs", jobs_port)
+        environment = machine_environment(folders.home, **more, **tls)
     except ProviderError as error:
         print(error, file=sys.stderr)
         return 2

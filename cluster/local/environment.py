@@ -11,6 +11,7 @@ from cluster.local import joined
 from cluster.local.certificates import own_environment
 from cluster.local.folders import ClusterFolders
 from cluster.ray.certificates import TLS_VARIABLES
+from cluster.ray.job_api import PORT_VARIABLE
 from cluster.ray.joining import FORKED_VARIABLE, NODE_VARIABLE, RAY_SETTINGS, token_environment
 from remora.process_log import FORMAT_VARIABLE
 
@@ -33,7 +34,7 @@ _FOREIGN = (
 
 #: Settings of the service begin like this; those in `_OF_MACHINES` are of machines.
 _SETTINGS = "REMORA_"
-_OF_MACHINES = (FORKED_VARIABLE, FORMAT_VARIABLE, "REMORA_JOB_UIDS", "REMORA_NETWORK_RULES")
+_OF_MACHINES = (FORKED_VARIABLE, FORMAT_VARIABLE, PORT_VARIABLE, "REMORA_JOB_UIDS", "REMORA_NETWORK_RULES")
 #: What the service shows to its database and its cloud: machines never need it, whatever runs on them.
 _OF_THE_SERVICE = ("PG", "AZURE_", "IDENTITY_", "MSI_")
 

@@ -12,6 +12,7 @@ from cluster.local.addresses import head_address
 from cluster.local.folders import ClusterFolders
 from cluster.local.records import MachineRecord
 from cluster.provider import ProviderError
+from cluster.ray import job_api
 from remora.free_ports import free_port
 from remora.ray_resources import DRIVERS, DRIVERS_AMOUNT
 
@@ -33,13 +34,14 @@ def find_head(home: Path) -> MachineRecord | None:
     return recorded if recorded.is_running else None
 
 
-def start_head(home: Path, *, encrypted: bool = False, **variables: str) -> MachineRecord:
+def start_head(home: Path, *, encrypted: bool = False, jobs_port: int = 0, **variables: str) -> MachineRecord:
     """Start a head and return without waiting; `wait_until_reachable` waits.  `variables` are added to its environment.
 
     `encrypted`: processes of its cluster speak TLS with each other, with certificates of this cluster's own authority.
+    `jobs_port`: the port of loopback at which it serves Ray's job API; 0: it does not.
 
     A head of this home that runs already is returned as it is; what a dead one left is removed.
-    Raises ProviderError when the process cannot be started.
+    Raises ProviderError when the process cannot be started, or packages of the job API are missing.
     """
     folders = ClusterFolders(home.resolve())
     _make(folders)
@@ -47,6 +49,11 @@ def start_head(home: Path, *, encrypted: bool = False, **variables: str) -> Mach
         running = find_head(folders.home)
         if running is not None:
             return running
+        if jobs_port:
+            try:
+                job_api.check_packages()
+            except job_api.JobApiMissing as error:
+                raise ProviderError(str(error)) from error
         _stop(folders, 0.0)
         _make(folders)
         certificates.begin(folders, encrypted=encrypted)
@@ -71,11 +78,11 @@ def start_head(home: Path, *, encrypted: bool = False, **variables: str) -> Mach
             [
                 *("--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--labels=remora-role=head"),
                 f"--resources={json.dumps({DRIVERS: DRIVERS_AMOUNT})}",
-                *("--no-monitor", "--include-dashboard=false"),
+                *("--no-monitor", *job_api.flags_of(jobs_port, free_port)),
                 # Ray's default is one port for all heads of a machine.
                 f"--ray-client-server-port={free_port()}",
             ],
-            variables=variables,
+            variables={**job_api.variables_of(jobs_port), **variables},
         )
         folders.address.write_text(f"{head.ray_address}\n")
         return head

@@ -56,6 +56,24 @@ def end_when_retired() -> None:
     Node.dead_processes = look
 
 
+def serve_jobs_alone() -> None:
+    """Let the head's HTTP server answer requests about Ray's jobs and its nodes: no logs, stacks or Serve.
+
+    Ray has a flag of that process for it, which no flag of `ray start` reaches.
+    """
+    from ray._private import services
+    from ray._private.ray_constants import PROCESS_TYPE_DASHBOARD
+
+    start = services.start_ray_process
+
+    @functools.wraps(start)
+    def start_process(command: list[str], process_type: str, *rest: Any, **named: Any) -> Any:
+        own = ["--modules-to-load=JobHead,NodeHead"]  # the second one tells the first where the head is
+        return start(command + own * (process_type == PROCESS_TYPE_DASHBOARD), process_type, *rest, **named)
+
+    services.start_ray_process = start_process
+
+
 def name_type(arguments: Sequence[str]) -> None:
     """Call the node in `ray status` by its pool, whose label is among the flags."""
     labels = next((one for one in arguments if one.startswith("--labels=")), "--labels=")
@@ -71,6 +89,8 @@ def main() -> None:
         lead_workers_through(LAUNCHER)
     if any(one.startswith("--labels=remora-role=drivers") for one in sys.argv):
         end_when_retired()
+    if "--include-dashboard=true" in sys.argv:
+        serve_jobs_alone()
     from ray.scripts.scripts import main as ray
 
     ray()

@@ -21,6 +21,7 @@ from cluster.policies.policies import CapacityRule, Policies, RayProgramsPolicy
 from cluster.scheduling.fitting import NODE_SHARE, Resources, at_most, slots, take
 from cluster.scheduling.pool_sizes import PoolSize, most_in_all
 from cluster.scheduling.quotas import never_allowed
+from cluster.scheduling.shares import has_shares
 from cluster.scheduling.starts import describe
 from cluster.scheduling.view import JOINED, JobDemand, NodeView
 from remora.spec.worker_sizes import WorkerSizes
@@ -32,6 +33,8 @@ SETTLED_S = 2.0
 
 #: Requests that are decided about at a time, the oldest first; others wait until these have what they ask for.
 MOST = 200
+#: Demands that one request is at most where projects have shares; all requests together are at most `MOST`.
+_TURNS = 32
 #: Bundles of all placement groups that are looked at together.
 MOST_BUNDLES = 10_000
 #: Different shapes of tasks, and of placement groups, that are looked at together.
@@ -164,8 +167,11 @@ class Programs:
 
     #: What waits, in no order.
     waiting: tuple[JobDemand, ...] = ()
-    #: What programs hold of each node, by node id.
+    #: What programs hold of each node that stays, by node id.
     held: Mapping[str, JobDemand] = field(default_factory=dict)
+    #: Ids of nodes that are drained and on which programs still hold something, or run: no other node replaces it
+    #: before Ray asks for that, and the node stays until its deadline.
+    leaving: frozenset[str] = frozenset()
     requests: tuple[ProgramRequest, ...] = ()
     #: Ids of all that is asked for now, whether or not it has lasted and counts.
     asked_for: frozenset[str] = frozenset()
@@ -178,8 +184,12 @@ class Programs:
             replace(node, jobs={**node.jobs, mine.id: 1})
             if (mine := self.held.get(node.id)) is not None and node.state in JOINED
             else node
-            for node in nodes
+            for node in self.kept_in_use(nodes)
         ]
+
+    def kept_in_use(self, nodes: Iterable[NodeView]) -> list[NodeView]:
+        """The nodes, of which those are in use that are drained with something of a program on them."""
+        return [replace(node, is_in_use=True) if node.id in self.leaving else node for node in nodes]
 
 
 NO_PROGRAMS = Programs()
@@ -334,6 +344,7 @@ def programs_of(
         return NO_PROGRAMS
     waiting: dict[str, JobDemand] = {}
     refused: dict[str, str] = {}
+    turns = max(1, min(_TURNS, MOST // max(1, len(requests)))) if has_shares(policies) else 1
     for one in requests:
         demand = _placed(policy, policies, one, offerings)
         why = demand if isinstance(demand, str) else _never(policies, demand, one, pools)
@@ -347,16 +358,35 @@ def programs_of(
         if one.gang in lost and one.id not in refused:
             refused[one.id] = f"another bundle of its placement group is refused: {lost[one.gang]}"
             del waiting[one.id]
+    with_something = [node for node in nodes if node.id in seen.held and node.state in JOINED]
     return Programs(
-        waiting=tuple(waiting.values()),
-        held={
-            node.id: _holding(policy, node, seen)
-            for node in nodes
-            if node.id in seen.held and node.is_usable and node.state in JOINED
-        },
+        waiting=tuple(turn for demand in waiting.values() for turn in _in_turns(demand, turns)),
+        held={node.id: _holding(policy, node, seen) for node in with_something if node.is_usable},
+        leaving=frozenset(node.id for node in with_something if not node.is_usable),
         requests=tuple(requests),
         refused=refused,
     )
+
+
+def _in_turns(demand: JobDemand, turns: int) -> Iterator[JobDemand]:
+    """The demand as at most that many, of which all but the last are for one task: each has its turn by the shares.
+
+    As one demand it would count as its smallest group, a single task, however large the share of its project is.
+    """
+    least, most = demand.min_workers, demand.max_workers
+    number = min(turns, most) if least == 1 else 1
+    for turn in range(number):
+        last = turn == number - 1
+        yield replace(
+            demand,
+            id=f"{demand.id}_{turn}" if turn else demand.id,
+            sizes=WorkerSizes(least, most - number + 1 if last else 1),
+        )
+
+
+def request_of(demand_id: str) -> str:
+    """The id of the request that one of the waiting demands stands for."""
+    return "_".join(demand_id.split("_")[:2])
 
 
 def _holding(policy: RayProgramsPolicy, node: NodeView, seen: RayDemand) -> JobDemand:

@@ -14,6 +14,7 @@ import typer
 import remora
 from remora.cli import output
 from remora.cli.jobs import duration_option
+from remora.cli.offerings import print_offerings
 from remora.cli.options import JsonOption, ServerOption
 from remora.cli.session import connect
 from remora.installation import server_command
@@ -205,7 +206,7 @@ pools_app = typer.Typer(help="The node pools: their nodes, their limits now, and
 
 @pools_app.callback(invoke_without_command=True)
 def pools(context: typer.Context, as_json: JsonOption = False, server: ServerOption = None) -> None:
-    """List the node pools: their nodes, their limits now, what holds them up, and what the cloud refuses them."""
+    """List the node pools: nodes, limits now, what holds them up, and what they may buy and are refused."""
     if context.invoked_subcommand is not None:
         return
     with connect(server) as client:
@@ -218,6 +219,7 @@ def pools(context: typer.Context, as_json: JsonOption = False, server: ServerOpt
     columns = ("pool", "nodes", "limits", "since", "what holds it up")
     clusters = [cluster if row[0] else None for cluster, row in rows]
     output.print_by_cluster(columns, [row for _, row in rows], clusters, "There are no pools.")
+    print_offerings(found)
     if asked:
         output.print_line("")
         output.print_table(

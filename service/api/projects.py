@@ -35,7 +35,9 @@ async def list_projects(request: Request, query: Annotated[PageParameters, Query
         policies = policies_in_force(connection, context.settings)
         if visible is None:
             # Those of which something was kept once, those with jobs now, and those that operators named.
-            named = {one for one in policies.projects if one > after}
+            programs = policies.ray_programs
+            of_programs = () if programs is None else (programs.project,)
+            named = {one for one in (*policies.projects, *of_programs) if one > after}
             kept = kept_amounts.projects(connection, after, query.limit)
             active = active_projects(connection, after, query.limit)
             names = sorted(named.union(kept, active))[: query.limit]

@@ -1,4 +1,4 @@
-"""What the running jobs of projects hold: GPUs as their quotas count them, and their part of all that there may be."""
+"""What running jobs and Ray programs hold of projects: GPUs as quotas count them, parts of all that there may be."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from cluster.scheduling.quotas import Counting
 from cluster.scheduling.shares import shares_of
 from cluster.scheduling.view import JobDemand
 from service.clouds.fixed_pool import local_offerings
-from service.queue.demand import demand_of
+from service.queue.demand import demand_of, demand_of_held
 from service.settings import Settings
 from service.store.clusters_in_use import clusters_in_use
 from service.store.jobs import live_attempts
 from service.store.nodes import current_nodes
 from service.store.policies import newest_market
+from service.store.ray_requests import held_on
 
 
 @dataclass(frozen=True)
 class InUse:
-    """By project; one without running jobs is missing."""
+    """By project; one that holds nothing is missing."""
 
     gpus: Mapping[str, float]
     #: The largest part of a resource of the complete pools of its cluster; None: operators gave no project a share, or
@@ -38,7 +39,7 @@ class InUse:
 def in_use(
     connection: sa.Connection, settings: Settings, policies: Policies, names: Collection[str], now: float
 ) -> InUse:
-    """What the projects use now; some statements for each cluster.  What Ray programs hold is not known here."""
+    """What the projects use now, Ray programs as the newest plan counted them; some statements for each cluster."""
     gpus: defaultdict[str, float] = defaultdict(float)
     parts: dict[str, float] = {}
     is_known = False
@@ -50,6 +51,7 @@ def in_use(
             (demand_of(job, attempt, None, now), attempt.world_size)
             for job, attempt in live_attempts(connection, cluster)
         ]
+        running += [(demand_of_held(row), 1) for row in held_on(connection, cluster)]
         workers = {demand.id: count for demand, count in running}
         counting = Counting(every, [demand for demand, _ in running], workers, {}, now)
         for name in names:

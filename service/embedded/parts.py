@@ -55,6 +55,8 @@ class ClusterPart:
         self._home = settings.cluster_home
         self._forked = settings.forked_modules
         self._encrypted = settings.encrypts_ray
+        # One head can have the port: that of the first cluster.
+        self._jobs_port = settings.ray_jobs_port if settings.cluster == DEFAULT_CLUSTER else 0
         self._head: MachineRecord | None = None
 
     @property
@@ -66,7 +68,10 @@ class ClusterPart:
         """Adopt the head that runs, else end the nodes of the one that does not and start another."""
         if head.find_head(self._home) is None:
             end_nodes(self._home)
-        self._head = head.start_head(self._home, encrypted=self._encrypted, **{FORKED_VARIABLE: self._forked})
+        forked = {FORKED_VARIABLE: self._forked}
+        self._head = head.start_head(
+            self._home, encrypted=self._encrypted, jobs_port=self._jobs_port, **forked
+        )
 
     def is_alive(self) -> bool:
         """True while its process runs."""

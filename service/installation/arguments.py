@@ -67,6 +67,18 @@ def parser() -> argparse.ArgumentParser:
     )
     add("status", "processes and the releases that they run")
     add("run", "be one process of the installation").add_argument("name")
+    drivers = add("drivers", "be a Ray node for drivers, on another machine than the head's")
+    drivers.add_argument("--home", type=Path, required=True, help="a home with the cluster's secret")
+    drivers.add_argument("--head", required=True, help="address and port of the Ray head")
+    drivers.add_argument("--address", required=True, help="address of this machine, which the others reach")
+    drivers.add_argument("--name", default="drivers", help="name of the node, where a machine has several")
+    certificates = add(
+        "certificates", "make the authority of a home, and the certificate of the head's machine"
+    )
+    certificates.add_argument("home_of_head", type=Path, metavar="HOME", help="home of the service")
+    certificates.add_argument(
+        "addresses", nargs="+", metavar="ADDRESS", help="address or name of the machine, as nodes reach it"
+    )
     add("prepare", "in containers: make what they share, and bring the database to this release's schema")
     add("process", "in containers: be one process, by the settings in the environment").add_argument(
         "process", choices=[str(one) for one in ContainerProcess]

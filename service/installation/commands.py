@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from service.installation import backups, container_commands, missing_files, releases
+from service.installation import backups, beside, container_commands, missing_files, releases
 from service.installation.arguments import parser
 from service.installation.cluster_secret import replace_secret
 from service.installation.containers import SUPERVISOR
@@ -319,6 +319,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Layout], None]] = {
     "migrate": _migrate,
     "status": _status,
     "run": _run,
+    "drivers": beside.drivers,
+    "certificates": beside.certificates,
     "prepare": container_commands.prepare,
     "process": container_commands.process,
 }

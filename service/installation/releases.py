@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
+from cluster.ray.job_api import PORT_VARIABLE
 from service.installation.layout import InstallationProblem, Layout
 
 #: The file in a release that is written last: it is whole.
@@ -38,6 +40,13 @@ def name_of(wheel: Path) -> str:
     return f"{match[1]}-{digest[:12]}"
 
 
+def packages_beside(settings: Mapping[str, str]) -> list[str]:
+    """What pip installs beside the service, by the settings of the installation (pure)."""
+    serves_jobs = settings.get(PORT_VARIABLE, "").strip() not in ("", "0")
+    # Without a version: that of Ray follows from the service's.
+    return ["ray[default]"] if serves_jobs else []
+
+
 def make(layout: Layout, wheel: Path, python: str, packages_of: str = "") -> str:
     """Install the wheel as a release, unless it is there already; returns its name.
 
@@ -60,7 +69,10 @@ def make(layout: Layout, wheel: Path, python: str, packages_of: str = "") -> str
         _layer(folder, packages_of)
     else:
         pip = [inside, "-m", "pip", "--disable-pip-version-check"]
-        _call([*pip, "install", "--quiet", f"remora[service,azure,tracing] @ {wheel.resolve().as_uri()}"])
+        more = packages_beside(layout.read_settings())
+        _call(
+            [*pip, "install", "--quiet", f"remora[service,azure,tracing] @ {wheel.resolve().as_uri()}", *more]
+        )
     (folder / _WHOLE).touch()
     return release
 

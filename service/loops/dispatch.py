@@ -178,11 +178,17 @@ def _load(
     return _Snapshot(
         workload,
         spent,
-        [node for node in nodes if node.state is NodeState.READY],
+        _open_to_jobs(nodes, kept, workload),
         workload.counting(policies, paid),
         jobs_off_spot(workload.waiting, nodes, workload.pools, now, workload.start_up_s),
         kept,
     )
+
+
+def _open_to_jobs(nodes: Iterable[NodeView], kept: Mapping[str, str], workload: Workload) -> list[NodeView]:
+    """The ready nodes on which jobs may start: not those kept for a Ray program, to which Ray gives them at once."""
+    of_programs = {one.id for one in workload.programs}
+    return [node for node in nodes if node.state is NodeState.READY and kept.get(node.id) not in of_programs]
 
 
 def _have_spent(connection: sa.Connection, queue: Iterable[JobRow], now: float) -> list[JobRow]:

@@ -12,12 +12,14 @@ import sqlalchemy as sa
 from cluster.policies.offerings import Offering
 from cluster.policies.policies import Policies
 from cluster.scheduling.actions import Wait
+from cluster.scheduling.fitting import shares_in
 from cluster.scheduling.pool_sizes import PoolSize
 from cluster.scheduling.ray_programs import (
     Programs,
     RayDemand,
     Sighting,
     programs_of,
+    request_of,
     requests_of,
     settled,
     sighted,
@@ -26,7 +28,7 @@ from cluster.scheduling.starts import describe
 from cluster.scheduling.view import NodeView
 from service.loops.tick import Tick
 from service.queue.plan_reasons import is_news, shortened
-from service.queue.rows import NewEvent, RayRequestRow
+from service.queue.rows import HELD, NewEvent, RayRequestRow
 from service.store import ray_requests as store
 from service.store.policies import append_cluster_event
 
@@ -79,16 +81,19 @@ def waits_of(programs: Programs) -> list[Wait]:
 def record_requests(
     tick: Tick, policies: Policies, programs: Programs, waits: Mapping[str, str], *, is_known: bool
 ) -> None:
-    """Record what programs wait for and why, by the plan's reasons; one event for each that is refused.
+    """Record what programs hold, and what they wait for and why, by the plan's reasons; one event for each refusal.
 
     Not `is_known`: Ray was not asked, and what was recorded stays unless programs are not served any more.
     Nothing is written while it stays the same.  Raises Fenced.
     """
     if not is_known and policies.ray_programs is not None:
         return
-    known = tick.load(partial(store.requests_of, cluster=tick.cluster))
+    known = tick.load(partial(store.rows_of, cluster=tick.cluster))
     before = {row.id: row for row in known}
     project = "" if policies.ray_programs is None else policies.ray_programs.project
+    held = _held(tick, programs)
+    # Of a request that has several turns, why the first of those that wait does.
+    reasons = {request_of(one): why for one, why in [*waits.items()][::-1]}
     shapes = Counter(one.gang for one in programs.requests if one.gang)
     after = [
         RayRequestRow(
@@ -103,14 +108,15 @@ def record_requests(
             is_refused=one.id in programs.refused,
             reason=shortened(
                 programs.refused.get(one.id)
-                or f"{waits.get(one.id) or _WAITS}{_BY_SHAPE if shapes[one.gang] > 1 else ''}"
+                or f"{reasons.get(one.id) or _WAITS}{_BY_SHAPE if shapes[one.gang] > 1 else ''}"
             ),
         )
         for one in programs.requests
     ]
     changed = [row for row in after if _is_news(before.get(row.id), row)]
+    changed += [row for row in held if before.get(row.id) != row]
     # What a new controller has not seen for long enough stays as the one before left it.
-    gone = before.keys() - programs.asked_for
+    gone = before.keys() - programs.asked_for - {row.id for row in held}
     if not changed and not gone:
         return
     refused = [
@@ -130,6 +136,28 @@ def record_requests(
             append_cluster_event(connection, event, tick.cluster)
 
     tick.apply(work)
+
+
+def _held(tick: Tick, programs: Programs) -> list[RayRequestRow]:
+    """What programs hold, a row for each node, by which projects are shown as the planner counts them."""
+    return [
+        RayRequestRow(
+            id=one.id,
+            project=one.project,
+            cluster=tick.cluster,
+            kind=HELD,
+            # Which placement groups are on the node is of no interest there.
+            resources={
+                name: amount
+                for name, amount in one.worker_resources.items()
+                if name not in shares_in(one.worker_resources)
+            },
+            count=1,
+            since=one.created_at,
+            reason="",
+        )
+        for one in programs.held.values()
+    ]
 
 
 def _is_news(before: RayRequestRow | None, after: RayRequestRow) -> bool:

@@ -123,13 +123,23 @@ def _decide(
         jobs_on[node_id] = {**jobs_on.get(node_id, {}), held.id: 1}
     measures = tick.settings.measures_nodes and access.preflights is not None
     rows = [
-        _record_observation(tick, row, machines, members, jobs_on.get(row.id, {}), measures) for row in rows
+        _record_observation(
+            tick,
+            row,
+            machines,
+            members,
+            jobs_on.get(row.id, {}),
+            measures,
+            is_held=row.id in programs.leaving,
+        )
+        for row in rows
     ]
     rows = drain_sick(tick, rows)
     rows = _record_prices(tick, rows, access.supply)
     _record_late_refusals(tick, machines.values())
     # 3. Decide.
-    nodes = [observed_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
+    observed = [observed_node(row, jobs_on.get(row.id, {}), machines, members) for row in rows]
+    nodes = programs.kept_in_use(observed)
     if access.follows_policies:
         _record_reopened(tick, policies, access.supply, nodes)
         record_quotas(tick, policies, access.supply)
@@ -285,9 +295,19 @@ def _send_requests(tick: Tick, access: ClusterAccess, members: Members, requests
 
 
 def _record_observation(
-    tick: Tick, row: NodeRow, machines: Machines, members: Members, jobs: Mapping[str, int], measures: bool
+    tick: Tick,
+    row: NodeRow,
+    machines: Machines,
+    members: Members,
+    jobs: Mapping[str, int],
+    measures: bool,
+    *,
+    is_held: bool,
 ) -> NodeRow:
-    """The row after the observation; `jobs` are the workers on it; `measures`: nodes are measured before work."""
+    """The row after the observation; `jobs` are the workers on it; `measures`: nodes are measured before work.
+
+    `is_held`: a Ray program has something on it while it is drained.
+    """
     member = members.get(row.id)
     observed = lifecycle.NodeObservation(is_provided=row.id in machines, needs_preflight=measures)
     if member is not None:
@@ -302,7 +322,7 @@ def _record_observation(
             resources=member.resources,
         )
     decision = lifecycle.observe_node(row, observed, tick.now)
-    is_in_use = bool(jobs) or (member is not None and member.is_in_use)
+    is_in_use = bool(jobs) or is_held or (member is not None and member.is_in_use)
     since = idle_since(decision.node, is_in_use, tick.now)
     decision = replace(decision, node=replace(decision.node, idle_since=since))
     return _save(tick, row, decision) if decision.node != row else row

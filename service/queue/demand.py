@@ -8,8 +8,9 @@ from dataclasses import replace
 from cluster.policies.placement import Placement
 from cluster.scheduling.slack import measured_start_up_s
 from cluster.scheduling.view import JOINED, LEAVING, JobDemand, NodeView
+from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
-from service.queue.rows import AttemptRow, JobRow, NodeRow
+from service.queue.rows import AttemptRow, JobRow, NodeRow, RayRequestRow
 
 #: Seconds without progress when the workers of a group change; a start from a checkpoint takes about as long.
 RESUME_S = 10.0
@@ -48,6 +49,19 @@ def demand_of(
         is_running=True,
         waiting_since=_short_since(attempt, now),
         saved_at=max(attempt.started_at or attempt.created_at, checkpoint_at or 0.0),
+    )
+
+
+def demand_of_held(row: RayRequestRow) -> JobDemand:
+    """What Ray programs hold of one node, as the running job with one worker that the planner counted it as."""
+    return JobDemand(
+        id=row.id,
+        project=row.project,
+        sizes=WorkerSizes(1, 1),
+        worker_resources=row.resources,
+        created_at=row.since,
+        is_running=True,
+        is_program=True,
     )
 
 

@@ -403,14 +403,18 @@ class WaitRow:
     cluster: str = DEFAULT_CLUSTER
 
 
+#: The kind of a row that says what Ray programs hold of one node.
+HELD = "held"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RayRequestRow:
-    """Something that Ray programs ask for and do not have yet."""
+    """Something that Ray programs ask for and do not have yet, or all that they hold of one node."""
 
     id: str
     #: The project that nodes for it are bought for.
     project: str
-    #: `tasks`, `placement_group` or `minimum` (`cluster.scheduling.ray_programs.Kind`).
+    #: `tasks`, `placement_group` or `minimum` (`cluster.scheduling.ray_programs.Kind`), or `HELD`.
     kind: str
     #: Of a placement group.
     strategy: str | None = None

@@ -6,15 +6,19 @@ What they *do* is checked on real raylets in `tests/integration/cluster`.
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 import ray.cloudpickle
 import ray.exceptions
-from ray._private import function_manager, serialization, state
+from ray._private import function_manager, serialization, services, state
 from ray._raylet import AuthenticationTokenLoader, Config, InnerGcsClient
 from ray.core.generated import autoscaler_pb2
+
+from cluster.ray import job_api
 
 UPGRADE = "Ray was upgraded: run tests/integration/cluster, look at whatever of cluster imports ray"
 
@@ -46,6 +50,21 @@ def test_what_others_send_is_unpickled_by_one_function(module: Any) -> None:
     assert "pickle.loads(" in inspect.getsource(module), UPGRADE
 
 
+def test_the_packages_of_the_job_api_are_those_that_ray_imports_first() -> None:
+    source = Path(ray.__file__).with_name("dashboard") / "optional_deps.py"
+    imported = re.findall(r"^(?:import|from) ([\w.]+)", source.read_text(), re.MULTILINE)
+    assert {one for one in imported if not one.startswith("aiohttp.")} == set(job_api._NEEDED), UPGRADE
+
+
+def test_the_head_of_the_job_api_is_started_by_one_function_with_these_flags() -> None:
+    source = inspect.getsource(services.start_api_server)
+    assert (
+        "process_info = start_ray_process(\n            command,\n            ray_constants.PROCESS_TYPE_DASHBOARD"
+        in source
+    )
+    assert "--modules-to-load=" in source, UPGRADE
+
+
 def test_the_flags_of_ray_start_are_there() -> None:
     from ray.scripts.scripts import start
 
@@ -60,7 +79,14 @@ def test_the_flags_of_ray_start_are_there() -> None:
             "--temp-dir",
             "--object-store-memory",
         ),
-        *("--include-log-monitor", "--include-dashboard", "--no-monitor", "--disable-usage-stats"),
+        *(
+            "--include-log-monitor",
+            "--include-dashboard",
+            "--dashboard-host",
+            "--dashboard-port",
+            "--no-monitor",
+            "--disable-usage-stats",
+        ),
         *("--ray-client-server-port", "--num-cpus", "--num-gpus", "--memory", "--resources", "--labels"),
     }
     assert used <= flags, UPGRADE

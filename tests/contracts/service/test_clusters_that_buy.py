@@ -152,7 +152,7 @@ def test_what_a_cluster_forgets_of_a_pool_that_moved_the_other_one_remembers(dat
 
     database.transact(work)
     assert len(database.query(lambda c: waits.all_waits(c, "ward"))) == 1
-    assert len(database.query(lambda c: ray_requests.requests_of(c, "ward"))) == 1
+    assert len(database.query(lambda c: ray_requests.rows_of(c, "ward"))) == 1
     said = {
         cluster: database.query(
             lambda c, one=cluster: policies.has_cluster_event(c, "k", "said", one, since=0.0)  # type: ignore[misc]

@@ -56,12 +56,14 @@ class Server:
 
     def start(self, name: str) -> None:
         words = [name.partition("-")[0], "--home", str(self.home), "--head", self.address]
+        # As an operator starts those on another machine: remora-server drivers ...
+        module = "service.installation" if name == "drivers" else "cluster.head"
         self.nodes[name] = subprocess.Popen(
             [
                 sys.executable,
                 "-P",
                 "-m",
-                "cluster.head",
+                module,
                 *words,
                 "--address",
                 ADDRESSES[name],

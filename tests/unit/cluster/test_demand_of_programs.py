@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.actions import Launch, Plan, Wait
 from cluster.scheduling.planner import plan
 from cluster.scheduling.pool_sizes import complete_pools
+from cluster.scheduling.queue_order import in_order
 from cluster.scheduling.ray_programs import (
     SETTLED_S,
     Bundle,
@@ -29,10 +31,12 @@ from cluster.scheduling.ray_programs import (
     Sighting,
     Strategy,
     programs_of,
+    request_of,
     requests_of,
     settled,
     sighted,
 )
+from cluster.scheduling.shares import shares_of
 from cluster.scheduling.view import ClusterView, JobDemand, NodeView, Spending
 from remora.spec.worker_sizes import WorkerSizes
 from remora.states import NodeState
@@ -345,3 +349,75 @@ def test_every_request_waits_or_is_refused_and_what_is_bought_is_not_bought_agai
     )
     assert not launched(planned(seen, nodes)), "nothing is bought twice"
     assert {one.job_id for one in launches} <= waiting
+
+
+def launched_by_share(ray: int, team: int, tasks: int, jobs: int) -> dict[str, int]:
+    """Nodes that are bought for each project where four may be, as the queue and the planner do it."""
+    pools, _, _ = DOCUMENT.partition("  gpu:")
+    projects = f"projects:\n  ray: {{share: {ray}}}\n  team: {{share: {team}}}\n"
+    shares = read_stored(f"{pools}{projects}ray_programs: {{}}\n")
+    found = programs(RayDemand(tasks=((FOUR, tasks),)), (), shares)
+    waiting = [
+        JobDemand(
+            id=f"job_{number}",
+            project="team",
+            sizes=WorkerSizes(1, 1),
+            worker_resources={"CPU": 4.0},
+            created_at=NOW - 60.0 + number,
+        )
+        for number in range(jobs)
+    ]
+    entitled = shares_of(shares, complete_pools(shares, SOLD, lambda pool: pool.max_nodes), [])
+    assert entitled is not None
+    order = entitled.order(in_order([*waiting, *found.waiting]))
+    demands = tuple(replace(one, place=place) for place, one in enumerate(order))
+    actions = plan(ClusterView(now=NOW, jobs=demands, nodes=(), offerings=SOLD, in_turns=True), shares, NOW)
+    whose = {one.id: one.project for one in demands}
+    return dict(Counter(whose[str(one.job_id)] for one in actions if isinstance(one, Launch)))
+
+
+@pytest.mark.parametrize(
+    ("ray", "team", "tasks", "jobs", "bought"),
+    [
+        (1, 3, 20, 20, {"ray": 1, "team": 3}),
+        (3, 1, 20, 20, {"ray": 3, "team": 1}),
+        (1, 1, 20, 20, {"ray": 2, "team": 2}),
+        (3, 1, 1, 20, {"ray": 1, "team": 3}),
+        (1, 3, 20, 1, {"ray": 3, "team": 1}),
+        (1, 3, 20, 0, {"ray": 4}),
+    ],
+)
+def test_tasks_of_one_shape_have_turns_by_the_share_of_their_project(
+    ray: int, team: int, tasks: int, jobs: int, bought: dict[str, int]
+) -> None:
+    # What the other project does not use is borrowed.
+    assert launched_by_share(ray, team, tasks, jobs) == bought
+
+
+def test_turns_are_of_one_request_and_few() -> None:
+    shared = read_stored(DOCUMENT.replace("gpus: 3", "gpus: 3, share: 2"))
+    found = programs(RayDemand(tasks=((CPU, 100),)), (), shared)
+    assert [(one.min_workers, one.max_workers) for one in found.waiting] == [(1, 1)] * 31 + [(1, 69)]
+    assert len({one.id for one in found.waiting}) == 32
+    (request,) = found.requests
+    assert {request_of(one.id) for one in found.waiting} == {request.id}
+    assert all(len(one.id) <= 40 for one in found.waiting)
+    # Many shapes together are not more than can be decided about, and a placement group is whole.
+    shapes = tuple((Bundle({"CPU": 1.0 + number / 1000}), 9) for number in range(100))
+    assert len(programs(RayDemand(tasks=shapes), (), shared).waiting) <= 200
+    whole = programs(gang(Strategy.PACK, CPU, CPU), (), shared)
+    assert [(one.min_workers, one.max_workers) for one in whole.waiting] == [(2, 2)]
+    # Without shares nothing has to be told apart.
+    assert len(programs(RayDemand(tasks=((CPU, 100),))).waiting) == 1
+
+
+@pytest.mark.parametrize("held", [{"CPU": 1.0}, {}], ids=["counted", "without-resources"])
+def test_what_programs_have_on_a_node_that_leaves_keeps_it_in_use_and_is_not_replaced(
+    held: dict[str, float],
+) -> None:
+    leaving = ready(state=NodeState.DRAINING, deadline_at=NOW + 40.0, idle_since=None)
+    found = programs(RayDemand(held={"n": held}), (leaving,))
+    assert not found.held
+    assert found.leaving == {"n"}
+    assert [one.is_in_use for one in found.on((leaving, ready("m")))] == [True, False]
+    assert not planned(RayDemand(held={"n": held}), (leaving,))

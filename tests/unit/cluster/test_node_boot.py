@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import pytest
@@ -19,10 +19,12 @@ from azure.core.exceptions import (
 from azure.identity import CredentialUnavailableError
 
 from cluster.azure.body import NodeFile, authority_name, secret_name
+from cluster.local.environment import ray_environment
 from cluster.node.boot import NodeFileUnusable, NodeRuntime, given_address, parse, start_of
 from cluster.node.vault import asked_s, complaint, wait_s
 from cluster.provider import InvalidRequest
 from cluster.ray.certificates import TLS_VARIABLES
+from cluster.ray.joining import RAY_SETTINGS, token_environment
 
 NODE = {
     "cluster": "remora",
@@ -129,6 +131,22 @@ def test_both_are_told_where_the_secret_is_and_not_what_it_is() -> None:
     assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/remora/ray.token"
     assert "RAY_AUTH_TOKEN" not in environment
     assert environment["REMORA_NODE_ID"] == "node_a"
+
+
+def test_ray_has_the_settings_that_it_has_everywhere(tmp_path: Path) -> None:
+    """A node of Azure, a head and a node of this machine call each other dead after the same seconds."""
+    of_node = start_of(node(), "node_a", RUNTIME).environment
+    of_home = ray_environment(tmp_path / "home")
+    for environment in (of_node, of_home):
+        rest = environment.keys() - token_environment("").keys()
+        assert {name: environment[name] for name in rest if name.startswith("RAY_")} == RAY_SETTINGS
+    health = {name: value for name, value in RAY_SETTINGS.items() if name.startswith("RAY_health_check")}
+    assert health == {
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_failure_threshold": "3",
+    }
 
 
 def test_what_ray_would_refuse_is_refused() -> None:

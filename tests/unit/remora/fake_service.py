@@ -41,6 +41,7 @@ from remora.views import (
     Page,
     Pool,
     Profile,
+    Project,
     RayRequest,
     Schedule,
     ScheduleRun,
@@ -87,6 +88,7 @@ class FakeService:
     closed: int = 0
     nodes: list[Node] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
+    projects: list[Project] = field(default_factory=list)
     ray_requests: list[RayRequest] = field(default_factory=list)
     cluster_ledger: ClusterLedger = field(
         default_factory=lambda: ClusterLedger(since=0.0, until=1.0, lines=[], node_s=0.0, cost=0.0)
@@ -301,6 +303,8 @@ def _route(state: FakeService, seen: Seen) -> Reply:
         return 200, {}, state.goodput.model_dump_json().encode()
     if seen.path == "/v1/pools":
         return _page(state, seen, state.pools)
+    if seen.path == "/v1/projects":
+        return _page(state, seen, state.projects)
     if seen.path == "/v1/ray-requests":
         return _page(state, seen, state.ray_requests)
     if match := re.fullmatch(r"/v1/pools/([^/]+)/reopen", seen.path):
