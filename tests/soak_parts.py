@@ -152,6 +152,8 @@ PARTS: Mapping[str, Part] = {
             "tests/golden/constructs.py",
             "tests/golden/constructs_of_models.py",
             "tests/golden/sampler_constructs.py",
+            "tests/golden/stream_constructs.py",
+            "tests/golden/subjects.py",
         ),
     ),
     "preflights": Part(
@@ -287,6 +289,7 @@ PARTS: Mapping[str, Part] = {
             "tests/golden/test_evaluated.py",
             "tests/golden/test_sharded.py",
             "tests/golden/test_sharded_steps.py",
+            "tests/golden/test_streamed.py",
         ),
         ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),
     ),
