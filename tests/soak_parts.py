@@ -276,11 +276,12 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "transformers": Part(
-        ("tests/frameworks/test_transformers_loop.py",),
+        ("tests/frameworks/test_stream_states.py", "tests/frameworks/test_transformers_loop.py"),
         (
             "remora/integrations",
             "remora/torch",
             "requirements/transformers.txt",
+            "tests/frameworks/stream_scenarios.py",
             "tests/frameworks/trainer_worker.py",
         ),
     ),

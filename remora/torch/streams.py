@@ -83,8 +83,16 @@ class _Reading:
     def begin(self, epoch: int, path: tuple[int, ...], state: Any = None, samples: int = 0) -> None:
         """Go to the start of an epoch, or to where the dataset was in it; random numbers follow from `path`."""
         self._random, self.samples = RandomStream(derive(self._seed, "stream", *path)), samples
-        if hasattr(self.data, "set_epoch"):
-            self.data.set_epoch(epoch)
+        # A StatefulDataLoader does not pass it on, and its dataset would begin where it was once sent to.
+        inside: Any = getattr(self.data, "dataset", None) if self.knows_its_place else None
+        for one in (self.data, inside):
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(epoch)
+        if self.knows_its_place:
+            # Those of a StatefulDataLoader, from which the order of an epoch is drawn.
+            for one in (self.data, getattr(self.data, "sampler", None)):
+                if isinstance(generator := getattr(one, "generator", None), torch.Generator):
+                    generator.manual_seed(derive(self._seed, "stream", *path))
         with self._random.running(), _by_one_process():
             if state is not None:
                 load(self.data, state)
