@@ -154,6 +154,8 @@ PARTS: Mapping[str, Part] = {
             "tests/golden/constructs.py",
             "tests/golden/constructs_of_models.py",
             "tests/golden/sampler_constructs.py",
+            "tests/golden/stream_constructs.py",
+            "tests/golden/subjects.py",
         ),
     ),
     "preflights": Part(
@@ -276,11 +278,12 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "transformers": Part(
-        ("tests/frameworks/test_transformers_loop.py",),
+        ("tests/frameworks/test_stream_states.py", "tests/frameworks/test_transformers_loop.py"),
         (
             "remora/integrations",
             "remora/torch",
             "requirements/transformers.txt",
+            "tests/frameworks/stream_scenarios.py",
             "tests/frameworks/trainer_worker.py",
         ),
     ),
@@ -289,6 +292,7 @@ PARTS: Mapping[str, Part] = {
             "tests/golden/test_evaluated.py",
             "tests/golden/test_sharded.py",
             "tests/golden/test_sharded_steps.py",
+            "tests/golden/test_streamed.py",
         ),
         ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),
     ),

@@ -17,6 +17,7 @@ from remora.torch.learning_rate import linear_scaling
 from remora.torch.loop import Loop
 from remora.torch.loop_settings import Exactness
 from remora.torch.nonfinite import NotFinite
+from remora.torch.sharded_stream import ShardedStream
 from remora.torch.state import CheckpointUnusable
 from remora.torch.state import read as read_checkpoint
 from remora.torch.step import Step
@@ -30,6 +31,7 @@ __all__ = [
     "NotFinite",
     "OpenStep",
     "PeerLost",
+    "ShardedStream",
     "Step",
     "Steps",
     "linear_scaling",

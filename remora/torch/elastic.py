@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -13,13 +14,24 @@ import torch
 from remora import training
 from remora.torch.agreement import Diverged
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, FeedPlan, LoadedBatch, Loading, MicroBatch, load_batches
-from remora.torch.group import Group
+from remora.torch.feed import (
+    Feed,
+    FeedPlan,
+    LoadedBatch,
+    Loading,
+    MicroBatch,
+    is_stream,
+    load_batches,
+)
+from remora.torch.group import Group, PeerLost
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
 from remora.torch.sample_fingerprints import different_sample_text, first_different_rank
+from remora.torch.sharded_stream import ShardedStream, check_stream
 from remora.torch.state import Progress
 from remora.torch.step import AnyStep, Compute, Step
+from remora.torch.stream_state import merged
+from remora.torch.streams import Source, shared_places
 
 #: Newest reports that every rank keeps; more than a supervisor holds back to send them together.
 REPORTS_KEPT = 256
@@ -49,10 +61,13 @@ class ElasticLoop(ABC):
         data: Any,
         loading: Loading,
     ) -> None:
+        check_stream(data, settings.epochs)
         apply_precision()
         self._settings = settings
         self._device = device
         self._data = data
+        #: What the feed reads.
+        self._source = Source(data) if is_stream(data) else data
         self._loading = loading
         self._link = training.open_link()
         self._compute_time = ComputeTime(device, self._report_compute_time)
@@ -138,7 +153,24 @@ class ElasticLoop(ABC):
         left = None if settings.total_steps is None else max(0, settings.total_steps - progress.step)
         start = Position(progress.epoch, progress.place)
         plan = self._feed_plan(self._own_shards, start, left, settings.check_every)
-        self._feed = Feed(load_batches(self._data, plan, self._loading))
+        plan = replace(plan, data_state=progress.data)
+        self._feed = Feed(load_batches(self._source, plan, self._loading))
+
+    def _progress_after(self, step: AnyStep) -> Progress:
+        """Progress once a step counts whose micro-batches were all read."""
+        data = merged(self._progress.data, self._feed.data_state)
+        return Progress(step.number, step.epoch, step.place + 1, data)
+
+    def _share_places(self, group: Group, device: torch.device) -> None:
+        """Let each worker know where the streams of all shards are, not its own alone; all workers call it alike.
+
+        A worker that gets a shard goes on from what is known of its stream, which is always right, and a later place
+        leaves less to read again.  So a loss meanwhile, which the next exchange meets, is none here.
+        """
+        if isinstance(self._data, ShardedStream):
+            with suppress(PeerLost):
+                places = shared_places(group, device, self._progress.data)
+                self._progress = replace(self._progress, data=places)
 
     def _feed_of(self, step: AnyStep, shard: int) -> Feed:
         """Batches of one shard, of whichever worker it is, in one step; read in this process."""

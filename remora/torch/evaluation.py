@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 import torch
@@ -282,20 +281,26 @@ def _of_stream(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[Pa
         numbers[part] += 1
         return part, collate(items), len(items)
 
+    samples = 0
     random = RandomStream(derive(held.seed, "stream"))
     with random.running():
         stream = iter(held.data)
-    for number in count():
+    numbered = enumerate(stream)
+    full: int | None = 0
+    while full is not None:
+        full = None
+        # States of random numbers take longer than most samples: they change once for each batch.
         with random.running():
-            item = next(stream, _END)
-        if item is _END:
-            found.samples = number
-            break
-        part = number % held.parts
-        if part in own:
-            waiting[part].append(item)
-            if len(waiting[part]) == held.batch_size:
-                yield one(part)
+            for number, item in numbered:
+                samples = number + 1
+                if (part := number % held.parts) in own:
+                    waiting[part].append(item)
+                    if len(waiting[part]) == held.batch_size:
+                        full = part
+                        break
+        if full is not None:
+            yield one(full)
+    found.samples = samples
     yield from (one(part) for part in parts if waiting[part])
 
 

@@ -1,14 +1,12 @@
 """From a dataset to the micro-batches of this worker's shards, step by step, from any position on.
 
-A dataset with a length is read by sample number (`order.py`).  One without is a stream, and the rule for it is: every
-worker reads the same stream from the start of the epoch; sample i belongs to global batch i // global_batch, and there
-to shard (i % global_batch) % shards; what belongs to others or was trained before is read and dropped.
+A dataset with a length is read by sample number (`order.py`), one without as `streams.py` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -17,9 +15,11 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from remora.torch.agreement import copy_of, differs
 from remora.torch.order import Order, Position, split_shard
-from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
+from remora.torch.randomness import capture, derive, restore, seed_everything
 from remora.torch.sample_fingerprints import SampleFingerprint, sample_fingerprint
 from remora.torch.sampling import SampledOrder, Sampling
+from remora.torch.sharded_stream import ShardedStream
+from remora.torch.streams import OwnStreams, Source, StreamBatch, WholeStream
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class MicroBatch:
     fingerprint: SampleFingerprint | None = None
     #: Of the order of its epoch, where that is a sampler's and the micro-batch is probed.
     order_digest: int = 0
+    #: Where the dataset is behind this step, on its last micro-batch; None where that follows from the position.
+    data_state: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class FeedPlan:
     probe_every: int = 0
     #: Steps that are left out, by epoch and place.
     left_out: frozenset[tuple[int, int]] = frozenset()
+    #: What is known of where the dataset is, of `start` or an earlier position.
+    data_state: Any = None
 
 
 LoadedBatch = tuple[MicroBatch, Any]
@@ -87,11 +91,13 @@ class Loading:
 def load_batches(data: Any, plan: FeedPlan, loading: Loading) -> Iterator[LoadedBatch]:
     """This worker's micro-batches with their batches (None for an empty one), in order, until training ends.
 
+    `data` may be a dataset or its `Source`, which is the same one whenever the dataset is read in this process.
     Raises ValueError for a dataset that makes no step.
     """
     collate, num_workers = loading.collate or default_collate, loading.num_workers
-    if is_stream(data):
-        stream = _Stream(data, plan, collate)
+    if isinstance(data, Source) or is_stream(data):
+        source = data if isinstance(data, Source) else Source(data)
+        stream = _Stream(source, plan, collate)
         return iter(stream if num_workers == 0 else _loader(stream, None, loading))
     fetch = _Fetch(data, plan.seed, collate)
     sizes = (plan.global_batch, plan.shards, plan.seed)
@@ -251,8 +257,8 @@ def _collated_twice(collate: Collate, items: list[Any], again: list[Any]) -> Any
 class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
     """A dataset without a length; with several loader processes each makes every n-th micro-batch."""
 
-    def __init__(self, data: Any, plan: FeedPlan, collate: Collate) -> None:
-        self._data = data
+    def __init__(self, source: Source, plan: FeedPlan, collate: Collate) -> None:
+        self._source = source
         self._plan = plan
         self._collate = collate
 
@@ -270,66 +276,51 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
             yield micro_batch, _collated_twice(self._collate, items, again) if again else self._collate(items)
 
     def _micro_batches(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
-        plan = self._plan
+        plan, reader = self._plan, self._reader()
         left = plan.steps
         done = 0
         for epoch in count(plan.start.epoch):
-            if plan.epochs is not None and epoch >= plan.epochs:
+            if left == 0 or (plan.epochs is not None and epoch >= plan.epochs):
                 return
+            start = plan.start.place if epoch == plan.start.epoch else 0
             place = -1
-            for place, (kept, total, first) in enumerate(self._batches(epoch)):
-                if (epoch, place) < (plan.start.epoch, plan.start.place):
-                    continue
-                if left == 0:
-                    return
-                if (epoch, place) in plan.left_out:
+            for batch in reader.batches(epoch, start, plan.data_state):
+                place = batch.place
+                if place < start or (epoch, place) in plan.left_out:
                     continue
                 left = None if left is None else left - 1
-                shares = [(shard, list(kept.get(shard, {}))) for shard in plan.own]
-                micro_batches = _micro_batches_of(Position(epoch, place), shares, total, plan)
-                if plan.probe_every and done % plan.probe_every == 0:
-                    fingerprint = sample_fingerprint(place * plan.global_batch, epoch, first)
-                    micro_batches[0] = replace(micro_batches[0], is_probed=True, fingerprint=fingerprint)
+                is_probed = bool(plan.probe_every) and done % plan.probe_every == 0
                 done += 1
-                for micro_batch in micro_batches:
-                    yield micro_batch, [kept[micro_batch.shard][sample] for sample in micro_batch.samples]
+                for micro_batch in self._cut(epoch, batch, is_probed=is_probed):
+                    kept = batch.kept.get(micro_batch.shard, {})
+                    yield micro_batch, [kept[sample] for sample in micro_batch.samples]
+                if left == 0:
+                    return
             if place < 0:
                 raise ValueError(
                     f"epoch {epoch} of the dataset makes no step of {plan.global_batch} samples: "
                     "use more data, a smaller global_batch, or drop_last=False"
                 )
 
-    def _batches(self, epoch: int) -> Iterator[tuple[dict[int, dict[int, Any]], int, Any]]:
-        """Own samples by shard and number, the size, and the first sample of each global batch of an epoch."""
+    def _reader(self) -> WholeStream | OwnStreams:
         plan = self._plan
-        random = RandomStream(derive(plan.seed, "stream", epoch))
-        if hasattr(self._data, "set_epoch"):
-            self._data.set_epoch(epoch)
-        with random.running():
-            stream = iter(self._data)
-        own = frozenset(plan.own)
-        kept: dict[int, dict[int, Any]] = {}
-        total = 0
-        first: Any = None
-        for number in count():
-            with random.running():
-                item = next(stream, _END)
-            if item is _END:
-                break
-            shard = total % plan.shards
-            if total == 0:
-                first = item
-            if shard in own:
-                kept.setdefault(shard, {})[number] = item
-            total += 1
-            if total == plan.global_batch:
-                yield kept, total, first
-                kept, total = {}, 0
-        if total and not plan.drop_last:
-            yield kept, total, first
+        sizes = (plan.global_batch, plan.shards, plan.seed, plan.own)
+        if isinstance(self._source.data, ShardedStream):
+            return OwnStreams(self._source.data, *sizes)
+        return WholeStream(self._source, *sizes, drop_last=plan.drop_last)
 
-
-_END = object()
+    def _cut(self, epoch: int, batch: StreamBatch, *, is_probed: bool) -> list[MicroBatch]:
+        """The micro-batches of what was read of a global batch."""
+        plan, place = self._plan, batch.place
+        shares = [(shard, list(batch.kept.get(shard, {}))) for shard in plan.own]
+        micro_batches = _micro_batches_of(Position(epoch, place), shares, batch.total, plan)
+        if is_probed:
+            micro_batches[0] = replace(micro_batches[0], is_probed=True)
+            if batch.first is not None:
+                fingerprint = sample_fingerprint(place * plan.global_batch, epoch, batch.first)
+                micro_batches[0] = replace(micro_batches[0], fingerprint=fingerprint)
+        micro_batches[-1] = replace(micro_batches[-1], data_state=batch.data_state)
+        return micro_batches
 
 
 class Feed:
@@ -338,6 +329,8 @@ class Feed:
     def __init__(self, source: Iterator[LoadedBatch]) -> None:
         self._source = source
         self._next: LoadedBatch | None = None
+        #: Where the dataset is behind the step that was read last.
+        self.data_state: Any = None
 
     def peek(self) -> MicroBatch | None:
         """What comes next, or None at the end."""
@@ -350,6 +343,8 @@ class Feed:
         while self.peek() is not None:
             loaded, self._next = self._next, None
             assert loaded is not None
+            if loaded[0].ends_step:
+                self.data_state = loaded[0].data_state
             yield loaded
             if loaded[0].ends_step:
                 return

@@ -67,6 +67,7 @@ from remora.torch.randomness import derive, seed_everything
 from remora.torch.reduction import Bitwise, SampleExact
 from remora.torch.sampling import batch_size_of, check_prefetch, sampling_of
 from remora.torch.saving import Saving
+from remora.torch.sharded_stream import order_name
 from remora.torch.state import LoopState, Progress, Stateful
 from remora.torch.state_sync import WorkerState
 from remora.torch.step import (
@@ -137,7 +138,7 @@ class ReplicatedLoop(ElasticLoop):
             check_every,
             nonfinite,
             verify_every,
-            "" if sampling is None else sampling.name,
+            order_name(data, sampling),
         )
         check_model(model)
         if exactness == "bitwise":
@@ -319,7 +320,7 @@ class ReplicatedLoop(ElasticLoop):
         step = self._step
         if step is None or not step.is_done:
             return self._progress
-        return Progress(step.number, step.epoch, step.place + 1)
+        return self._progress_after(step)
 
     def load(self, folder: Path) -> None:
         """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
@@ -598,7 +599,10 @@ class ReplicatedLoop(ElasticLoop):
         if self._link is None:
             return
         self._compute_time.report()
-        match self._link.reach_boundary(step.number):
+        decided = self._link.reach_boundary(step.number)
+        if decided is not None or is_due(step.number, self._settings.check_every):
+            self._share_places(self._members.group, self._device)
+        match decided:
             case "checkpoint":
                 self._checkpoint(is_last=False)
             case "regroup":

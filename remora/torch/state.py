@@ -41,6 +41,8 @@ class Progress:
     step: int
     epoch: int
     place: int
+    #: Where a dataset without a length is (`streams.py`); None where that follows from the place.
+    data: Any = None
 
 
 class LoopState:
@@ -53,7 +55,9 @@ class LoopState:
 
     def capture(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
         """The state as one dictionary, or only the parts of these names; its tensors are the live ones."""
+        where = {} if progress.data is None else {"data": progress.data}
         return {
+            **where,
             "format": _FORMAT,
             "progress": [progress.step, progress.epoch, progress.place],
             "settings": dict(self._settings),
@@ -66,7 +70,8 @@ class LoopState:
         """Go on from a captured state; raises CheckpointUnusable when it is not one of this script."""
         try:
             saved = dict(state["settings"])
-            progress = Progress(*(int(number) for number in state["progress"]))
+            step, epoch, place = (int(number) for number in state["progress"])
+            progress = Progress(step, epoch, place, state.get("data"))
             parts = dict(state["parts"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointUnusable("the checkpoint was not written by remora.torch") from error

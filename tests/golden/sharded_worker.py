@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from examples.steps.train import MetricsProcessor, Trainer
 from remora.script import channel
-from remora.torch import OpenStep
+from remora.torch import OpenStep, ShardedStream
 from remora.torch.sharded import ShardedLoop, ShardedSteps, checkpoint_io
 from tests.golden.gate import Gate
-from tests.golden.subjects import Samples, Stream, network
+from tests.golden.subjects import Parts, PlacedStream, Samples, Stream, network
 from tests.golden.worker import evaluate
 
 #: Step whose gradients are infinite when losses are scaled.
@@ -45,6 +45,8 @@ class ShardedJob:
     seed: int = 7
     snapshot_every: int = 1
     is_stream: bool = False
+    #: A stream that knows its place ("placed"), or one for each shard ("sharded").
+    stream: str = ""
     shard: int | None = None
     tensor: int | None = None
     #: Losses are scaled, and some gradients of one step are infinite.
@@ -120,7 +122,9 @@ def build_for(job: ShardedJob, mesh: Any) -> Any:
 
 
 def data_of(job: ShardedJob) -> Any:
-    data = (Stream if job.is_stream else Samples)(job.samples)
+    if job.stream == "sharded":
+        return ShardedStream(Parts(job.samples))
+    data = (PlacedStream if job.stream else Stream if job.is_stream else Samples)(job.samples)
     if job.damaged is not None:
         data.features[job.damaged] = float("nan")
     return data
@@ -142,7 +146,8 @@ def train(job: ShardedJob, slot: int, out: Path) -> None:
         global_batch=job.global_batch,
         shards=job.shards,
         micro_batch=job.micro_batch,
-        epochs=job.epochs,
+        epochs=job.epochs if job.stream != "sharded" else None,
+        total_steps=job.steps if job.stream == "sharded" else None,
         seed=job.seed,
         snapshot_every=job.snapshot_every,
         shard=job.shard,

@@ -90,3 +90,39 @@ class Stream(IterableDataset):
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
         return (self.samples[number] for number in range(len(self.samples)))
+
+
+class PlacedStream(Stream):
+    """The same, of every `count`-th sample from `index` on, with its place in a state that its iterators share."""
+
+    def __init__(self, size: int, index: int = 0, count: int = 1) -> None:
+        super().__init__(size)
+        self.numbers = range(index, size, count)
+        self.place = 0
+        #: Samples that were read in this process.
+        self.reads = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+        while self.place < len(self.numbers):
+            self.place += 1
+            self.reads += 1
+            yield self.samples[self.numbers[self.place - 1]]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+class Parts:
+    """Makes the streams of a `ShardedStream`, and knows how much each has read."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.made: list[tuple[int, PlacedStream]] = []
+
+    def __call__(self, index: int, count: int) -> PlacedStream:
+        self.made.append((index, PlacedStream(self.size, index, count)))
+        return self.made[-1][1]

@@ -17,6 +17,7 @@ from tests.golden import (
     more_constructs,
     sampler_constructs,
     sharded_constructs,
+    stream_constructs,
 )
 from tests.golden.constructs import Construct, train_together
 
@@ -31,6 +32,14 @@ SAMPLED = [
         marks=[] if one.body in sampler_constructs.ALWAYS else [pytest.mark.soak],
     )
     for one in sampler_constructs.CONSTRUCTS
+]
+STREAMED = [
+    pytest.param(
+        one,
+        id=one.body.__name__,
+        marks=[] if one.body in stream_constructs.ALWAYS else [pytest.mark.soak],
+    )
+    for one in stream_constructs.CONSTRUCTS
 ]
 #: Each of their workers compiles for a minute.
 LONG = (constructs_of_models.compiled, constructs_of_models.compiled_as_a_whole)
@@ -57,6 +66,11 @@ def test_a_row_says_what_happens(construct: Construct, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("construct", SAMPLED)
 def test_a_row_says_what_happens_with_a_sampler(construct: Construct, tmp_path: Path) -> None:
+    check(construct, tmp_path, torch.equal)
+
+
+@pytest.mark.parametrize("construct", STREAMED)
+def test_a_row_says_what_happens_with_a_stream(construct: Construct, tmp_path: Path) -> None:
     check(construct, tmp_path, torch.equal)
 
 
@@ -87,7 +101,14 @@ def check(
 
 @pytest.mark.parametrize(
     "module",
-    [constructs, more_constructs, constructs_of_models, sampler_constructs, sharded_constructs],
+    [
+        constructs,
+        more_constructs,
+        constructs_of_models,
+        sampler_constructs,
+        stream_constructs,
+        sharded_constructs,
+    ],
 )
 def test_the_page_has_the_table(module: ModuleType) -> None:
     assert module.table() in (ROOT / "docs/elastic-training.md").read_text(), (

@@ -88,6 +88,11 @@ def test_a_killed_worker_costs_no_state(victim: int, tmp_path: Path) -> None:
             id="a stream, a snapshot every third step",
             marks=pytest.mark.soak,
         ),
+        pytest.param(
+            ShardedJob(stream="placed", samples=22, shards=5, snapshot_every=3),
+            id="a stream that knows its place, and workers without samples",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_other_shapes_of_training(job: ShardedJob, tmp_path: Path) -> None:
@@ -98,6 +103,23 @@ def test_other_shapes_of_training(job: ShardedJob, tmp_path: Path) -> None:
         driver.recover()
         driver.finish()
         assert_same(job, driver)
+
+
+@pytest.mark.soak
+def test_streams_of_shards_move_with_a_sharded_model(tmp_path: Path) -> None:
+    job = ShardedJob(stream="sharded")
+    with ShardedDriver(job, tmp_path) as driver:
+        driver.start(3)
+        joiner = driver.add()
+        driver.reach(5)
+        driver.kill(2)
+        driver.recover()
+        driver.reach(driver.step + 3)
+        driver.admit(joiner)
+        driver.finish()
+        weights, _ = undisturbed(job)
+        for name, value in driver.weights().items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-5, msg=f"{name} differs")
 
 
 def test_a_joiner_gets_its_part_and_one_that_leaves_takes_nothing_along(tmp_path: Path) -> None:

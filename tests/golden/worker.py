@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.utils.data import WeightedRandomSampler
 
 from remora.script import channel
-from remora.torch import Loop
+from remora.torch import Loop, ShardedStream
 from remora.torch.group import PeerLost
 from tests.golden.gate import Gate
-from tests.golden.subjects import Samples, Stream, network
+from tests.golden.subjects import Parts, PlacedStream, Samples, Stream, network
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Job:
     epochs: int = 8
     seed: int = 7
     is_stream: bool = False
+    #: A stream that knows its place ("placed"), or one for each shard ("sharded").
+    stream: str = ""
     num_workers: int = 0
     #: After this step its first layer, frozen until then, is trained too.
     thaws_after: int | None = None
@@ -106,7 +108,10 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
         # turns a rounding error into a full step: a bound of 1e-5 can hold for optimizers without that only.
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, job.steps)
+    parts = Parts(job.samples)
     data = (Stream if job.is_stream else Samples)(job.samples)
+    if job.stream:
+        data = PlacedStream(job.samples) if job.stream == "placed" else ShardedStream(parts)
     if job.damaged is not None:
         data.features[job.damaged] = float("nan")
     loop = Loop(
@@ -117,7 +122,8 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
         global_batch=job.global_batch,
         shards=job.shards,
         micro_batch=job.micro_batch,
-        epochs=job.epochs,
+        epochs=job.epochs if job.stream != "sharded" else None,
+        total_steps=job.steps if job.stream == "sharded" else None,
         seed=job.seed,
         scheduler=scheduler,
         exactness=job.exactness,  # type: ignore[arg-type]
@@ -147,6 +153,9 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
             if step.number == job.stops_after:
                 loop.stop()
             gate.stand(step.number)
+    if job.stream:
+        reads = [data.reads] if job.stream == "placed" else [one.reads for _, one in parts.made]
+        (out / f"reads-{slot}").write_text(str(sum(reads)))
     torch.save(model.state_dict(), out / f"weights-{slot}.pt")
 
 

@@ -15,7 +15,7 @@ from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.building import Build
 from remora.torch.sharded.sharded_training import ShardedTraining
 from remora.torch.sharded.step_runner import StepResult, local_gradients
-from remora.torch.state import Progress, Stateful
+from remora.torch.state import Stateful
 from remora.torch.step import AnyStep, Outcome
 from remora.torch.steps import OpenStep, StepsLoop, check_untouched
 
@@ -124,7 +124,8 @@ class ShardedSteps(StepsLoop, ShardedTraining):
         self._step = None
         try:
             self._groups.check()
-            self._progress = Progress(step.number, step.epoch, step.place + 1)
+            self._progress = self._progress_after(step)
+            self._share_places(self._groups.host_group, torch.device("cpu"))
             # Who is through has seen that all have a copy of each part, so that all come to this step after a loss.
             self._take()
             self._secure()

@@ -65,7 +65,8 @@ from remora.torch.sharded.step_runner import (
     local,
     local_gradients,
 )
-from remora.torch.state import LoopState, Progress, Stateful
+from remora.torch.sharded_stream import order_name
+from remora.torch.state import LoopState, Stateful
 from remora.torch.step import AnyStep, Compute
 
 log = logging.getLogger("remora.torch")
@@ -137,7 +138,7 @@ class ShardedTraining(ElasticLoop):
             total_steps,
             check_every,
             nonfinite,
-            sampler="" if sampling is None else sampling.name,
+            sampler=order_name(data, sampling),
         )
         loading = Loading(collate_fn, num_workers, prefetch_factor, sampling)
         super().__init__(settings, _device(), data, loading)
@@ -150,7 +151,7 @@ class ShardedTraining(ElasticLoop):
         #: The checkpoint that needed a snapshot of its own, and the seconds that it has held the loop up so far.
         self._stall: tuple[int, float] | None = None
         self._step_runner = StepRunner(
-            self._settings, self._device, data, collate_fn, scaler, self._compute_time
+            self._settings, self._device, self._source, collate_fn, scaler, self._compute_time
         )
         self._groups = ProcessGroups(self._link, self._device, self._resume, self._newest_held_step)
         self._built: BuiltModel | None = None
@@ -337,11 +338,12 @@ class ShardedTraining(ElasticLoop):
         self._step = None
         try:
             self._groups.check()
-            self._progress = Progress(step.number, step.epoch, step.place + 1)
+            self._progress = self._progress_after(step)
             # One step is time enough for an exchange: waiting longer could cost more repeated steps.
             self._snapshots.wait()
             is_compared = is_due(step.number, self._settings.check_every)
             if step.number % self._every == 0 or is_compared:
+                self._share_places(self._groups.host_group, torch.device("cpu"))
                 self._take()
             if self._link is not None:
                 self._compute_time.report()

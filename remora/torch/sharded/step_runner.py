@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from remora.torch.agreement import copy_of
 from remora.torch.compute_time import ComputeTime
-from remora.torch.feed import Feed, is_stream
+from remora.torch.feed import Feed
 from remora.torch.loop_settings import Settings
 from remora.torch.nonfinite import what_is_not_finite
 from remora.torch.optimizers import gradient_of
@@ -35,6 +35,7 @@ from remora.torch.step import (
     outcome,
     repeats,
 )
+from remora.torch.streams import Source, sample_of
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ class StepRunner:
 
     def _filler_batch(self) -> Any:
         if self._filler is None:
-            item = next(iter(self._data)) if is_stream(self._data) else self._data[0]
+            is_stream = isinstance(self._data, Source)
+            item = sample_of(self._data, self._settings.shards) if is_stream else self._data[0]
             # Twice, because BatchNorm takes no single sample.
             self._filler = (self._collate or torch.utils.data.default_collate)([item, item])
         return self._filler
