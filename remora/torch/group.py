@@ -224,6 +224,10 @@ class Group:
         if self._on_cuda:
             self._wait_on_device(ticket)
 
+    def forget_done(self) -> None:
+        """Let go of the tensors of collectives that are done; otherwise the next one that is started does."""
+        self._under_way = [one for one in self._under_way if not one.is_done]
+
     def _wait_on_device(self, ticket: Ticket) -> None:
         """With NCCL a collective is 'done' when it is queued: wait for the queue, but not for ever."""
         ticket.work.wait()

@@ -128,7 +128,7 @@ class Membership:
                 self._reduction.share(part)
                 self._buffers.share(part)
         if plan.joining and group.rank in (plan.root, *plan.joining):
-            self._send_state(group, plan, capture, restore)
+            self._send_state(group, plan, state, capture, restore)
         # From here on no worker overwrites what another one may still need.
         self._reduction.use(group)
         self._reduction.confirm()
@@ -138,13 +138,20 @@ class Membership:
         return group.rank in plan.behind
 
     def _send_state(
-        self, group: Group, plan: SyncPlan, capture: Callable[[], Any], restore: Callable[[Any], None]
+        self,
+        group: Group,
+        plan: SyncPlan,
+        state: WorkerState,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
     ) -> None:
         with self._subgroup(group, (plan.root, *plan.joining), "joining") as part:
             if group.rank == plan.root:
                 send(part, capture(), self._device)
             else:
-                restore(receive(part, self._device))
+                # A worker that has no state loses none when the one that sends it is lost.
+                into = capture() if state.step < 0 else None
+                restore(receive(part, self._device, into))
 
     @contextmanager
     def _subgroup(self, group: Group, members: Sequence[int], name: str) -> Iterator[Group]:

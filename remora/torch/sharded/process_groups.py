@@ -19,6 +19,7 @@ from remora.torch.members import (
     place_from_environment,
 )
 from remora.torch.sharded.mesh import close_mesh
+from remora.torch.state_messages import bytes_of
 
 
 class StateLost(RuntimeError):
@@ -138,7 +139,7 @@ def gather_objects(host_group: Group, value: Any) -> list[Any]:
     rows = torch.empty(size * host_group.world_size, dtype=torch.uint8)
     host_group.wait(host_group.gather(rows, torch.nn.functional.pad(own, (0, size - len(own)))))
     pairs = zip(rows.view(host_group.world_size, size), lengths.tolist(), strict=True)
-    return [pickle.loads(bytes(row[:length].tolist())) for row, length in pairs]  # noqa: S301
+    return [pickle.loads(bytes_of(row[:length])) for row, length in pairs]  # noqa: S301
 
 
 def broadcast_object(host_group: Group, root: int, value: Any) -> Any:
@@ -149,4 +150,4 @@ def broadcast_object(host_group: Group, root: int, value: Any) -> Any:
     host_group.wait(host_group.broadcast(length, root))
     text = own if is_root else torch.empty(int(length.item()), dtype=torch.uint8)
     host_group.wait(host_group.broadcast(text, root))
-    return value if is_root else pickle.loads(bytes(text.tolist()))  # noqa: S301
+    return value if is_root else pickle.loads(bytes_of(text))  # noqa: S301
