@@ -108,7 +108,7 @@ class ProcessGroups:
             if self._link is not None and self._link.must_leave(place.generation):
                 raise PeerLost("the supervisor said that the group is to be left")
 
-        self._group = form(place, check=check, on_cuda=self._device.type == "cuda")
+        self._group = form(place, check=check, on_cuda=self._device.type == "cuda", device=self._device)
         formed_at = time.monotonic()
         check()
         self._host_group = self._group.subgroup(range(place.world_size), "snapshots", on_cuda=False)
