@@ -14,7 +14,7 @@ from remora.script.channel import Message
 from remora.script.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
 from remora.torch.group import Formation, Group, PeerLost, form
-from remora.torch.hardware import decode, difference, encode, hardware
+from remora.torch.hardware import decode, difference, encode, hardware, refuse_amd
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
 from remora.torch.state import receive, send
@@ -30,6 +30,7 @@ class Membership:
     def __init__(
         self, link: Link | None, shards: int, reduction: Reduction, buffers: Buffers, device: torch.device
     ) -> None:
+        refuse_amd(device)
         self._link = link
         self._shards = shards
         self._reduction = reduction

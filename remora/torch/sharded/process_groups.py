@@ -12,6 +12,7 @@ import torch
 
 from remora.script.link import Link, Rendezvous
 from remora.torch.group import Group, PeerLost, form
+from remora.torch.hardware import refuse_amd
 from remora.torch.members import (
     joined_message,
     number_from_environment,
@@ -36,6 +37,7 @@ class ProcessGroups:
     def __init__(
         self, link: Link | None, device: torch.device, resume: Callable[[], int], held_step: Callable[[], int]
     ) -> None:
+        refuse_amd(device)
         self._link = link
         self._device = device
         self._resume = resume
