@@ -99,7 +99,8 @@ class EndReason(StrEnum):
     DRIVER_LOST = "driver_lost"
     #: The head of the Ray cluster died, and the driver with it.
     HEAD_LOST = "head_lost"
-    #: Nodes were lost and fewer than `workers.min` could be had again in time.
+    #: Nodes were lost and fewer than `workers.min` could be had again in time, or a node was found to be sick when its
+    #: workers failed.
     NODE_LOST = "node_lost"
     #: No step ended for far longer than the job's own history explains, or all ranks wait for each other.
     HANG = "hang"

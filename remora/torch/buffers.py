@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from remora.torch.group import Group
+from remora.torch.state_messages import share
 
 #: Elements up to which a buffer is always compared; larger ones are mostly masks and tables.
 _SMALL = 1 << 14
@@ -126,7 +127,10 @@ class Buffers:
 
     def share(self, part: Group) -> None:
         """Give the buffers of rank 0 of `part` to the others in it; raises PeerLost."""
-        values = [self._now(number).detach().clone() for number in range(len(self._buffers))]
+        values = [self._now(number).detach() for number in range(len(self._buffers))]
+        if part.rank != 0:
+            # They are as they were until all have come.
+            values = [torch.empty_like(one) for one in values]
         share(part, values)
         if part.rank != 0:
             for number, value in enumerate(values):
@@ -187,23 +191,3 @@ def _riding(buffers: Sequence[torch.Tensor]) -> list[int]:
             break
         riding.append(number)
     return riding
-
-
-def share(group: Group, tensors: Sequence[torch.Tensor], limit: int = 8 << 20) -> None:
-    """Overwrite `tensors` with those of rank 0 of the group, packed into messages of about `limit` elements."""
-    packs: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}
-    for tensor in tensors:
-        blocks = packs.setdefault((tensor.dtype, tensor.device), [[]])
-        if sum(one.numel() for one in blocks[-1]) >= limit:
-            blocks.append([])
-        blocks[-1].append(tensor)
-    under_way = []
-    for block in (block for blocks in packs.values() for block in blocks):
-        flat = torch.cat([one.detach().reshape(-1) for one in block])
-        under_way.append((group.broadcast(flat, 0), flat, block))
-    for ticket, flat, block in under_way:
-        group.wait(ticket)
-        if group.rank != 0:
-            for part, one in zip(flat.split([one.numel() for one in block]), block, strict=True):
-                with torch.no_grad():
-                    one.copy_(part.view(one.shape))

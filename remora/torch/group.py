@@ -28,6 +28,7 @@ import torch.distributed as dist
 
 from remora.script import native_threads
 from remora.script.link import Rendezvous
+from remora.torch.communicators import FORM_S, Forming, abort_beside, make_communicators
 
 #: Seconds until a collective fails by itself, as in `torch.distributed`.
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
@@ -126,6 +127,7 @@ class Group:
         store: Any,
         *,
         on_cuda: bool,
+        device: torch.device | None = None,
         parent: Group | None = None,
         may_outlive: bool = False,
     ) -> None:
@@ -135,6 +137,8 @@ class Group:
         self._backend = backend
         self._store = store
         self._on_cuda = on_cuda
+        #: The GPU of its tensors, where they lie on one.
+        self._device = device
         #: The group that this one is a part of; a worker that leaves that one leaves this one too.
         self._parent = parent
         self._changed: threading.Condition = parent._changed if parent else threading.Condition()
@@ -224,6 +228,10 @@ class Group:
         if self._on_cuda:
             self._wait_on_device(ticket)
 
+    def forget_done(self) -> None:
+        """Let go of the tensors of collectives that are done; otherwise the next one that is started does."""
+        self._under_way = [one for one in self._under_way if not one.is_done]
+
     def _wait_on_device(self, ticket: Ticket) -> None:
         """With NCCL a collective is 'done' when it is queued: wait for the queue, but not for ever."""
         ticket.work.wait()
@@ -269,8 +277,13 @@ class Group:
         store = None if self._store is None else dist.PrefixStore(name, self._store)
         backend = None
         if len(members) > 1:
-            backend = _in_background(lambda: _process_group(store, place, on_cuda), self.check)
-        made = Group(place, backend, store, on_cuda=on_cuda, parent=self, may_outlive=may_outlive)
+            device = self._device if on_cuda else None
+            backend = _in_background(
+                lambda forming: _process_group(store, place, device, on_cuda, forming), self.check
+            )
+        made = Group(
+            place, backend, store, on_cuda=on_cuda, device=self._device, parent=self, may_outlive=may_outlive
+        )
         # The thread that breaks the group off may be going through them.
         with self._changed:
             self._subgroups.add(made)
@@ -280,7 +293,10 @@ class Group:
         return made
 
     def abandon(self) -> None:
-        """Leave the group for good; when this returns the device is free."""
+        """Leave the group for good; when this returns the device is free.
+
+        Where it does not become free, because an abort does not return, this process ends (`communicators.py`).
+        """
         self.break_off("the group was left")
         if self._backend is not None and not self._is_left:
             self._is_left = True
@@ -297,10 +313,7 @@ class Group:
         """Begin to abort what is under way: NCCL's kernels wait on the device until then, gloo's threads for peers."""
         with self._changed:
             if self._aborting is None and self._backend is not None:
-                self._aborting = threading.Thread(
-                    target=self._backend.abort, name="remora-abort", daemon=True
-                )
-                self._aborting.start()
+                self._aborting = abort_beside(self._backend, holds_device=self._on_cuda)
                 _track(self._aborting)
             return self._aborting
 
@@ -333,9 +346,8 @@ class Group:
 
     def close(self) -> None:
         """End a group for which no worker waits any more."""
-        with contextlib.suppress(RuntimeError):
-            if self._backend is not None and self._on_cuda:
-                self._backend.abort()
+        if self._on_cuda and (aborting := self._abort()) is not None:
+            aborting.join()
         self._backend = self._store = None
 
 
@@ -363,46 +375,70 @@ def _await_ending() -> None:
     native_threads.await_rest()
 
 
-def form(place: Rendezvous, *, check: Callable[[], None], on_cuda: bool) -> Group:
+def form(
+    place: Rendezvous, *, check: Callable[[], None], on_cuda: bool, device: torch.device | None = None
+) -> Group:
     """Form the group with the others; `check` is called now and then, and may raise to give up.
 
-    Raises PeerLost when the others cannot be reached.
+    `device`: the GPU of this worker, by default the current one.  Raises PeerLost when the others cannot be reached.
     """
+    gpu = _gpu(device) if on_cuda and place.world_size > 1 else None
     if place.world_size == 1:
         return Group(place, None, None, on_cuda=on_cuda)
 
-    def meet() -> tuple[Any, Any, Formation]:
+    def meet(forming: Forming) -> tuple[Any, Any, Formation]:
         began_at = time.monotonic()
         store = _store(place)
         connected_at = time.monotonic()
-        backend = _process_group(store, place, on_cuda)
+        backend = _process_group(store, place, gpu, on_cuda, forming)
         return backend, store, Formation(connected_at - began_at, time.monotonic() - connected_at)
 
     backend, store, formation = _in_background(meet, check)
-    group = Group(place, backend, store, on_cuda=on_cuda)
+    group = Group(place, backend, store, on_cuda=on_cuda, device=gpu)
     group.formation = formation
     return group
 
 
-def _in_background(connect: Callable[[], Any], check: Callable[[], None]) -> Any:
+def _in_background(connect: Callable[[Forming], Any], check: Callable[[], None]) -> Any:
     """Result of `connect`, which may hang when a peer dies meanwhile; then its thread is left alone."""
     outcome: list[Any] = []
     errors: list[BaseException] = []
     ended = threading.Event()
+    forming = Forming()
 
     def run() -> None:
         try:
-            outcome.append(connect())
+            outcome.append(connect(forming))
         except BaseException as error:
             errors.append(error)
         ended.set()
 
     threading.Thread(target=run, name="remora-rendezvous", daemon=True).start()
-    while not ended.wait(0.05):
-        check()
+    try:
+        while not ended.wait(0.05):
+            check()
+            _check_time(forming)
+    except BaseException:
+        forming.give_up()
+        raise
     if errors:
+        forming.give_up()
         raise PeerLost(f"the worker group could not be formed: {_first_line(errors[0])}") from errors[0]
     return outcome[0]
+
+
+def _check_time(forming: Forming) -> None:
+    if forming.is_late:
+        raise PeerLost(
+            f"the worker group could not be formed: its communicators took longer than {FORM_S:g} s"
+        )
+
+
+def _gpu(device: torch.device | None) -> torch.device:
+    """The device with its number: the thread that forms the group has another current one."""
+    if device is not None and device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _store(place: Rendezvous) -> Any:
@@ -421,14 +457,12 @@ def _store(place: Rendezvous) -> Any:
     return dist.PrefixStore(f"remora/{place.generation}/{restarts}", store)
 
 
-def _process_group(store: Any, place: Rendezvous, on_cuda: bool) -> Any:
+def _process_group(
+    store: Any, place: Rendezvous, device: torch.device | None, on_cuda: bool, forming: Forming
+) -> Any:
     if not on_cuda:
         return dist.ProcessGroupGloo(store, place.rank, place.world_size, _COLLECTIVE_TIMEOUT)
-    # By default a watchdog ends the process when a collective fails; this worker shall live and regroup.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = _COLLECTIVE_TIMEOUT
-    return dist.ProcessGroupNCCL(store, place.rank, place.world_size, options)
+    return make_communicators(store, place, _gpu(device), _COLLECTIVE_TIMEOUT, forming)
 
 
 def _is_unusable(error: BaseException) -> bool:

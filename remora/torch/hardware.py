@@ -29,6 +29,15 @@ _LIMITS = (
 )
 
 
+def refuse_amd(device: torch.device) -> None:
+    """Raise RuntimeError for a GPU of AMD, which PyTorch calls a CUDA device, too: nothing here was tried on one."""
+    if device.type == "cuda" and torch.version.hip is not None:
+        raise RuntimeError(
+            f"this PyTorch is built for GPUs of AMD (ROCm {torch.version.hip}), on which Remora does not train: use one"
+            " that is built for CUDA, or set HIP_VISIBLE_DEVICES=-1 to train on processors"
+        )
+
+
 def hardware(device: torch.device) -> dict[str, str]:
     """Of this process, for a model on that device."""
     found = {

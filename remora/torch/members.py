@@ -14,7 +14,7 @@ from remora.script.channel import Message
 from remora.script.link import Link, Rendezvous
 from remora.torch.buffers import Buffers
 from remora.torch.group import Formation, Group, PeerLost, form
-from remora.torch.hardware import decode, difference, encode, hardware
+from remora.torch.hardware import decode, difference, encode, hardware, refuse_amd
 from remora.torch.order import shards_of
 from remora.torch.reduction import Reduction
 from remora.torch.state import receive, send
@@ -30,6 +30,7 @@ class Membership:
     def __init__(
         self, link: Link | None, shards: int, reduction: Reduction, buffers: Buffers, device: torch.device
     ) -> None:
+        refuse_amd(device)
         self._link = link
         self._shards = shards
         self._reduction = reduction
@@ -113,7 +114,12 @@ class Membership:
     ) -> bool:
         shards_of(place.rank, place.world_size, self._shards)  # raises when there are too many workers
         self._group = None
-        group = form(place, check=lambda: self._check(place.generation), on_cuda=self._device.type == "cuda")
+        group = form(
+            place,
+            check=lambda: self._check(place.generation),
+            on_cuda=self._device.type == "cuda",
+            device=self._device,
+        )
         self._group, formed_at = group, time.monotonic()
         self._check(place.generation)
         states = self._compare(group, state)
@@ -128,7 +134,7 @@ class Membership:
                 self._reduction.share(part)
                 self._buffers.share(part)
         if plan.joining and group.rank in (plan.root, *plan.joining):
-            self._send_state(group, plan, capture, restore)
+            self._send_state(group, plan, state, capture, restore)
         # From here on no worker overwrites what another one may still need.
         self._reduction.use(group)
         self._reduction.confirm()
@@ -138,13 +144,20 @@ class Membership:
         return group.rank in plan.behind
 
     def _send_state(
-        self, group: Group, plan: SyncPlan, capture: Callable[[], Any], restore: Callable[[Any], None]
+        self,
+        group: Group,
+        plan: SyncPlan,
+        state: WorkerState,
+        capture: Callable[[], Any],
+        restore: Callable[[Any], None],
     ) -> None:
         with self._subgroup(group, (plan.root, *plan.joining), "joining") as part:
             if group.rank == plan.root:
                 send(part, capture(), self._device)
             else:
-                restore(receive(part, self._device))
+                # A worker that has no state loses none when the one that sends it is lost.
+                into = capture() if state.step < 0 else None
+                restore(receive(part, self._device, into))
 
     @contextmanager
     def _subgroup(self, group: Group, members: Sequence[int], name: str) -> Iterator[Group]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections.abc import Container, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from remora.torch import layout
-from remora.torch.buffers import share
 from remora.torch.group import Group
+from remora.torch.state_messages import bytes_of, share
 
 _FORMAT = 2
 
@@ -128,7 +128,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def send(part: Group, state: Mapping[str, Any], device: torch.device) -> None:
-    """Give a captured state to all other ranks of `part`, whose rank 0 this is; raises PeerLost."""
+    """Give a captured state to all other ranks of `part`, whose rank 0 this is; raises PeerLost.
+
+    Beside the state there are messages of bounded size (`state_messages.py`).
+    """
     tensors: list[torch.Tensor] = []
     skeleton = _take_out(dict(state), tensors)
     shapes = [(tuple(one.shape), one.dtype, one.device.type) for one in tensors]
@@ -136,21 +139,31 @@ def send(part: Group, state: Mapping[str, Any], device: torch.device) -> None:
     length = torch.tensor([len(header)], device=device)
     part.wait(part.broadcast(length, 0))
     part.wait(part.broadcast(torch.frombuffer(bytearray(header), dtype=torch.uint8).to(device), 0))
-    share(part, [one.detach().to(device) for one in tensors])
+    share(part, tensors, device=device)
 
 
-def receive(part: Group, device: torch.device) -> dict[str, Any]:
-    """The state that rank 0 of `part` sends; raises PeerLost."""
+def receive(part: Group, device: torch.device, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The state that rank 0 of `part` sends; raises PeerLost.
+
+    `into`: this worker's own state as captured, where nothing of it is needed any more.  Its tensors are overwritten
+    with those that come, where they fit, so that this worker does not hold two of them.
+    """
     length = torch.zeros(1, dtype=torch.int64, device=device)
     part.wait(part.broadcast(length, 0))
     header = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
     part.wait(part.broadcast(header, 0))
     # What comes from a worker of the same job is code of the same user.
-    skeleton, shapes = pickle.load(io.BytesIO(bytes(header.tolist())))  # noqa: S301
-    tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, _ in shapes]
-    share(part, tensors)
-    placed = [one.cpu() if kind == "cpu" else one for one, (_, _, kind) in zip(tensors, shapes, strict=True)]
-    state: dict[str, Any] = _put_back(skeleton, placed)
+    skeleton, shapes = pickle.loads(bytes_of(header))  # noqa: S301
+    own = {} if into is None else _unshared(into)
+    tensors: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+    for path, place in _leaves(skeleton):
+        shape, dtype, kind = shapes[place.number]
+        found = own.get(path)
+        if found is None or (tuple(found.shape), found.dtype, found.device.type) != (shape, dtype, kind):
+            found = torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)
+        tensors[place.number] = found
+    share(part, tensors, device=device)
+    state: dict[str, Any] = _put_back(skeleton, tensors)
     return state
 
 
@@ -174,6 +187,32 @@ def _take_out(value: Any, tensors: list[torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_take_out(one, tensors) for one in value)
     return value
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The tensors of a state, or what stands for them, with the keys that lead to each."""
+    if isinstance(value, torch.Tensor | _Place):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _leaves(one, (*path, key))
+    elif type(value) in (list, tuple):
+        for number, one in enumerate(value):
+            yield from _leaves(one, (*path, number))
+
+
+def _unshared(state: Mapping[str, Any]) -> dict[tuple[Any, ...], torch.Tensor]:
+    """The tensors of a state whose memory no other of its tensors uses, by the keys that lead to them.
+
+    Where two are one memory here, as tied weights are, they may be two in the state that comes.
+    """
+    found = {path: one.detach() for path, one in _leaves(state)}
+    uses = Counter(one.untyped_storage().data_ptr() for one in found.values())
+    return {
+        path: one
+        for path, one in found.items()
+        if one.is_contiguous() and uses[one.untyped_storage().data_ptr()] == 1
+    }
 
 
 def _put_back(value: Any, tensors: list[torch.Tensor]) -> Any:

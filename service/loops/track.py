@@ -13,6 +13,7 @@ from service.interfaces import Launcher
 from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.profiles import follow_profiles
+from service.loops.sick_exits import judge_ends
 from service.loops.tick import Tick
 from service.queue import lifecycle, owners_changes
 from service.queue.demand import is_domain_lost
@@ -45,9 +46,8 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     # 2. Poll the drivers, and store all answers together.
     answers = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
     gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
-    live.store_records(
-        {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
-    )
+    records = {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
+    live.store_records({one: said for one, said in judge_ends(tick, live, records).items() if said})
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Let drivers know how many workers their jobs may have now.
     _resize_all(tick, live, launcher)

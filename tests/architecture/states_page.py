@@ -77,7 +77,8 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.DRIVER_LOST: "the driver died, or could not be started within five minutes",
     EndReason.HEAD_LOST: "the head of the Ray cluster died",
     EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time; for a job that InfiniBand "
-    "joins, all nodes of its fabric domain were lost",
+    "joins, all nodes of its fabric domain were lost; or it ended within a minute of the report that a GPU of its node"
+    " is sick",
     EndReason.HANG: "no step ended for far longer than the job's own steps take, or the worker group broke four times"
     " at one step although no worker was lost, or all ranks wait in PyTorch's rendezvous",
     EndReason.DIVERGED: "the workers of a script that uses `remora.torch` do not hold the same weights any more, and"

@@ -98,7 +98,7 @@ class Driver:
     def start(self, count: int) -> None:
         """The first group."""
         port = free_port()
-        locations = [WorkerLocation(slot, "node", "127.0.0.1") for slot in range(count)]
+        locations = [WorkerLocation(slot, "node", "127.0.0.1", slot) for slot in range(count)]
         for one in assign_ranks(locations):
             self._spawn(self._environment(one, port))
         self.world_sizes.append(count)
@@ -202,7 +202,8 @@ class Driver:
         for worker in members:
             worker.parked = None
             worker.heard.clear()
-        for one in assign_ranks([WorkerLocation(worker.slot, "node", "127.0.0.1") for worker in members]):
+        locations = [WorkerLocation(one.slot, "node", "127.0.0.1", one.slot) for one in members]
+        for one in assign_ranks(locations):
             self.workers[one.slot].say("regroup", generation=self.generation, **self._place(one, port))
         self.world_sizes.append(len(members))
         return members

@@ -88,8 +88,13 @@ def gpu_devices(visible: str | None) -> tuple[str, ...]:
 
 
 def visible_in_container(visible: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES in a container that has only these GPUs: there they are counted from 0, and UUIDs stay."""
-    return ",".join(str(place) if one.isdecimal() else one for place, one in enumerate(_entries(visible)))
+    """CUDA_VISIBLE_DEVICES in a container that has only these GPUs: there they are counted from 0, and UUIDs stay.
+
+    They are counted as on the node, whatever the order in which this worker sees them.
+    """
+    entries = _entries(visible)
+    counted = sorted((one for one in entries if one.isdecimal()), key=int)
+    return ",".join(str(counted.index(one)) if one.isdecimal() else one for one in entries)
 
 
 def _entries(visible: str | None) -> list[str]:

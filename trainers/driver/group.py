@@ -7,14 +7,15 @@ clock, except those in records.
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainers.checkpoints.manifest import ShardFile, doubled_names
 from trainers.driver.agreement import Agreement
-from trainers.driver.hardware_errors import gpu_failure
+from trainers.driver.hardware_errors import collective_failure, gpu_failure
 from trainers.driver.progress import Progress
 from trainers.driver.regrouping import Asked, Cause
 from trainers.driver.stragglers import Stragglers
@@ -133,6 +134,7 @@ class WorkerGroup:
     _last_lines: dict[int, deque[str]] = field(default_factory=dict)
     #: Ranks whose last lines say nothing about a GPU.
     _unheard: set[int] = field(default_factory=set)
+    _unheard_collectives: set[int] = field(default_factory=set)
     #: What ranks said about what they have prepared.
     _prepared: dict[int, dict[str, Any]] = field(default_factory=dict)
     #: True once it was reported that an environment is being built.
@@ -255,6 +257,20 @@ class WorkerGroup:
     def forget_gpu_failure(self, rank: int) -> None:
         """What it wrote does not count."""
         self._unheard.add(rank)
+
+    def collective_failure_of(self, rank: int, end: Mapping[str, Any]) -> str | None:
+        """Why the collectives of a rank whose command ended could not go on, a clause; None: for no such reason."""
+        if end.get("exit_code") == 0 or rank in self._unheard_collectives:
+            return None
+        if stuck := end.get("stuck"):
+            return str(stuck)[:MOST_WORDS]
+        # A shell that ran the script reports its signal as an exit code.
+        is_aborted = end.get("signal") == signal.SIGABRT or end.get("exit_code") == 128 + signal.SIGABRT
+        return collective_failure("\n".join(self._last_lines.get(rank, ()))) if is_aborted else None
+
+    def forget_collective_failure(self, rank: int) -> None:
+        """Its end is judged as any other."""
+        self._unheard_collectives.add(rank)
 
     def tick(self, now: float) -> Iterator[Effect]:
         """What time alone brings about: periodic checkpoints, and the end of patience."""
@@ -485,6 +501,7 @@ class WorkerGroup:
             excess=message.get("excess"),
             last_words=self._last_words.get(rank, ""),
             gpu_failure=self.gpu_failure_of(rank),
+            collective_failure=self.collective_failure_of(rank, message),
         )
         self._has_failed = self._has_failed or self.exits[rank].is_failure
 

@@ -1,10 +1,10 @@
-"""Which lines of a command's standard error say that a GPU failed, and not the script (pure).
+"""Which lines of a command's standard error say that a GPU or a collective failed, and not the script (pure).
 
 What may be the fault of the script or of its image is not among them: an illegal address, an assertion on the device, a
 launch that failed for no known reason, memory that is used up, a device that another process has, a driver that
 does not fit to the CUDA of the image.
 Sources: the texts and meanings of `cudaError` in the CUDA Runtime API, section "Data types used by CUDA Runtime", and
-of `nvmlReturn_t` in the NVML API reference.
+of `nvmlReturn_t` in the NVML API reference; for collectives `ProcessGroupNCCL.cpp` and `NCCLUtils.cpp` of PyTorch.
 """
 
 from __future__ import annotations
@@ -38,3 +38,28 @@ def gpu_failure(text: str) -> str | None:
         if _SPEAKER.search(text, begin, len(text) if end < 0 else end):
             return _MEANINGS[found[0]]
     return None
+
+
+#: Texts with which PyTorch ends a process by SIGABRT because a collective cannot end, with what they mean.
+_COLLECTIVES = {
+    # WorkNCCL::checkTimeout
+    "Watchdog caught collective operation timeout": "NCCL's watchdog ended it, because a collective did not end",
+    # HeartbeatMonitor::runLoop
+    "due to ProcessGroupNCCL watchdog hang": "NCCL's monitor ended it, because its watchdog hung",
+    # getNcclErrorDetailStr of ncclRemoteError
+    "possibly due to a network error or a remote process exiting prematurely": (
+        "NCCL's watchdog ended it, because a peer or the network was lost"
+    ),
+}
+_ANY_COLLECTIVE = re.compile("|".join(map(re.escape, _COLLECTIVES)))
+
+
+def collective_failure(text: str) -> str | None:
+    """What lines of standard error say of a collective that could not end, a clause; None: nothing.
+
+    The watchdog also ends a process in which the script's own kernel failed, which is the script's error.
+    """
+    if "CUDA error: " in text:
+        return None
+    found = _ANY_COLLECTIVE.search(text)
+    return None if found is None else _COLLECTIVES[found[0]]

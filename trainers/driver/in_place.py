@@ -33,7 +33,7 @@ from trainers.driver.change import (
     TellToPark,
 )
 from trainers.driver.durations import ScriptDurations
-from trainers.driver.group import MOST_OF_A_CAUSE
+from trainers.driver.group import MOST_OF_A_CAUSE, MOST_WORDS
 from trainers.driver.kills import Kills
 from trainers.driver.phases import Phase
 from trainers.driver.regrouping import Cause, RankAssignment, Regrouping, assign_ranks
@@ -62,6 +62,9 @@ class InPlace:
         self._group_members = attempt.group_members
         self._join_after = 0.0
         self._kills = Kills()
+        self._broken_collectives = Kills()
+        #: The worker group in which collectives last failed, and whether that was tolerated.
+        self._incident = (-1, False)
         self._failures = RepeatedFailures()
         #: Of the newest change.
         self._durations = ScriptDurations()
@@ -91,7 +94,7 @@ class InPlace:
                 case "parted":
                     self._park(slot, int(message["generation"]), int(message["step"]), message)
                 case "killed":
-                    self._note_kill(slot)
+                    self._note_kill(slot, message)
                 case "miscomputed" if int(message["generation"]) == self._attempt.generation:
                     self._note_wrong(slot, {int(rank) for rank in message["ranks"]}, str(message["text"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -104,14 +107,17 @@ class InPlace:
             joiner.started_at, joiner.is_warm = self._attempt.now(), message.get("is_warm") is True
 
     def note_failure(self, slot: int, message: channel.Message) -> None:
-        """A command is over: where its GPU failed, the node is sick, and others that hold the state go on."""
+        """A command is over: where its GPU or a collective failed, others that hold the state go on."""
         attempt, group_members = self._attempt, self._group_members
         group = attempt.group
         if group is None or slot not in group_members.present or message.get("stopped"):
             return
         rank = group_members.ranks[slot]
         why = group.gpu_failure_of(rank)
-        if why is None or message.get("exit_code") == 0:
+        if message.get("exit_code") == 0:
+            return
+        if why is None:
+            self._note_collectives(slot, group.collective_failure_of(rank, message))
             return
         if not attempt.plan.resources.get("GPU"):
             # It has none of a node's GPUs that could fail.
@@ -132,10 +138,32 @@ class InPlace:
             self._join_after = self._attempt.now() + JOIN_PAUSE_S
             self.lose({slot})
 
-    def _note_kill(self, slot: int) -> None:
+    def _note_collectives(self, slot: int, why: str | None) -> None:
+        """A collective of a rank could not go on, which is not its script's fault unless it happens too often."""
+        attempt, group_members = self._attempt, self._group_members
+        rank = group_members.ranks[slot]
+        if why is None or attempt.group is None:
+            return
+        if self._incident[0] != attempt.generation:
+            # What follows in the same worker group has the same cause.
+            step = attempt.progress.step or 0
+            tolerated = self._broken_collectives.tolerate(slot, rank, step, attempt.now())
+            self._incident = attempt.generation, tolerated
+        if not self._incident[1]:
+            attempt.group.forget_collective_failure(rank)
+            return
+        text = f"the command of rank {rank} ended: {why}; no retry is used up"
+        attempt.account.event("worker.collectives_failed", text, rank=rank)
+        if self._may_lose({slot}):
+            self._go_on_without({slot})
+
+    def _note_kill(self, slot: int, message: channel.Message) -> None:
         """Go on without a script that got SIGKILL, where others hold the state and it does not happen too often."""
         attempt, group_members = self._attempt, self._group_members
         if slot not in group_members.present or not self._may_lose({slot}):
+            return
+        if stuck := message.get("stuck"):
+            self._note_collectives(slot, str(stuck)[:MOST_WORDS])
             return
         rank = group_members.ranks[slot]
         if not self._kills.tolerate(slot, rank, attempt.progress.step or 0, attempt.now()):

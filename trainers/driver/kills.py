@@ -1,4 +1,4 @@
-"""How often a worker group goes on without a rank whose script was killed (pure; time is an argument).
+"""How often a worker group goes on after its script was killed, or its collectives failed (pure; time is an argument).
 
 SIGKILL comes from outside of a script: from the kernel when memory runs out, or from an operator.  Others that hold the
 state need not end for it.  But a rank that is killed again and again has a cause that a new start does not remove.

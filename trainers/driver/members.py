@@ -1,6 +1,7 @@
 """The workers of an attempt: which are in its worker group, join it, leave it and have left it.
 
-A worker has a *slot*, its name for its whole life; its rank is assigned again with every worker group.
+A worker has a *slot*, its name for its whole life, and a local rank; its rank is assigned again with every worker
+group.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class GroupMembers:
     def locations(self, slots: Iterable[int]) -> list[WorkerLocation]:
         """Where the workers of these slots run, in the same order."""
         found = [self.by_slot[slot] for slot in slots]
-        return [WorkerLocation(one.slot, one.ray_node_id, one.address) for one in found]
+        return [WorkerLocation(one.slot, one.ray_node_id, one.address, one.local_rank) for one in found]
 
     def apply_ranks(self, assigned: list[RankAssignment]) -> set[int]:
         """Give the worker group new ranks; returns the slots that are not in it any more."""

@@ -24,15 +24,10 @@ def on_demand_first(members: Sequence[Member], on_demand: Collection[str]) -> li
         return marked
     # Workers of one node stay beside one another: all of them are on a node that stays, or none.
     ordered = sorted(marked, key=lambda member: not member.is_on_demand)
-    assigned = assign_ranks([WorkerLocation(one.slot, one.ray_node_id, one.address) for one in ordered])
+    locations = [WorkerLocation(one.slot, one.ray_node_id, one.address, one.local_rank) for one in ordered]
+    assigned = assign_ranks(locations)
     return [
-        replace(
-            member,
-            rank=one.rank,
-            local_rank=one.local_rank,
-            local_world_size=one.local_world_size,
-            node_rank=one.node_rank,
-        )
+        replace(member, rank=one.rank, local_world_size=one.local_world_size, node_rank=one.node_rank)
         for member, one in zip(ordered, assigned, strict=True)
     ]
 

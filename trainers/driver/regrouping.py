@@ -1,14 +1,14 @@
 """How a worker group changes in place: which workers stay or join, and which group follows (pure; time is an argument).
 
-Workers have a *slot* for life; ranks are assigned again for every group.  When a peer vanishes, every other script
-parks at the state after its last step; so it does at an agreed step when a node goes or a worker comes.  When all of
-them are parked, the next group gets its ranks: those that stay keep their order, but those on on-demand nodes come
-first; those that join come last.
+Workers have a *slot* and a local rank for life; ranks are assigned again for every group.  When a peer vanishes, every
+other script parks at the state after its last step; so it does at an agreed step when a node goes or a worker comes.
+When all of them are parked, the next group gets its ranks: those that stay keep their order, but those on on-demand
+nodes come first; those that join come last.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -28,6 +28,8 @@ class WorkerLocation:
     node: str
     #: The node's address.
     address: str
+    #: Its number among the workers of its node, for life: its script chose its device by it.
+    local_rank: int
 
 
 @dataclass(frozen=True)
@@ -44,24 +46,24 @@ class RankAssignment:
 
 
 def assign_ranks(locations: list[WorkerLocation]) -> list[RankAssignment]:
-    """Ranks in the order of the locations, and within each node; node ranks in order of first appearance."""
-    counts: dict[str, int] = {}
-    local_ranks: list[int] = []
-    for location in locations:
-        local_ranks.append(counts.get(location.node, 0))
-        counts[location.node] = local_ranks[-1] + 1
+    """Ranks in the order of the locations, node ranks in order of first appearance; local ranks are as they were.
+
+    Where a worker of a node is lost, local ranks have a gap until another one joins there, and may exceed the number
+    of workers of the node.
+    """
+    counts = Counter(location.node for location in locations)
     node_ranks = {node: number for number, node in enumerate(counts)}
     return [
         RankAssignment(
             slot=location.slot,
             rank=rank,
             world_size=len(locations),
-            local_rank=local_rank,
+            local_rank=location.local_rank,
             local_world_size=counts[location.node],
             node_rank=node_ranks[location.node],
             num_nodes=len(counts),
         )
-        for rank, (location, local_rank) in enumerate(zip(locations, local_ranks, strict=True))
+        for rank, location in enumerate(locations)
     ]
 
 

@@ -35,6 +35,8 @@ class ChildExit:
     last_words: str = ""
     #: What it wrote about a GPU that failed, a clause.
     gpu_failure: str | None = None
+    #: Why its collectives could not go on, where its script is not at fault, a clause.
+    collective_failure: str | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -128,6 +130,12 @@ def _judge_exit(first: ChildExit) -> Verdict:
             goes_on=False,
             end_reason=EndReason.START_FAILED,
             message=f"The command could not be started on rank {first.rank}: {first.start_failed}",
+        )
+    if first.collective_failure is not None:
+        return Verdict(
+            goes_on=True,
+            end_reason=EndReason.SUPERVISOR_LOST,
+            message=f"The command of rank {first.rank} is not at fault: {first.collective_failure}.",
         )
     if first.signal is not None:
         why = f": {first.excess}" if first.excess is not None else ""

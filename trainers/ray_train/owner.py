@@ -17,6 +17,7 @@ class Member:
     slot: int
     #: Its rank in the worker group with which it began.
     rank: int
+    #: Its number among the workers of its node, for its whole life.
     local_rank: int
     local_world_size: int
     node_rank: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from ray.train.v2._internal.util import bundle_to_remote_args
 
 from trainers.ray_train.leftovers import NodeSweeps
 from trainers.ray_train.liveness import find_dead, is_dead_worker
+from trainers.ray_train.local_ranks import LocalWorker, places_of_joiners
 from trainers.ray_train.owner import Member, Owner
 from trainers.ray_train.polls import Polls, PollSchedule
 from trainers.ray_train.reservations import Reservation, Reservations, free_reservations
@@ -31,6 +33,26 @@ _EXTEND_TIMEOUT_S = 5.0
 
 #: Names for workers, unique within the driver.
 _slots = itertools.count()
+
+
+def _number_locally(present: Sequence[Any], joining: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Give workers that join local ranks that stay theirs; returns each with the GPUs that it is to see."""
+    places = places_of_joiners(
+        [
+            LocalWorker(one.metadata.node_id, one.distributed_context.local_rank, one.metadata.gpu_ids)
+            for one in present
+        ],
+        [(one.metadata.node_id, one.metadata.gpu_ids) for one in joining],
+    )
+    for one, place in zip(joining, places, strict=True):
+        one.distributed_context = dataclasses.replace(
+            one.distributed_context, local_rank=place.local_rank, local_world_size=place.local_world_size
+        )
+    return [(one, place.visible_gpus) for one, place in zip(joining, places, strict=True)]
+
+
+def _show_gpus(gpus: str) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,7 +299,10 @@ class RemoraWorkerGroup(WorkerGroup):
         size = len(present) + len(starting.reservations)
         up = self._in_their_rooms(starting)
         workers = self._assign_worker_ranks(up, len(present), size)
+        visible = _number_locally(present, workers)
         self._init_train_context(workers, self._worker_group_state.sync_actor)
+        # Ray Train made those visible to them that these workers have among themselves.
+        ray.get([worker.execute_async(_show_gpus, gpus=gpus) for worker, gpus in visible if gpus])
         members = [dataclasses.replace(self._member(one), actor_s=starting.waited_s) for one in workers]
         self._attempt.owner.members_join(members)
         state = self._worker_group_state

@@ -156,6 +156,8 @@ class Supervisor:
         self._excess: str | None = None
         #: The script's own reason why it cannot train at all.
         self._refusal: str | None = None
+        #: Why the script ended its own process, which is not its fault.
+        self._stuck: str | None = None
         self._lock = threading.Lock()
 
     def run(self) -> None:
@@ -599,6 +601,8 @@ class Supervisor:
             self._collectives.receive(message)
         elif message["type"] == "profiled":
             self._profiles.receive(message)
+        elif message["type"] == "stuck":
+            self._stuck = self.redacted(str(message.get("text", "")))[:300]
         elif message["type"] == "refused":
             self._refusal = self.redacted(str(message.get("message", "")))[:1000]
         elif message["type"] == "checkpoint":
@@ -626,6 +630,9 @@ class Supervisor:
         self._shells.stop()
         if self._excess is not None and status.get("signal") == signal.SIGKILL:
             status = {**status, "excess": self._excess}
+        elif self._stuck is not None and status.get("exit_code") != 0 and not self._stop_requested:
+            status = {**status, "stuck": self._stuck}
+            self._outbox.put({"type": "killed", "stuck": self._stuck})
         elif status.get("signal") == signal.SIGKILL and not self._stop_requested:
             # At once: the others may go on without this rank while its files are still being stored.
             self._outbox.put({"type": "killed"})

@@ -12,6 +12,7 @@ import torch
 
 from remora.script.link import Link, Rendezvous
 from remora.torch.group import Group, PeerLost, form
+from remora.torch.hardware import refuse_amd
 from remora.torch.members import (
     joined_message,
     number_from_environment,
@@ -19,6 +20,7 @@ from remora.torch.members import (
     place_from_environment,
 )
 from remora.torch.sharded.mesh import close_mesh
+from remora.torch.state_messages import bytes_of
 
 
 class StateLost(RuntimeError):
@@ -35,6 +37,7 @@ class ProcessGroups:
     def __init__(
         self, link: Link | None, device: torch.device, resume: Callable[[], int], held_step: Callable[[], int]
     ) -> None:
+        refuse_amd(device)
         self._link = link
         self._device = device
         self._resume = resume
@@ -107,7 +110,7 @@ class ProcessGroups:
             if self._link is not None and self._link.must_leave(place.generation):
                 raise PeerLost("the supervisor said that the group is to be left")
 
-        self._group = form(place, check=check, on_cuda=self._device.type == "cuda")
+        self._group = form(place, check=check, on_cuda=self._device.type == "cuda", device=self._device)
         formed_at = time.monotonic()
         check()
         self._host_group = self._group.subgroup(range(place.world_size), "snapshots", on_cuda=False)
@@ -138,7 +141,7 @@ def gather_objects(host_group: Group, value: Any) -> list[Any]:
     rows = torch.empty(size * host_group.world_size, dtype=torch.uint8)
     host_group.wait(host_group.gather(rows, torch.nn.functional.pad(own, (0, size - len(own)))))
     pairs = zip(rows.view(host_group.world_size, size), lengths.tolist(), strict=True)
-    return [pickle.loads(bytes(row[:length].tolist())) for row, length in pairs]  # noqa: S301
+    return [pickle.loads(bytes_of(row[:length])) for row, length in pairs]  # noqa: S301
 
 
 def broadcast_object(host_group: Group, root: int, value: Any) -> Any:
@@ -149,4 +152,4 @@ def broadcast_object(host_group: Group, root: int, value: Any) -> Any:
     host_group.wait(host_group.broadcast(length, root))
     text = own if is_root else torch.empty(int(length.item()), dtype=torch.uint8)
     host_group.wait(host_group.broadcast(text, root))
-    return value if is_root else pickle.loads(bytes(text.tolist()))  # noqa: S301
+    return value if is_root else pickle.loads(bytes_of(text))  # noqa: S301

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
 
 from remora.torch.group import Group
 from remora.torch.sharded.grid import Grid
-from remora.torch.sharded.reshard_plan import RankPlan, boxes_of, plan_transfers
+from remora.torch.sharded.reshard_plan import RankPlan, boxes_of, most_elements, plan_transfers
 from remora.torch.sharded.snapshot_choice import SnapshotSource
 from remora.torch.sharded.snapshots import Snapshot
 from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout, TensorSpec
+from remora.torch.state_messages import MESSAGE_BYTES
 
 
 def reshard(
@@ -21,39 +23,55 @@ def reshard(
     snapshot: Snapshot | None,
     layout: StateLayout,
     sharded: ShardedState,
+    limit: int = MESSAGE_BYTES,
 ) -> None:
-    """Bring a snapshot from its holders into `sharded`, one tensor at a time; all ranks call it.  Raises PeerLost."""
+    """Bring a snapshot from its holders into `sharded`; all ranks call it.  Raises PeerLost.
+
+    One tensor travels at a time, and of a large one parts of which no rank sends or receives more than `limit` bytes.
+    """
     plans = Plans(host_group.rank, host_group.world_size, grid, source.holders)
     offsets = {
         shard: ShardOffsets(layout, shard)
         for shard, rank in source.holders.items()
         if rank == host_group.rank
     }
+
+    def held(name: str, shard: int) -> torch.Tensor:
+        assert snapshot is not None
+        return offsets[shard].view(snapshot.shards[shard], name)
+
     for name, spec in layout.items():
         here = sharded.as_split_here(name, spec)
-        plan = plans.of(spec, here)
-        blocks = []
-        for one in plan.outgoing:
-            assert snapshot is not None
-            blocks.append(
-                offsets[one.shard].view(snapshot.shards[one.shard], name)[one.source_slices].reshape(-1)
-            )
-        sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=spec.dtype)
-        received = torch.empty(sum(one.count for one in plan.incoming), dtype=spec.dtype)
-        if host_group.world_size == 1:
-            received.copy_(sent)
-        counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size
-        for one in plan.incoming:
-            counts_in[one.source] += one.count
-        for one in plan.outgoing:
-            counts_out[one.target] += one.count
-        host_group.wait(host_group.exchange(received, sent, counts_in, counts_out))
-        own = torch.empty(tuple(map(len, here.box(grid.state_shard_of(host_group.rank)))), dtype=spec.dtype)
-        for one, block in zip(
-            plan.incoming, received.split([one.count for one in plan.incoming]), strict=True
-        ):
-            own[one.target_slices] = block.view(one.shape)
+        plan, most = plans.of(spec, here)
+        count = -(-most * spec.dtype.itemsize // limit) or 1
+        own = sharded.block_to_fill(name, here, grid.state_shard_of(host_group.rank))
+        for index in range(count):
+            _move(host_group, plan.part(index, count), spec, own, functools.partial(held, name))
         sharded.set_block(name, here, own)
+
+
+def _move(
+    host_group: Group,
+    plan: RankPlan,
+    spec: TensorSpec,
+    own: torch.Tensor,
+    held: Callable[[int], torch.Tensor],
+) -> None:
+    """Exchange the blocks of a plan; `held` is this rank's block of a tensor in a shard.  Raises PeerLost."""
+    blocks = [held(one.shard)[one.source_slices].reshape(-1) for one in plan.outgoing]
+    sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=spec.dtype)
+    del blocks
+    received = torch.empty(sum(one.count for one in plan.incoming), dtype=spec.dtype)
+    if host_group.world_size == 1:
+        received.copy_(sent)
+    counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size
+    for one in plan.incoming:
+        counts_in[one.source] += one.count
+    for one in plan.outgoing:
+        counts_out[one.target] += one.count
+    host_group.wait(host_group.exchange(received, sent, counts_in, counts_out))
+    for one, block in zip(plan.incoming, received.split([one.count for one in plan.incoming]), strict=True):
+        own[one.target_slices].copy_(block.view(one.shape))
 
 
 class Plans:
@@ -63,13 +81,14 @@ class Plans:
         self._rank = rank
         self._holders = torch.tensor([holders[shard] for shard in range(len(holders))])
         self._wanted = torch.tensor([grid.state_shard_of(one) for one in range(world_size)])
-        self._found: dict[tuple[object, ...], RankPlan] = {}
+        self._found: dict[tuple[object, ...], tuple[RankPlan, int]] = {}
 
-    def of(self, spec: TensorSpec, here: TensorSpec) -> RankPlan:
-        """The plan of a tensor, as it was split and as it is split now."""
+    def of(self, spec: TensorSpec, here: TensorSpec) -> tuple[RankPlan, int]:
+        """The plan of a tensor, as it was split and as it is split now, and `most_elements` of it."""
         kind = (spec.size, spec.splits, here.splits)
         if kind not in self._found:
             old = boxes_of(spec.size, spec.splits, torch.arange(len(self._holders)))
             new = boxes_of(spec.size, here.splits, self._wanted)
-            self._found[kind] = plan_transfers(self._rank, old, self._holders, new)
+            plan = plan_transfers(self._rank, old, self._holders, new)
+            self._found[kind] = plan, most_elements(old, self._holders, new)
         return self._found[kind]

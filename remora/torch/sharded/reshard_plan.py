@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -68,6 +68,26 @@ class Transfer:
         """Elements that travel."""
         return math.prod(self.shape)
 
+    def part(self, index: int, count: int) -> Transfer:
+        """Part `index` of `count`, cut along the longest dimension; both ends make the same ones."""
+        if count == 1 or not self.shape:
+            # A number has no dimensions, and is never large.
+            return self
+        dim = max(range(len(self.shape)), key=self.shape.__getitem__)
+        length = self.shape[dim]
+        rows = range(length * index // count, length * (index + 1) // count)
+        return replace(
+            self,
+            source_slices=_narrowed(self.source_slices, dim, rows),
+            target_slices=_narrowed(self.target_slices, dim, rows),
+            shape=(*self.shape[:dim], len(rows), *self.shape[dim + 1 :]),
+        )
+
+
+def _narrowed(slices: tuple[slice, ...], dim: int, rows: range) -> tuple[slice, ...]:
+    first = slices[dim].start
+    return (*slices[:dim], slice(first + rows.start, first + rows.stop), *slices[dim + 1 :])
+
 
 @dataclass(frozen=True)
 class RankPlan:
@@ -77,6 +97,28 @@ class RankPlan:
     outgoing: tuple[Transfer, ...]
     #: By source, then shard.
     incoming: tuple[Transfer, ...]
+
+    def part(self, index: int, count: int) -> RankPlan:
+        """Part `index` of `count`: of each block one part."""
+        return RankPlan(
+            tuple(one.part(index, count) for one in self.outgoing),
+            tuple(one.part(index, count) for one in self.incoming),
+        )
+
+
+def most_elements(old: torch.Tensor, holders: torch.Tensor, new: torch.Tensor) -> int:
+    """Elements of a tensor that no rank sends or receives more of; all ranks find the same number.
+
+    `old`, `holders` and `new` as for `plan_transfers`.
+    """
+    received = _elements(new).max()
+    replicas = new.flatten(1).unique(dim=0, return_counts=True)[1].max() if new.shape[1] else len(new)
+    held = holders.bincount().max()
+    return int(torch.maximum(received, _elements(old).max() * replicas * held))
+
+
+def _elements(boxes: torch.Tensor) -> torch.Tensor:
+    return (boxes[:, :, 1] - boxes[:, :, 0]).prod(1)
 
 
 def boxes_of(size: Sequence[int], splits: Sequence[Split], shards: torch.Tensor) -> torch.Tensor:

@@ -147,6 +147,15 @@ class ShardedState:
         else:
             self.optimizer.state[parameter][key] = like(parameter, block, spec)
 
+    def block_to_fill(self, name: str, spec: TensorSpec, shard: int) -> torch.Tensor:
+        """Where a shard's block of one tensor may be put before `set_block` takes it over, without a copy of it."""
+        parameter, key = self._owner(name)
+        if key is None:
+            return parameter.detach().to_local()
+        return torch.empty(
+            tuple(map(len, spec.box(shard))), dtype=spec.dtype, device=parameter.to_local().device
+        )
+
     def as_split_here(self, name: str, spec: TensorSpec) -> TensorSpec:
         """The spec of a tensor of another group as this one splits it."""
         return replace(spec, splits=splits_of(self.owner(name), self._grid))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from remora.free_ports import free_port
 from remora.torch.hardware import decode, difference, encode, hardware, parse_processor
+from remora.torch.members import Membership
+from remora.torch.sharded.process_groups import ProcessGroups
 
 SCRIPT = """
 import sys
@@ -81,3 +84,23 @@ def test_a_difference_names_the_rank_and_only_what_differs() -> None:
     assert difference([first, first, {**first, "processor": "AuthenticAMD avx2 fma"}]) == (
         "rank 2 differs from rank 0 in processor (AuthenticAMD, and GenuineIntel avx512f on rank 0)"
     )
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda device: Membership(None, 1, None, None, device),
+        lambda device: ProcessGroups(None, device, lambda: 0, lambda: -1),
+    ],
+    ids=["copies", "shards"],
+)
+def test_gpus_of_amd_are_refused_where_no_preflight_refused_their_node(
+    choose: Callable[[torch.device], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4.1")
+    said = r"^this PyTorch is built for GPUs of AMD \(ROCm 6.4.1\), on which Remora does not train: .* processors$"
+    with pytest.raises(RuntimeError, match=said):
+        choose(torch.device("cuda", 0))
+    choose(torch.device("cpu"))
+    monkeypatch.setattr(torch.version, "hip", None)
+    choose(torch.device("cuda", 0))

@@ -13,7 +13,15 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from remora.torch.sharded.grid import Grid, Parallel
-from remora.torch.sharded.reshard_plan import Split, Transfer, box_of, boxes_of, plan_transfers, rows_of
+from remora.torch.sharded.reshard_plan import (
+    Split,
+    Transfer,
+    box_of,
+    boxes_of,
+    most_elements,
+    plan_transfers,
+    rows_of,
+)
 
 sizes = st.integers(0, 40)
 counts = st.integers(1, 7)
@@ -89,6 +97,44 @@ def test_everything_arrives_whatever_the_layouts(old: Layout, new: Layout) -> No
             assert (got[one.target_slices] == -1).all(), "nothing travels twice"
             got[one.target_slices] = part_of(whole, given_[one.shard])[one.source_slices]
         assert torch.equal(got, part_of(whole, wanted[rank]))
+
+
+@pytest.mark.parametrize("count", [2, 5, 9])
+@pytest.mark.parametrize(("old", "new"), [*zip(LAYOUTS, reversed(LAYOUTS), strict=True)])
+def test_parts_of_a_plan_bring_the_same_and_each_is_small(old: Layout, new: Layout, count: int) -> None:
+    size, whole = (7, 6), torch.arange(7 * 6).view(7, 6)
+    before, after = old[0].arrange(old[1]), new[0].arrange(new[1])
+    held, holders = torch.arange(before.state_shards), torch.arange(before.state_shards) % new[1]
+    needed = torch.tensor([after.state_shard_of(rank) for rank in range(new[1])])
+    given_, wanted = (
+        boxes_of(size, splits(before, old[2]), held),
+        boxes_of(size, splits(after, new[2]), needed),
+    )
+    most = most_elements(given_, holders, wanted)
+    plans = [plan_transfers(rank, given_, holders, wanted) for rank in range(new[1])]
+    got = [torch.full(shape_of(box), -1) for box in wanted]
+    assert (
+        max(sum(one.count for one in ends) for plan in plans for ends in (plan.outgoing, plan.incoming))
+        <= most
+    )
+    for index in range(count):
+        parts = [plan.part(index, count) for plan in plans]
+        sent = [one for part in parts for one in part.outgoing]
+        assert sent == sorted((one for part in parts for one in part.incoming), key=order_of)
+        for one in sent:
+            target = got[one.target][one.target_slices]
+            assert (target == -1).all(), "nothing travels twice"
+            target.copy_(part_of(whole, given_[one.shard])[one.source_slices])
+            assert max(one.shape) <= -(-max(size) // count) or one.count <= min(size)
+    for block, box in zip(got, wanted, strict=True):
+        assert torch.equal(block, part_of(whole, box))
+
+
+def test_a_number_travels_whole_in_each_part() -> None:
+    boxes = torch.zeros(2, 0, 2, dtype=torch.int64)
+    plan = plan_transfers(0, boxes, torch.tensor([0, 1]), boxes)
+    assert plan.part(2, 3) == plan
+    assert most_elements(boxes, torch.tensor([0, 1]), boxes) == 2
 
 
 def order_of(one: Transfer) -> tuple[int, int, int]:

@@ -122,3 +122,13 @@ def test_variables_of_the_node_stay_outside_but_for_the_workers_gpus_and_the_mar
         "CUDA_VISIBLE_DEVICES": "0,1",
     }
     assert "CUDA_VISIBLE_DEVICES" not in variables_in_container({}, {})
+
+
+def test_a_container_counts_its_gpus_as_the_node_does() -> None:
+    """A worker that joins may see its own GPU before those of lower numbers."""
+    assert [visible_in_container(one) for one in ("7,1", "10,9,2", "GPU-b,3", "")] == [
+        "1,0",
+        "2,1,0",
+        "GPU-b,0",
+        "",
+    ]

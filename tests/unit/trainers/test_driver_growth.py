@@ -134,7 +134,9 @@ def test_a_change_of_the_whole_worker_group() -> None:
                 change.park(slot, 7)
                 assert len(change.missing) == ranks - slot - 1
             next_members = change.next_members(WorkerSizes(1, ranks))
-            assign_ranks([WorkerLocation(slot, f"node-{slot // 8}", "10.0.0.1") for slot in next_members])
+            assign_ranks(
+                [WorkerLocation(slot, f"node-{slot // 8}", "10.0.0.1", slot % 8) for slot in next_members]
+            )
 
         return steps_of(carry_out)
 

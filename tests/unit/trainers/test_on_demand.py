@@ -15,7 +15,8 @@ NODES = ("a", "b", "c", "d")
 def group(nodes: list[str]) -> list[Member]:
     """A worker on each of the nodes, with ranks as Ray Train assigns them: workers of one node side by side."""
     locations = [
-        WorkerLocation(slot, node, f"10.0.0.{NODES.index(node)}") for slot, node in enumerate(sorted(nodes))
+        WorkerLocation(slot, node, f"10.0.0.{NODES.index(node)}", sorted(nodes)[:slot].count(node))
+        for slot, node in enumerate(sorted(nodes))
     ]
     return [
         Member(
@@ -40,7 +41,10 @@ def test_on_demand_workers_lead_and_ranks_are_what_torchrun_promises(
     ordered = on_demand_first(members, on_demand)
     assert {one.slot for one in ordered} == {one.slot for one in members}
     assert (ordered[0].ray_node_id in on_demand) == bool(on_demand & set(nodes))
-    again = assign_ranks([WorkerLocation(one.slot, one.ray_node_id, one.address) for one in ordered])
+    own = {one.slot: one.local_rank for one in members}
+    again = assign_ranks(
+        [WorkerLocation(one.slot, one.ray_node_id, one.address, own[one.slot]) for one in ordered]
+    )
     assert [(one.rank, one.local_rank, one.local_world_size, one.node_rank) for one in ordered] == [
         (one.rank, one.local_rank, one.local_world_size, one.node_rank) for one in again
     ]

@@ -173,6 +173,19 @@ def test_a_killed_script_is_reported_before_its_files_are_stored(
     assert stage.driver.all("shard")[0]["step"] == 7
 
 
+def test_a_script_that_ends_itself_because_it_is_stuck_is_reported_as_that(stage: Stage) -> None:
+    stage.start(
+        "import os\n"
+        "from remora import training\n"
+        "training.open_link().send({'type': 'stuck', 'text': 'an abort did not return'})\n"
+        "os._exit(75)\n"
+    )
+    assert stage.end() == {
+        "type": "exit", "stopped": False, "exit_code": 75, "stuck": "an abort did not return",
+    }  # fmt: skip
+    assert stage.driver.all("killed") == [{"type": "killed", "stuck": "an abort did not return"}]
+
+
 def test_what_does_not_fit_into_memory_is_written_to_the_disk(stage: Stage) -> None:
     stage.start(KILLED.replace("100", "1 << 60"))
     stage.end()

@@ -1,0 +1,72 @@
+"""Ends of attempts on GPUs wait until it is known whether a node of theirs is sick, and are its fault then.
+
+They wait with their driver, which hands out a record until it is stored; so nothing about them has to be kept here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from remora.process_log import about
+from remora.states import EndReason
+from service.loops.live_attempts import JobAttempt, LiveAttempts
+from service.loops.tick import Tick
+from service.queue import driver_records
+from service.queue.sick_exits import JOINED_S, GpuEnd, is_held, nodes_of, sick_node
+from service.store import nodes
+from trainers.plan import Record
+
+log = logging.getLogger(__name__)
+
+
+def judge_ends(
+    tick: Tick, live: LiveAttempts, records: Mapping[str, Sequence[Record]]
+) -> dict[str, Sequence[Record]]:
+    """The records that are to be stored now, by the ids of their attempts."""
+    judged = dict(records)
+    pairs = {attempt.id: (job, attempt) for job, attempt in live.pairs()}
+    ends = {
+        one: end
+        for one, said in records.items()
+        if one in pairs and (end := _end_of(pairs[one], said, tick.now))
+    }
+    if not ends:
+        return judged
+    rows = tick.load(
+        lambda connection: nodes.current_nodes(connection, tick.cluster, tick.now - 2 * JOINED_S)
+    )
+    sick = {row.address: row for row in rows if row.address is not None and row.sick_since is not None}
+    since = {address: row.sick_since for address, row in sick.items() if row.sick_since is not None}
+    for attempt_id, end in ends.items():
+        said = records[attempt_id]
+        if (address := sick_node(end, since)) is not None:
+            why = sick[address].message or "its agent says no more"
+            text = f"{end.message.rstrip('.')}; its node {address} is sick: {why}"
+            log.warning("an attempt ended because node %s is sick", address, extra=about(attempt=attempt_id))
+            body = {**said[-1].body, "end_reason": EndReason.NODE_LOST.value, "message": text}
+            judged[attempt_id] = [*said[:-1], replace(said[-1], body=body)]
+        elif is_held(end, tick.now):
+            judged[attempt_id] = said[:-1]
+    return judged
+
+
+def _end_of(pair: JobAttempt, records: Sequence[Record], now: float) -> GpuEnd | None:
+    job, attempt = pair
+    is_asked = attempt.stop_reason is not None or job.cancel_requested_at is not None
+    if not records or records[-1].kind != "ended" or is_asked or not job.worker_resources.get("GPU"):
+        return None
+    said = driver_records.read(records[-1])
+    if not isinstance(said, driver_records.AttemptEndRecord):
+        return None
+    reported = [
+        one.workers
+        for record in records
+        if isinstance(one := driver_records.read(record), driver_records.ProgressRecord) and one.workers
+    ]
+    # A driver's clock may be ahead.
+    at = min(records[-1].at, now)
+    return GpuEnd(
+        said.end_reason, said.message or said.end_reason.value, at, nodes_of(attempt.workers, reported)
+    )

@@ -1,0 +1,53 @@
+"""Whether the end of an attempt on GPUs is the fault of a node that is found to be sick at about that time (pure).
+
+A GPU that fails shows itself to the script first, in one of many errors, and to the node's agent at its next look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from remora.states import EndReason
+
+#: Seconds between the end of a command and the report that its node is sick, whichever comes first; the agent looks
+#: every 30 s (`cluster/node/agent/agent.py`), and the service asks for what it saw.
+JOINED_S = 60.0
+
+#: Ends that a GPU may be the cause of.
+_REASONS = (EndReason.EXIT_CODE, EndReason.SIGNAL, EndReason.HANG)
+#: What an error that a GPU may be the cause of speaks of.
+_SPEAKS_OF_DEVICES = re.compile(r"\b(cuda|nccl|nvml|gpu|accelerator)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class GpuEnd:
+    """An attempt whose workers had GPUs is over."""
+
+    reason: EndReason
+    message: str
+    #: Seconds since 1970.
+    at: float
+    #: Addresses of the nodes of its workers.
+    nodes: frozenset[str]
+
+
+def sick_node(end: GpuEnd, sick_since: Mapping[str, float]) -> str | None:
+    """The address of the node whose fault the end is, given since when nodes are known to be sick; None: none's."""
+    if end.reason not in _REASONS:
+        return None
+    near = {one: abs(sick_since[one] - end.at) for one in sorted(end.nodes & sick_since.keys())}
+    closest = min(near, key=near.__getitem__, default=None)
+    return closest if closest is not None and near[closest] <= JOINED_S else None
+
+
+def is_held(end: GpuEnd, now: float) -> bool:
+    """True while a report may still come that makes the end a node's fault; errors of Python itself are not held."""
+    speaks = end.reason is not EndReason.EXIT_CODE or _SPEAKS_OF_DEVICES.search(end.message) is not None
+    return end.reason in _REASONS and speaks and 0.0 <= now - end.at < JOINED_S
+
+
+def nodes_of(present: Iterable[str], reported: Iterable[Mapping[str, object]]) -> frozenset[str]:
+    """Nodes of an attempt: those that are stored, and those of reports that are not stored yet."""
+    return frozenset(present).union(*reported)
