@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.node.agent.heartbeats import AgentStatus, Heartbeat
+from cluster.ray.heartbeats import AgentStatus, Heartbeat
 from remora.states import EndReason, JobState, NodeState
 from service.queue.sick_exits import JOINED_S
 from service.settings import Settings

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script import channel
 from remora.script.link import Rendezvous
 from remora.torch import communicators

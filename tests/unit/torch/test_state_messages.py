@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.ports import free_port
+from remora.free_ports import free_port
 from remora.script.link import Rendezvous
 from remora.torch.group import Group, PeerLost, form
 from remora.torch.state import receive, send
