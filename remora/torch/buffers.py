@@ -202,8 +202,10 @@ def share(group: Group, tensors: Sequence[torch.Tensor], limit: int = 8 << 20) -
         flat = torch.cat([one.detach().reshape(-1) for one in block])
         under_way.append((group.broadcast(flat, 0), flat, block))
     for ticket, flat, block in under_way:
-        group.wait(ticket)
+        group.wait_in_stream(ticket)
         if group.rank != 0:
             for part, one in zip(flat.split([one.numel() for one in block]), block, strict=True):
                 with torch.no_grad():
                     one.copy_(part.view(one.shape))
+    if under_way:
+        group.synchronize()

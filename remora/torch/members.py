@@ -113,7 +113,12 @@ class Membership:
     ) -> bool:
         shards_of(place.rank, place.world_size, self._shards)  # raises when there are too many workers
         self._group = None
-        group = form(place, check=lambda: self._check(place.generation), on_cuda=self._device.type == "cuda")
+        group = form(
+            place,
+            check=lambda: self._check(place.generation),
+            on_cuda=self._device.type == "cuda",
+            device=self._device,
+        )
         self._group, formed_at = group, time.monotonic()
         self._check(place.generation)
         states = self._compare(group, state)

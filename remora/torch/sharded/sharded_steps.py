@@ -123,7 +123,7 @@ class ShardedSteps(StepsLoop, ShardedTraining):
         self._set_lenient(False)
         self._step = None
         try:
-            self._groups.check()
+            self._groups.synchronize()
             self._progress = Progress(step.number, step.epoch, step.place + 1)
             # Who is through has seen that all have a copy of each part, so that all come to this step after a loss.
             self._take()

@@ -336,7 +336,7 @@ class ShardedTraining(ElasticLoop):
         self._set_lenient(False)
         self._step = None
         try:
-            self._groups.check()
+            self._groups.synchronize()
             self._progress = Progress(step.number, step.epoch, step.place + 1)
             # One step is time enough for an exchange: waiting longer could cost more repeated steps.
             self._snapshots.wait()
