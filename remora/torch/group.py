@@ -1,50 +1,42 @@
 """A worker group whose collectives can be left: no peer that is lost or frozen blocks this process.
 
-Collectives are started asynchronously; a waiting thread is woken by their end, by their failure, or when the group is
-to be left.  With gloo no Python object depends on their end: its threads would have to ask for the interpreter then,
-also while that ends, and the process would abort.  With NCCL a collective that cannot end holds the device: everything
-that waits for the device, even the comparison of two tensors, would wait with it.  So the thread that learns that the
-group is to be left aborts the communicators, and the script's thread touches the device only when that is done.  A
-group that was left ends in a thread of its own, because its destructor waits for collectives with peers that may not
+With gloo the host waits for each collective, until it ends, fails, or the group is to be left.  No Python object
+depends on its end: gloo's threads would have to ask for the interpreter then, also while that ends, and the process
+would abort.
+
+With NCCL a stream of the device waits for a collective, and the host goes on.  The host waits where it reads a result,
+or where a step is to count: for all that was queued so far, and then looks whether the group is to be left.  So what
+was computed with the results of a collective that was broken off never counts.  A collective that cannot end holds the
+device: everything that waits for the device, even the comparison of two tensors, would wait with it.  So the thread
+that learns that the group is to be left aborts the communicators, and the script's thread touches the device only when
+that is done.  That thread reads the supervisor's messages, or is the one of `DeviceWatch`.
+
+A group that was left ends in a thread of its own, because its destructor waits for collectives with peers that may not
 answer.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import ctypes
-import datetime
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from remora.script import native_threads
 from remora.script.link import Rendezvous
-from remora.torch.communicators import FORM_S, Forming, abort_beside, make_communicators
+from remora.torch import left_groups
+from remora.torch.backends import COLLECTIVE_TIMEOUT, process_group, rendezvous_store
+from remora.torch.communicators import FORM_S, Forming, abort_beside
+from remora.torch.device_watch import DeviceWatch
+from remora.torch.ticket import POLL_S, Ticket
 
-#: Seconds until a collective fails by itself, as in `torch.distributed`.
-_COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
-#: Seconds that the end of the process waits for what groups that were left have still under way.
-_EXIT_WAIT_S = 3.0
-#: Seconds that each thread gets to see that it is waited for no longer.
-_EXIT_JOIN_S = 0.5
-#: Seconds between two looks at a GPU's queue.
-_DEVICE_POLL_S = 2e-5
-#: Seconds for which a wait does not see that the group is to be left; less than a person, or a deadline, would notice.
-_POLL_S = 0.01
-_POLL = datetime.timedelta(seconds=_POLL_S)
 #: Seconds between two looks at what stays under way for long.
 _LONGEST_POLL_S = 0.5
-#: Set when the end of the process waits no longer for groups that were left.
-_exit_begun = threading.Event()
 #: How gloo begins to say that it cannot send tensors of this type, size or device (torch's ProcessGroupGloo.cpp).
 _UNUSABLE = ("Invalid scalar type", "ProcessGroupGloo::")
 
@@ -61,57 +53,6 @@ class Formation:
     connect_s: float = 0.0
     #: From then on until the workers were connected to each other.
     form_s: float = 0.0
-
-
-class Ticket:
-    """One collective under way."""
-
-    def __init__(self, changed: threading.Condition, work: Any, *, on_cuda: bool) -> None:
-        self.work = work
-        self.error: BaseException | None = None
-        self._changed = changed
-        self._is_done = False
-        self._is_watched = False
-        if on_cuda:
-            self._watch()
-
-    @property
-    def is_done(self) -> bool:
-        """True when it ended, one way or the other; `error` says which."""
-        if not (self._is_done or self._is_watched) and self.work.is_completed():
-            try:
-                self.work.wait()
-            except RuntimeError as error:
-                self.error = error
-            self._is_done = True
-        return self._is_done
-
-    def wait_briefly(self) -> None:
-        """Wait inside torch, where no other thread can wake this one, but for a moment only.
-
-        Most collectives end in it, and then no other thread has to ask for the interpreter.
-        """
-        if not (self._is_done or self._is_watched):
-            with contextlib.suppress(RuntimeError):  # it failed, or the moment is over: `is_done` knows
-                self.work.wait(_POLL)
-
-    def leak(self) -> None:
-        """Never free what torch has of it: the last to let go of a tensor needs the interpreter, which ends."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.work))
-
-    def _watch(self) -> None:
-        """From now on its end wakes the threads that wait for the condition."""
-        self._is_watched = True
-        self.work.get_future().add_done_callback(self._end)
-
-    def _end(self, future: Any) -> None:
-        try:
-            future.value()
-        except Exception as error:
-            self.error = error
-        with self._changed:
-            self._is_done = True
-            self._changed.notify_all()
 
 
 class Group:
@@ -137,11 +78,17 @@ class Group:
         self._backend = backend
         self._store = store
         self._on_cuda = on_cuda
-        #: The GPU of its tensors, where they lie on one.
+        #: The GPU of its tensors, whose streams wait for collectives; None: the present device.
         self._device = device
         #: The group that this one is a part of; a worker that leaves that one leaves this one too.
         self._parent = parent
-        self._changed: threading.Condition = parent._changed if parent else threading.Condition()
+        self._lock: threading.Lock = parent._lock if parent else threading.Lock()
+        #: That of the whole group; its thread begins with the first collective that a stream waits for.
+        self._device_watch: DeviceWatch = (
+            parent._device_watch
+            if parent
+            else DeviceWatch(self._found_by_nccl, self.break_off, COLLECTIVE_TIMEOUT.total_seconds())
+        )
         #: A collective may be under way for ever once this was left, because a peer that lives never begins it; and
         #: one that ends while the interpreter does must not ask for it.
         self._may_outlive = may_outlive and not on_cuda
@@ -160,22 +107,20 @@ class Group:
         return self._why_broken or (self._parent._why if self._parent else None)
 
     def break_off(self, why: str) -> None:
-        """Wake the threads that wait for this group, with PeerLost; may be called from any thread.
+        """From now on every wait for this group raises PeerLost, also those under way; may be called from any thread.
 
-        What holds a device is aborted before; the abort itself goes on beside the caller.
+        What holds a device is aborted; the abort itself goes on beside the caller.
         """
-        with self._changed:
+        with self._lock:
             if self._why_broken is None:
                 self._why_broken, self.broken_at = why, time.monotonic()
         if self._on_cuda:
             self._abort()
-        with self._changed:
+        with self._lock:
             parts = list(self._subgroups)
         for part in parts:
             if part._on_cuda:
                 part._abort()
-        with self._changed:
-            self._changed.notify_all()
 
     def check(self) -> None:
         """Raise PeerLost when this group is to be left."""
@@ -208,13 +153,33 @@ class Group:
         """Start any other collective of the backend, which is handed over; None where a single worker is alone."""
         return self._launch(lambda: collective(self._backend))
 
+    @property
+    def on_cuda(self) -> bool:
+        """Whether its tensors lie on GPUs."""
+        return self._on_cuda
+
+    @property
+    def host_waits(self) -> int:
+        """How often this process has waited on the host for a device, for collectives of the whole group."""
+        return self._device_watch.host_waits
+
     def wait(self, ticket: Ticket | None) -> None:
-        """Wait until a collective is done; raises PeerLost when it will not be."""
+        """Wait on the host until a collective is done; raises PeerLost when it will not be."""
+        self.wait_in_stream(ticket)
+        if ticket is not None:
+            self.synchronize()
+
+    def wait_in_stream(self, ticket: Ticket | None) -> None:
+        """Let what this thread computes from here on come after a collective; raises PeerLost.
+
+        With NCCL the device waits, and what it computes is of no use where a peer is lost: `synchronize` says so.
+        Otherwise it is `wait`.
+        """
         if ticket is None:
             return
         if self._on_cuda:
-            with self._changed:
-                self._changed.wait_for(lambda: ticket.is_done or self._why is not None)
+            self.check()
+            ticket.wait_in_stream()
         else:
             ticket.wait_briefly()
             while not ticket.is_done and self._why is None:
@@ -223,36 +188,64 @@ class Group:
         if ticket.error is not None:
             if _is_unusable(ticket.error):
                 raise ticket.error
-            self.break_off(f"a peer was lost: {_first_line(ticket.error)}")
-            self.check()
+            self._fail(ticket.error)
         if self._on_cuda:
-            self._wait_on_device(ticket)
+            self._device_watch.add(self._mark(), self.check)
 
     def forget_done(self) -> None:
         """Let go of the tensors of collectives that are done; otherwise the next one that is started does."""
         self._under_way = [one for one in self._under_way if not one.is_done]
 
-    def _wait_on_device(self, ticket: Ticket) -> None:
-        """With NCCL a collective is 'done' when it is queued: wait for the queue, but not for ever."""
-        ticket.work.wait()
+    def synchronize(self) -> None:
+        """Wait on the host until the device has come to what `wait_in_stream` was called for, in all parts.
+
+        Raises PeerLost where something of it was broken off: nothing that was computed since then may count.
+        """
+        if self._on_cuda:
+            self._device_watch.wait(self.check)
+
+    def _mark(self) -> Any:
+        """An event in the present stream."""
         event = torch.cuda.Event()
-        event.record()
-        while not event.query():
-            self.check()
-            time.sleep(_DEVICE_POLL_S)
+        if self._device is None:
+            event.record()
+        else:
+            event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        """A collective failed, so a peer is lost, and not to this part of the group alone."""
+        self._whole.break_off(f"a peer was lost: {_first_line(error)}")
+        raise PeerLost(self._why) from error
+
+    @property
+    def _whole(self) -> Group:
+        return self if self._parent is None else self._parent._whole
+
+    def _found_by_nccl(self) -> str | None:
+        """What NCCL's own watchdog has found out about the communicators, without a look at the device."""
+        with self._lock:
+            groups = (self, *self._subgroups)
+        for one in groups:
+            # A thread that ends the group may forget the backend at any time.
+            if one._on_cuda and (backend := one._backend) is not None:
+                error = backend.get_error()
+                if error.name != "SUCCESS":
+                    return f"a peer was lost: NCCL reports {error.name}"
+        return None
 
     def _launch(self, start: Callable[[], Any]) -> Ticket | None:
         self.check()
         if self._backend is None:
             return None
         try:
-            ticket = Ticket(self._changed, start(), on_cuda=self._on_cuda)
+            ticket = Ticket(start())
         except RuntimeError as error:
             if _is_unusable(error):
                 raise
-            self.break_off(f"a peer was lost: {_first_line(error)}")
-            raise PeerLost(self._why_broken) from error
-        self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
+            self._fail(error)
+        if not self._on_cuda:
+            self._under_way = [*(one for one in self._under_way if not one.is_done), ticket]
         return ticket
 
     def subgroup(
@@ -279,13 +272,13 @@ class Group:
         if len(members) > 1:
             device = self._device if on_cuda else None
             backend = _in_background(
-                lambda forming: _process_group(store, place, device, on_cuda, forming), self.check
+                lambda forming: process_group(store, place, device, on_cuda, forming), self.check
             )
         made = Group(
             place, backend, store, on_cuda=on_cuda, device=self._device, parent=self, may_outlive=may_outlive
         )
         # The thread that breaks the group off may be going through them.
-        with self._changed:
+        with self._lock:
             self._subgroups.add(made)
         if on_cuda and self._why is not None:
             # The group is to be left since it was made.
@@ -308,13 +301,15 @@ class Group:
         for one in (self, *self._subgroups):
             if one._on_cuda and one._aborting is not None:
                 one._aborting.join()
+        if self._parent is None:
+            self._device_watch.stop()
 
     def _abort(self) -> threading.Thread | None:
         """Begin to abort what is under way: NCCL's kernels wait on the device until then, gloo's threads for peers."""
-        with self._changed:
+        with self._lock:
             if self._aborting is None and self._backend is not None:
                 self._aborting = abort_beside(self._backend, holds_device=self._on_cuda)
-                _track(self._aborting)
+                left_groups.track(self._aborting)
             return self._aborting
 
     def _end(self) -> None:
@@ -324,9 +319,9 @@ class Group:
         def end() -> None:
             if aborting is not None:
                 aborting.join()
-            pause_s = _POLL_S
+            pause_s = POLL_S
             while not all(one.is_done for one in self._under_way):
-                if _exit_begun.wait(pause_s):
+                if left_groups.exit_begun.wait(pause_s):
                     self._leak()
                     return
                 # A peer whose network is cut off may not answer for half an hour.
@@ -336,7 +331,7 @@ class Group:
 
         ending = threading.Thread(target=end, name="remora-group-end", daemon=True)
         ending.start()
-        _track(ending)
+        left_groups.track(ending)
 
     def _leak(self) -> None:
         """Never run its destructor, which joins threads that may be blocked in a collective for ever."""
@@ -351,30 +346,6 @@ class Group:
         self._backend = self._store = None
 
 
-#: Threads that end groups which were left.
-_ending_threads: list[threading.Thread] = []
-
-
-def _track(thread: threading.Thread) -> None:
-    _ending_threads[:] = [*(one for one in _ending_threads if one.is_alive()), thread]
-
-
-@atexit.register
-def _await_ending() -> None:
-    """Let the threads of groups that were left come back now: later, one that reports its error would end the process.
-
-    A thread that asks for the interpreter's lock while the interpreter ends is ended itself, in the middle of gloo.
-    """
-    give_up_at = time.monotonic() + _EXIT_WAIT_S
-    for one in list(_ending_threads):
-        one.join(max(0.0, give_up_at - time.monotonic()))
-    # What is left waits for a peer that may answer at any time: from now on nothing of it needs the interpreter.
-    _exit_begun.set()
-    for one in list(_ending_threads):
-        one.join(_EXIT_JOIN_S)
-    native_threads.await_rest()
-
-
 def form(
     place: Rendezvous, *, check: Callable[[], None], on_cuda: bool, device: torch.device | None = None
 ) -> Group:
@@ -384,13 +355,13 @@ def form(
     """
     gpu = _gpu(device) if on_cuda and place.world_size > 1 else None
     if place.world_size == 1:
-        return Group(place, None, None, on_cuda=on_cuda)
+        return Group(place, None, None, on_cuda=on_cuda, device=device)
 
     def meet(forming: Forming) -> tuple[Any, Any, Formation]:
         began_at = time.monotonic()
-        store = _store(place)
+        store = rendezvous_store(place)
         connected_at = time.monotonic()
-        backend = _process_group(store, place, gpu, on_cuda, forming)
+        backend = process_group(store, place, gpu, on_cuda, forming)
         return backend, store, Formation(connected_at - began_at, time.monotonic() - connected_at)
 
     backend, store, formation = _in_background(meet, check)
@@ -439,30 +410,6 @@ def _gpu(device: torch.device | None) -> torch.device:
     if device is not None and device.index is not None:
         return device
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _store(place: Rendezvous) -> Any:
-    # torchrun's agent, or the user's own `init_process_group`, may serve the store already.
-    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or dist.is_initialized()
-    store = dist.TCPStore(
-        place.master_addr,
-        place.master_port,
-        is_master=place.rank == 0 and not is_served,
-        wait_for_workers=False,
-        timeout=_COLLECTIVE_TIMEOUT,
-    )
-    # torchrun keeps its store over restarts.  Remora's generations distinguish groups by themselves, and not all who
-    # meet in one were started in the same.
-    restarts = "0" if "REMORA_GENERATION" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"remora/{place.generation}/{restarts}", store)
-
-
-def _process_group(
-    store: Any, place: Rendezvous, device: torch.device | None, on_cuda: bool, forming: Forming
-) -> Any:
-    if not on_cuda:
-        return dist.ProcessGroupGloo(store, place.rank, place.world_size, _COLLECTIVE_TIMEOUT)
-    return make_communicators(store, place, _gpu(device), _COLLECTIVE_TIMEOUT, forming)
 
 
 def _is_unusable(error: BaseException) -> bool:

@@ -175,16 +175,16 @@ class Loop(ReplicatedLoop, FunctionLoop):
     def _found_again(self, step: AnyStep, shard: int) -> int:
         """The digest of a shard's gradients, computed here; the step's own gradients stay as they are."""
         assert self._compute is not None
-        parameters = list(self._parameters.values())
+        parameters = list(self._replica.parameters.values())
         gradients = [one.grad for one in parameters]
-        self._drop_gradients()
+        self._replica.drop_gradients()
         try:
             for micro_batch, batch in self._feed_of(step, shard).step():
                 if micro_batch.index == 0:
                     self._buffers.restore()
                 if micro_batch.samples:
                     self._seed(step, micro_batch)
-                    self._scaled_share(self._computed(batch, self._compute), micro_batch).backward()
+                    self._losses.scaled(self._computed(batch, self._compute), micro_batch).backward()
             return self._bitwise.digest_of_gradients()
         finally:
             self._buffers.restore()
@@ -198,7 +198,7 @@ class Loop(ReplicatedLoop, FunctionLoop):
 
     def _watched(self) -> dict[str, torch.Tensor]:
         """With the modules that the function uses beside the model."""
-        known = {id(one) for one in self._parameters.values()}
+        known = {id(one) for one in self._replica.parameters.values()}
         return {**super()._watched(), **parameters_beside(self._compute, known)}
 
     def _rehearse(self, batch: Any, compute: Compute) -> float | None:
@@ -223,8 +223,8 @@ class Loop(ReplicatedLoop, FunctionLoop):
 
     def _computed(self, batch: Any, compute: Compute) -> Outcome:
         """What the script's function makes of one micro-batch."""
-        parameters = tuple(self._parameters.values())
+        parameters = tuple(self._replica.parameters.values())
         before = [gradient_of(one) for one in parameters]
-        found = outcome(compute(self._model, moved(batch, self._device)))
+        found = outcome(compute(self._replica.model, moved(batch, self._device)))
         check_gradients(parameters, before)
         return found

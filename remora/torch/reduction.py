@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from remora.torch.buckets import Bucket, Flats, lay_out
-from remora.torch.group import Group, PeerLost, Ticket
+from remora.torch.group import Group, PeerLost
 from remora.torch.order import Node, cover, parents, shards_of, total
+from remora.torch.ticket import Ticket
 from remora.torch.verification import Watched, digest_of_gradients
 
 
@@ -108,6 +109,8 @@ class Reduction(ABC):
         while self._launched < len(self._buckets):
             self._launch_next()
         self._complete()
+        # The one wait of a step on the host: no optimizer gets gradients of a group that broke meanwhile.
+        self.group.synchronize()
         self._launched = 0
         self._flats, self._next = self._next, self._flats
         return self.spread()
@@ -149,7 +152,8 @@ class Reduction(ABC):
             self._flats = Flats(self._buckets, self._shards)
         tickets = [part.broadcast(flat, 0) for flat in self._flats.tensors]
         for ticket in tickets:
-            part.wait(ticket)
+            part.wait_in_stream(ticket)
+        part.synchronize()
 
     def check_hooks(self) -> None:
         """Raise RuntimeError where another hook looks at, or changes, what this worker alone has summed."""
@@ -216,7 +220,7 @@ class Reduction(ABC):
 
     @abstractmethod
     def _complete(self) -> None:
-        """Wait until `flats` have the sums."""
+        """Let `flats` have the sums; on a GPU when it comes there."""
 
 
 class SampleExact(Reduction):
@@ -247,7 +251,7 @@ class SampleExact(Reduction):
 
     def _complete(self) -> None:
         for ticket in self._tickets:
-            self.group.wait(ticket)
+            self.group.wait_in_stream(ticket)
 
 
 class Bitwise(Reduction):
@@ -350,14 +354,14 @@ class Bitwise(Reduction):
         group = self.group
         gathers = []
         for ticket, received, nodes, flat in self._exchanges:
-            group.wait(ticket)
+            group.wait_in_stream(ticket)
             if nodes is None:
                 continue
             known = dict(zip(nodes, received.view(len(nodes), -1), strict=True))
             chunk = total((0, self._shards), known, lambda left, right: left.add_(right))
             gathers.append((group.gather(flat[: chunk.numel() * group.world_size], chunk), chunk))
         for ticket, _ in gathers:
-            group.wait(ticket)
+            group.wait_in_stream(ticket)
 
 
 def _merged(nodes: Sequence[Node], shards: int) -> Node | None:

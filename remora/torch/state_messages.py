@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from remora.torch.group import Group, Ticket
+from remora.torch.group import Group
+from remora.torch.ticket import Ticket
 
 #: Bytes of one message.
 MESSAGE_BYTES = 8 << 20

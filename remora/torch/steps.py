@@ -92,7 +92,7 @@ class Steps(StepsLoop, ReplicatedLoop):
         is_complete = False
         try:
             for batch in self._batches(step):
-                before = [gradient_of(one) for one in self._parameters.values()]
+                before = [gradient_of(one) for one in self._replica.parameters.values()]
                 step.expects(before)
                 yield moved(batch, self._device)
                 step.check_computed()
@@ -102,7 +102,7 @@ class Steps(StepsLoop, ReplicatedLoop):
                 self._optimizers.end(None)
 
     def _add_loss(self, found: Outcome, before: list[Gradient]) -> None:
-        check_untouched(self._parameters.values(), before)
+        check_untouched(self._replica.parameters.values(), before)
         self._add(found)
 
     def _reduce_open(self, step: OpenStep) -> torch.Tensor | None:

@@ -1,9 +1,10 @@
 """A device mesh over a `Group` that can be left: all that this package asks of the inside of `torch.distributed`.
 
 FSDP communicates through a ProcessGroup of a DeviceMesh.  The one here is a subclass in Python that passes every
-collective to the backend of a `Group`, and waits for it as `Group` does: until it ends or fails, or the group is to be
-left.  So a peer that is dead or frozen blocks no worker, and the next group is another mesh in the same process.  The
-tests build one and train on it; they fail here when PyTorch changes what it asks of a process group.
+collective to the backend of a `Group`, and waits for it as `Group` does: on processors until it ends or fails, or the
+group is to be left; on GPUs in the stream that FSDP waits in, so that computation and communication overlap.  So a peer
+that is dead or frozen blocks no worker, and the next group is another mesh in the same process.  The tests build one
+and train on it; they fail here when PyTorch changes what it asks of a process group.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Started(dist._Work):  # type: ignore[misc]  # torch is not checked
         self._tensors = tensors
 
     def wait(self, timeout: object = None) -> bool:  # noqa: ARG002  # as torch calls it
-        """Wait for the end; raises PeerLost."""
+        """Wait for the end, on a GPU in the present stream; raises PeerLost."""
         if not self._is_finished:
             self._is_finished = True
             self._finish()
@@ -133,7 +134,7 @@ class MeshProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not
     def _wait(self, ticket: Any) -> None:
         began_at = time.perf_counter()
         try:
-            self._group.wait(ticket)
+            self._group.wait_in_stream(ticket)
         except PeerLost:
             if not self.is_lenient:
                 raise
@@ -228,7 +229,18 @@ class MeshProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not
     def barrier(self, opts: Any = None) -> _Started:
         """A barrier; `opts` is what torch calls it with."""
         del opts
-        return self._run([], lambda backend: backend.allreduce([torch.zeros(1)]))
+        one = torch.zeros(1, device="cuda" if self._group.on_cuda else "cpu")
+        passed = self._run([], lambda backend: backend.allreduce([one]))
+
+        def finish() -> None:
+            passed.wait()
+            try:
+                self._group.synchronize()
+            except PeerLost:
+                if not self.is_lenient:
+                    raise
+
+        return _Started(finish, [])
 
 
 def _wait_for(works: list[_Started]) -> None:

@@ -105,6 +105,14 @@ class ProcessGroups:
             raise PeerLost("the supervisor said that the group is to be left")
         self.group.check()
 
+    def synchronize(self) -> None:
+        """Raise PeerLost when the group is to be left, also because of what a GPU still had to do: that is waited for.
+
+        A step counts after it: what the script had the layers communicate since its gradients were there is whole.
+        """
+        self.check()
+        self.group.synchronize()
+
     def _form_group(self, place: Rendezvous) -> None:
         def check() -> None:
             if self._link is not None and self._link.must_leave(place.generation):

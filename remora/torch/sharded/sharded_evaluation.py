@@ -54,10 +54,12 @@ def evaluated_together(held: Held, built: BuiltModel, group: Group, found: PartS
                 computed(held, model, batch, samples, part, found, _number)
                 done += 1
             names = PartSums()
-            for _ in range(done, most_batches(held, found.samples, readers)):
+            missing = most_batches(held, found.samples, readers) - done
+            filler = _filler(held) if missing else None
+            for _ in range(missing):
                 group.check()
                 # What it makes is thrown away, but for the names of what it makes.
-                computed(held, model, _filler(held), 1, 0, names, _number)
+                computed(held, model, filler, 1, 0, names, _number)
     finally:
         # The backward pass that lets go of whole layers does not come.
         _reshard(model)

@@ -123,7 +123,7 @@ class ShardedSteps(StepsLoop, ShardedTraining):
         self._set_lenient(False)
         self._step = None
         try:
-            self._groups.check()
+            self._groups.synchronize()
             self._progress = self._progress_after(step)
             self._share_places(self._groups.host_group, torch.device("cpu"))
             # Who is through has seen that all have a copy of each part, so that all come to this step after a loss.

@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
-from remora.torch.group import Group, PeerLost, Ticket
+from remora.torch.group import Group, PeerLost
 from remora.torch.neighbours import neighbours
 from remora.torch.saving import copy_stream, step_event
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.replica_check import BackupCopy
 from remora.torch.sharded.snapshot_choice import HeldShards, SnapshotId
 from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout
+from remora.torch.ticket import Ticket
 
 #: Whole snapshots kept beside the one under way.
 SNAPSHOTS_KEPT = 2

@@ -190,6 +190,7 @@ class StepRunner:
         if self._scaler is not None or self._settings.nonfinite is not None:
             # On every rank the same is decided, from the sum.
             notes[-1] = 0.0 if all_finite(model.parameters()) else 1.0
+        # The one wait of a step on the host, for all that it has queued: what FSDP has done is known to be whole.
         group.wait(group.sum(notes))
         if self._scaler is not None and notes[-1] > 0:
             mark_nonfinite(model.parameters())

@@ -23,6 +23,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 pause, fields = float(sys.argv[1]), {"gradient_accumulation_steps": 2, "max_steps": 30, **json.loads(sys.argv[2])}
+count = fields.pop("samples", 80)
 torch.manual_seed(3)
 tokens = torch.randint(0, 32, (96, 12))
 # Labels of unlike number: a mean over micro-batches is not the mean over the tokens of a step.
@@ -43,7 +44,7 @@ args = TrainingArguments(
 model = GPT2LMHeadModel(GPT2Config(
     vocab_size=32, n_positions=12, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
 ))
-trainer = Trainer(model, args, train_dataset=samples[:80], eval_dataset=samples[80:], callbacks=[Slow()])
+trainer = Trainer(model, args, train_dataset=samples[:count], eval_dataset=samples[80:], callbacks=[Slow()])
 print(f"{args.world_size} workers, {args.gradient_accumulation_steps} rounds of {args.per_device_train_batch_size}",
       flush=True)
 trainer.train()
@@ -128,14 +129,54 @@ def compare_with_a_loss(lab: Lab, stage: int) -> None:
     assert "1 workers, 4 rounds of 2" in running.text()
     expected, found = metrics(undisturbed), metrics(running)
     assert sorted(found) == sorted(expected) == list(range(1, 31))
-    for step, values in expected.items():
-        for name in ("loss", "learning_rate", "grad_norm", "eval_loss"):
-            if name in values:
-                assert found[step][name] == pytest.approx(values[name], rel=1e-4), f"{name} of step {step}"
+    compare(found, expected)
     evaluated, best, step = re.findall(r"[\d.]+", re.findall(r"evaluated .*", running.text())[-1])
     assert int(step) <= 15, "the worker that had saved the best weights is lost"
     assert evaluated == best
     assert f"evaluated {evaluated} best {best} of step {step}" in undisturbed.text()
+
+
+def compare(found: dict[int, dict[str, float]], expected: dict[int, dict[str, float]]) -> None:
+    """Whether the steps that were found are those that were expected."""
+    for step, values in found.items():
+        for name in ("loss", "learning_rate", "grad_norm", "eval_loss"):
+            if name in values:
+                assert values[name] == pytest.approx(expected[step][name], rel=1e-4), f"{name} of step {step}"
+
+
+def test_workers_that_divide_the_batch_of_the_first_ones_train_it_too(lab: Lab) -> None:
+    args = '{"gradient_accumulation_steps": 3, "max_steps": 3000, "samples": 72}'
+    lab.nodes(2)
+    running = run(lab, CONFIG, 0.3, args, elastic_variables={}, max_workers=3)
+    running.until(lambda: 3 in running.checkpoints and running.step >= 5, "two workers train", LONG_S)
+    assert running.progress["global_batch"] == 12
+    lab.add_node()
+    running.until(lambda: len(running.world_sizes) == 2, "a third one joins", LONG_S)
+    at = running.step
+    running.until(
+        lambda: max(running.checkpoints) > at and running.step >= max(running.checkpoints) + 2,
+        "three train past a checkpoint of their own",
+        LONG_S,
+    )
+    lab.provider.kill(running.node_of(2))
+    running.until(lambda: len(running.world_sizes) == 3, "two go on", LONG_S)
+    at = running.step
+    running.until(lambda: running.step > at + 5, "they train", LONG_S)
+    lab.stop(running, EndReason.CANCELLED)
+    assert running.end(LONG_S)["end_reason"] == "cancelled", running.text()
+    assert running.world_sizes == [2, 3, 2]
+    assert running.text().count("2 workers, 3 rounds of 2") == 4
+    assert running.text().count("3 workers, 2 rounds of 2") == 3
+    found = metrics(running)
+    assert sorted(found) == list(range(1, max(found) + 1))
+
+    lab.nodes(2)
+    undisturbed = run(lab, CONFIG, 0.0, args, elastic_variables={}, max_workers=2)
+    # Metrics of the last step may come in two parts.
+    undisturbed.until(lambda: undisturbed.step > max(found), "an undisturbed run comes as far", LONG_S)
+    lab.stop(undisturbed, EndReason.CANCELLED)
+    assert undisturbed.end(LONG_S)["end_reason"] == "cancelled", undisturbed.text()
+    compare(found, metrics(undisturbed))
 
 
 def test_without_a_global_batch_in_the_job_that_of_the_first_workers_stays(lab: Lab) -> None:

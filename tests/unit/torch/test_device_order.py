@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import ErrorType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remora import training
@@ -72,20 +73,7 @@ class Watching(TorchDispatchMode):
 
 
 class Work:
-    """A collective that is done, or never will be."""
-
-    def __init__(self, *, ends: bool) -> None:
-        self.ends = ends
-
-    def get_future(self) -> Any:
-        return self
-
-    def add_done_callback(self, call: Callable[[Any], None]) -> None:
-        if self.ends:
-            call(self)
-
-    def value(self) -> None:
-        pass
+    """A collective; the stream that waits for it lets the host go on, whether it ends or not."""
 
     def wait(self, *_: Any) -> None:
         pass
@@ -102,7 +90,7 @@ class Backend:
         self.device.before(self.device.collectives)
         if not self.device.is_held:
             act()
-        return Work(ends=not self.device.is_held)
+        return Work()
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
         return self._begin(lambda: tensors[0].mul_(2.0))
@@ -116,6 +104,9 @@ class Backend:
 
         return self._begin(act)
 
+    def get_error(self) -> Any:
+        return ErrorType.SUCCESS
+
     def abort(self) -> None:
         assert threading.current_thread() is not threading.main_thread()
         self.device.free()
@@ -124,11 +115,14 @@ class Backend:
 class Event:
     """A mark in the device's queue."""
 
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
     def record(self) -> None:
         pass
 
     def query(self) -> bool:
-        return True
+        return not self.device.is_held
 
 
 class Supervisor:
@@ -179,7 +173,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         return Group(place, None, None, on_cuda=True)
 
     monkeypatch.setattr(members, "form", form)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: Event(one))
     return one
 
 

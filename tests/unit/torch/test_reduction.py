@@ -12,9 +12,10 @@ from torch import nn
 
 from remora.free_ports import free_port
 from remora.script.link import Rendezvous
-from remora.torch.group import Group, PeerLost, Ticket, form
+from remora.torch.group import Group, PeerLost, form
 from remora.torch.order import shards_of
 from remora.torch.reduction import Bitwise, Reduction, SampleExact
+from remora.torch.ticket import Ticket
 
 SHARDS = 4
 NOTES = 2
@@ -59,7 +60,13 @@ class Watched:
         return self._begun("reduce", self._group.exchange(received, sent, *counts, **named), received, sent)
 
     def wait(self, ticket: Ticket | None) -> None:
-        self._group.wait(ticket)
+        self._over(ticket, self._group.wait)
+
+    def wait_in_stream(self, ticket: Ticket | None) -> None:
+        self._over(ticket, self._group.wait_in_stream)
+
+    def _over(self, ticket: Ticket | None, wait: Callable[[Ticket | None], None]) -> None:
+        wait(ticket)
         self.log.append(f"{self._names.get(id(ticket), 'other')} is over")
 
 
