@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,15 +94,18 @@ def write(share: Share, writer: Writer, folder: Path) -> None:
         write_tensors(share.tensors, folder / writer.file)
 
 
-def read(folder: Path) -> Any:
-    """The whole state; raises FileNotFoundError, OSError, or ValueError with what is wrong."""
+def read(folder: Path, tensors_of: Callable[[Path], Mapping[str, Any]] | None = None) -> Any:
+    """The whole state; raises FileNotFoundError, OSError, or ValueError with what is wrong.
+
+    `tensors_of`: what stands for the tensors of a file, by name; by default they are read.
+    """
     try:
         skeleton = torch.load(folder / FILE, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from error
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Any] = {}
     for path in sorted(folder.glob(TENSOR_FILES)):
-        tensors.update(read_tensors(path))
+        tensors.update((tensors_of or read_tensors)(path))
     try:
         return _filled(skeleton, tensors)
     except KeyError as error:
@@ -136,7 +139,7 @@ def _below(path: str, key: object, found: Mapping[str, torch.Tensor]) -> str:
     return name
 
 
-def _filled(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _filled(value: Any, tensors: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
         if value.keys() == {_NAMED}:
             return tensors[value[_NAMED]]
@@ -183,22 +186,37 @@ def write_tensors(
     Writing is one system call per tensor, which holds no lock of Python: the copy into a file in memory costs what a
     plain copy costs, and a file system that is full is an error and not a signal.
     """
+    kinds = {name: (one.shape, one.dtype) for name, one in tensors.items()}
+    write_each(kinds, tensors.__getitem__, path, metadata)
+
+
+def write_each(
+    kinds: Mapping[str, tuple[Sequence[int], torch.dtype]],
+    load: Callable[[str], torch.Tensor],
+    path: Path,
+    metadata: Mapping[str, str] | None = None,
+    mode: int = 0o600,
+) -> None:
+    """The same of tensors that need not be in memory together: `load` gives each when it is written.
+
+    `kinds`: shape and type of each.  `mode`: of the new file.
+    """
     # Great elements first: so each tensor lies where its type may lie.
-    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    names = sorted(kinds, key=lambda name: -kinds[name][1].itemsize)
     header: dict[str, Any] = {} if metadata is None else {_METADATA: dict(metadata)}
     begin = 0
     for name in names:
-        end = begin + tensors[name].nbytes
-        shape = list(tensors[name].shape)
-        header[name] = {"dtype": _NAMES[tensors[name].dtype], "shape": shape, "data_offsets": [begin, end]}
+        shape, dtype = kinds[name]
+        end = begin + nbytes_of(shape, dtype)
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         _write(descriptor, memoryview(len(text).to_bytes(8, "little") + text))
         for name in names:
-            tensor = tensors[name].detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+            tensor = load(name).detach().resolve_conj().resolve_neg().to("cpu").contiguous()
             _write(descriptor, _memory(tensor))
     finally:
         os.close(descriptor)

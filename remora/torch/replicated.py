@@ -312,7 +312,7 @@ class ReplicatedLoop(ElasticLoop):
 
         Inside the loop it is called after `optimizer.step()`.
         """
-        states.write(self._capture_state(self._reached()), folder)
+        states.write(self._saved_state(self._reached()), folder)
 
     def _reached(self) -> Progress:
         """Progress of training, with the step that the script is in once its gradients are complete."""
@@ -674,6 +674,13 @@ class ReplicatedLoop(ElasticLoop):
             "left_out": [list(one) for one in self._left_out],
         }
 
+    def _saved_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
+        """The same, as files have it: with what those need to know of the optimizers who open it without the script."""
+        return {
+            **self._capture_state(progress, only),
+            "optimized": self._optimizers.names(self._parameters),
+        }
+
     def _restore_state(self, state: Mapping[str, Any]) -> None:
         """Raises CheckpointUnusable."""
         self._progress = self._state.restore(state)
@@ -704,7 +711,7 @@ class ReplicatedLoop(ElasticLoop):
         self._saved_step = step
         place = self._members.group.rendezvous
         writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.replicated)
+        state = self._saved_state(self._progress, None if place.rank == 0 else self._saving.replicated)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))
 
     def _number(self, value: Any) -> torch.Tensor:
