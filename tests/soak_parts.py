@@ -286,6 +286,7 @@ PARTS: Mapping[str, Part] = {
         (
             "tests/golden/test_evaluated.py",
             "tests/golden/test_sharded.py",
+            "tests/golden/test_sharded_exports.py",
             "tests/golden/test_sharded_steps.py",
         ),
         ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),

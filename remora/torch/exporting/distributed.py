@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.default_planner import create_default_local_sa
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from remora.torch.exporting.cut_files import loaded
 from remora.torch.exporting.reading import SavedOptimizer, SavedState, is_tensor
 from remora.torch.exporting.refusals import ExportRefused
-from remora.torch.exporting.tensor_files import loaded
 from remora.torch.sharded.checkpoint_io import SavedTensor
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from remora.export_formats import CONFIG, CONFIG_FILES, DEFAULT_SHARD_BYTES, ExportFormat
+from remora.torch.exporting.cut_files import write_files, write_json
 from remora.torch.exporting.distributed import write_distributed
 from remora.torch.exporting.reading import SavedState, Value, is_tensor, read_state
 from remora.torch.exporting.refusals import ExportRefused, Kind, kind_of, plain_files
-from remora.torch.exporting.tensor_files import write_files, write_json
-from remora.torch.layout import TensorFileDamaged, fits
 from remora.torch.sharded.checkpoint_io import SavedTensor
+from remora.torch.tensor_files import TensorFileDamaged, fits
 
 #: Everything but tensors: progress, groups of the optimizers, schedulers.
 STATE = "training_state.json"

@@ -14,8 +14,8 @@ import torch
 
 from remora.torch import layout, state
 from remora.torch.exporting.refusals import ExportRefused, Kind, check_skeleton
-from remora.torch.layout import MappedTensors
 from remora.torch.sharded.checkpoint_io import SavedTensor, all_saved
+from remora.torch.tensor_files import MappedTensors
 
 #: A tensor in the checkpoint's files, or one of a kind that these files do not know.
 Value: TypeAlias = SavedTensor | torch.Tensor

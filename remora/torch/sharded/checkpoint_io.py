@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from remora.torch.layout import MappedTensors, TensorFileDamaged, Writer, assign, nbytes_of, write_tensors
+from remora.torch.layout import Writer, assign
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.reshard_plan import slices_in_common
 from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout, TensorSpec
 from remora.torch.state import CheckpointUnusable, read, write
+from remora.torch.tensor_files import MappedTensors, TensorFileDamaged, nbytes_of, write_tensors
 
 #: Pattern of the names of files with blocks.
 FILES = "sharded-*-of-*.safetensors"

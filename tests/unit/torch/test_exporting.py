@@ -18,13 +18,14 @@ from torch.nn import functional
 from remora.export_formats import ExportFormat, config_names
 from remora.torch import Loop
 from remora.torch.exporting import Exported, ExportRefused, export_checkpoint
-from remora.torch.exporting.tensor_files import cut
-from remora.torch.layout import FILE, MappedTensors, Writer, read_tensors, share_of, write, write_tensors
+from remora.torch.exporting.cut_files import cut
+from remora.torch.layout import FILE, Writer, share_of, write
 from remora.torch.sharded import ShardedLoop, checkpoint_io
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.mesh import close_mesh
 from remora.torch.sharded.reshard_plan import Split
 from remora.torch.sharded.state_shards import ShardOffsets, TensorSpec
+from remora.torch.tensor_files import MappedTensors, read_tensors, write_tensors
 
 DATA = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))
 ARGUMENTS: dict[str, Any] = {"data": DATA, "global_batch": 8, "shards": 2, "total_steps": 3, "seed": 3}

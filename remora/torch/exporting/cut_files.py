@@ -11,8 +11,8 @@ import torch
 
 from remora.torch.exporting.reading import Value
 from remora.torch.exporting.refusals import ExportRefused
-from remora.torch.layout import fits, nbytes_of, write_each
 from remora.torch.sharded.checkpoint_io import SavedTensor
+from remora.torch.tensor_files import fits, nbytes_of, write_each
 
 #: Of new files; the umask takes its share.
 _MODE = 0o666
