@@ -17,15 +17,12 @@ from remora.cli.options import JsonOption, ServerOption, complete_job
 from remora.cli.session import connect
 from remora.errors import ConfigurationError
 from remora.export_formats import DEFAULT_SHARD_BYTES, ExportFormat, config_names
+from remora.installation import install_command
 from remora.spec.quantities import format_size, parse_size
 
 if TYPE_CHECKING:
     from remora.client.blocking import Client
     from remora.views import Checkpoint, MetricPoint
-
-_NO_TORCH = (
-    "export reads checkpoints with PyTorch, which this machine does not have: pip install 'remora[torch]'"
-)
 
 
 def export(
@@ -65,7 +62,9 @@ def export(
     if (job is None) == (source is None):
         raise typer.BadParameter("name a job, or a folder with a checkpoint by --from")
     if importlib.util.find_spec("torch") is None:
-        raise ConfigurationError(_NO_TORCH)
+        raise ConfigurationError(
+            f"export reads checkpoints with PyTorch, which is not installed here: {install_command('torch')}"
+        )
     with new_folder(out) as target, contextlib.ExitStack() as stack:
         if source is None:
             assert job is not None

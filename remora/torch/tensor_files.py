@@ -94,6 +94,8 @@ def write_each(
         for name in names:
             tensor = load(name).detach().resolve_conj().resolve_neg().to("cpu").contiguous()
             _write(descriptor, _memory(tensor))
+            # Before the next one is loaded.
+            del tensor
     finally:
         os.close(descriptor)
 

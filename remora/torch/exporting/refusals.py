@@ -1,7 +1,7 @@
 """What kind of checkpoint a folder holds, and why some cannot be exported.
 
-Whoever exports a checkpoint need not be who wrote it.  So nothing in it is followed, no file is unpickled that may hold
-code, and what is made of it has bounds.
+The person who exports a checkpoint need not be its author.  So no link in it is followed, no file is unpickled that may
+hold code, and what is made of it has bounds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from remora.torch import layout
 
 #: Bytes of a file with everything but the tensors that is still believed.
 _MAX_SKELETON = 1 << 30
-#: Numbers, texts, lists and dictionaries in it, counted as often as they are reached: no more than its bytes, as each
-#: takes some unless it is reached on several ways; and so many of a small one.
+#: Most values in it, counted as often as they are reached: as many as it has bytes, since each value takes some unless
+#: it is reached on several ways.  A small file may have the second number more.
 _MAX_VALUES, _FEW_VALUES = 10_000_000, 10_000
 #: Values within each other, and folders.
 _MAX_VALUES_DEPTH, _MAX_DEPTH = 100, 16

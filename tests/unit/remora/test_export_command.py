@@ -12,6 +12,7 @@ from torch import nn
 
 from remora.cli.exits import ExitCode
 from remora.cli.exports import best_step
+from remora.installation import install_command
 from remora.torch import Loop
 from remora.torch.tensor_files import read_tensors
 from remora.views import Checkpoint, MetricPoint
@@ -99,7 +100,7 @@ def test_without_pytorch_it_says_what_to_install(
         importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more)
     )
     assert cli("export", "--from", str(tmp_path), "--out", str(tmp_path / "out")) == ExitCode.USAGE
-    assert "pip install 'remora[torch]'" in cli.err
+    assert f"is not installed here: {install_command('torch')}" in cli.err
 
 
 def test_a_jobs_checkpoint_is_downloaded_and_nothing_else_is_left(
