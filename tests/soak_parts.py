@@ -291,6 +291,7 @@ PARTS: Mapping[str, Part] = {
         (
             "tests/golden/test_evaluated.py",
             "tests/golden/test_sharded.py",
+            "tests/golden/test_sharded_exports.py",
             "tests/golden/test_sharded_steps.py",
             "tests/golden/test_streamed.py",
         ),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -495,12 +495,14 @@ class AsyncClient(Shell):
         """Files that a job's script left in its outputs folder, by name; also while it runs."""
         return await self._run(flows.all_pages(lambda cursor: requests.list_outputs(job_id, cursor)))
 
-    async def download_outputs(self, job_id: str, target: str | Path) -> list[OutputFile]:
-        """Put them into the folder `target`, which must be empty or not there.
+    async def download_outputs(
+        self, job_id: str, target: str | Path, *, names: Collection[str] | None = None
+    ) -> list[OutputFile]:
+        """Put them, or only those of these names, into the folder `target`, which must be empty or not there.
 
         Raises NotFound while there are none, and DownloadError when this machine does not take them.
         """
-        return await self._run(flows.download_outputs(job_id, Path(target)))
+        return await self._run(flows.download_outputs(job_id, Path(target), names))
 
     async def models(self) -> list[ModelVersion]:
         """The newest version of every model, by name."""

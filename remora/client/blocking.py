@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
@@ -489,12 +489,14 @@ class Client(Shell):
         """Files that a job's script left in its outputs folder, by name; also while it runs."""
         return self._run(flows.all_pages(lambda cursor: requests.list_outputs(job_id, cursor)))
 
-    def download_outputs(self, job_id: str, target: str | Path) -> list[OutputFile]:
-        """Put them into the folder `target`, which must be empty or not there.
+    def download_outputs(
+        self, job_id: str, target: str | Path, *, names: Collection[str] | None = None
+    ) -> list[OutputFile]:
+        """Put them, or only those of these names, into the folder `target`, which must be empty or not there.
 
         Raises NotFound while there are none, and DownloadError when this machine does not take them.
         """
-        return self._run(flows.download_outputs(job_id, Path(target)))
+        return self._run(flows.download_outputs(job_id, Path(target), names))
 
     def models(self) -> list[ModelVersion]:
         """The newest version of every model, by name."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -298,9 +298,12 @@ def prune(older_than_s: float | None, keep_jobs: int | None) -> Flow[Pruned]:
     return total
 
 
-def download_outputs(job_id: str, target: Path) -> Flow[list[OutputFile]]:
-    """Put the files of a job's outputs into the folder `target`."""
+def download_outputs(
+    job_id: str, target: Path, names: Collection[str] | None = None
+) -> Flow[list[OutputFile]]:
+    """Put the files of a job's outputs, or only those of these names, into the folder `target`."""
     files: list[OutputFile] = yield from all_pages(lambda cursor: requests.list_outputs(job_id, cursor))
+    files = [one for one in files if names is None or one.name in names]
     if not files:
         raise NotFound(404, "output_not_found", f"the job {job_id} has no outputs yet")
     yield from _receive(files, target, lambda file, path: requests.get_output(job_id, file.name, path))

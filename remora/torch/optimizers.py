@@ -94,6 +94,14 @@ class Optimizers:
             return {"optimizer": self._all[0]}
         return {f"optimizer-{number}": one for number, one in enumerate(self._all)}
 
+    def names(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, list[list[str]]]:
+        """Of each by the name of its part: the names of the parameters in each of its groups, in their order."""
+        known = {id(one): name for name, one in parameters.items()}
+        return {
+            part: [[known.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
+            for part, optimizer in zip(self.parts, self._all, strict=True)
+        }
+
     def check_part(self, name: str, part: object) -> None:
         """Raise ValueError for something to be saved that is an optimizer, or holds one that is not known."""
         if isinstance(part, Optimizer) or any(id(one) not in self._known for one in _inside(part)):

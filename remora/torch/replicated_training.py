@@ -193,7 +193,7 @@ class ReplicatedTraining(ElasticLoop):
 
         Inside the loop it is called after `optimizer.step()`.
         """
-        states.write(self._capture_state(self._reached()), folder)
+        states.write(self._saved_state(self._reached()), folder)
 
     def load(self, folder: Path) -> None:
         """Go on from a folder that `save` or a checkpoint has written; raises CheckpointUnusable."""
@@ -309,6 +309,13 @@ class ReplicatedTraining(ElasticLoop):
     def _capture_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
         return self._replica.capture(progress, self._left_out, only)
 
+    def _saved_state(self, progress: Progress, only: Container[str] | None = None) -> dict[str, Any]:
+        """The same, as files have it: with what those need to know of the optimizers who open it without the script."""
+        return {
+            **self._capture_state(progress, only),
+            "optimized": self._optimizers.names(self._parameters),
+        }
+
     def _restore_state(self, state: Mapping[str, Any]) -> None:
         """Raises CheckpointUnusable."""
         self._progress, self._left_out = self._replica.restore(state)
@@ -334,5 +341,5 @@ class ReplicatedTraining(ElasticLoop):
         self._saved_step = step
         place = self._members.group.rendezvous
         writer = Writer(place.rank, place.world_size, self._members.generation)
-        state = self._capture_state(self._progress, None if place.rank == 0 else self._saving.replicated)
+        state = self._saved_state(self._progress, None if place.rank == 0 else self._saving.replicated)
         self._saving.save(step, state, writer, in_background=not (is_last or self._link.stops))

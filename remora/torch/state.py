@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,14 +109,15 @@ def write(state: Mapping[str, Any], folder: Path) -> None:
     layout.write(layout.share_of(state, writer, ()), writer, folder)
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read(folder: Path, tensors_of: Callable[[Path], Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """The state in a checkpoint's folder; raises CheckpointUnusable when there is none that can be read.
 
     The parts are in `["parts"]` by name: `read(folder)["parts"]["model"]` is the model's state dictionary.
+    `tensors_of`: what stands for the tensors of a file, by name; by default they are read.
     """
     path = folder / layout.FILE
     try:
-        state = layout.read(folder)
+        state = layout.read(folder, tensors_of)
     except FileNotFoundError as error:
         text = f"{folder} holds no {layout.FILE}: it was not written by remora.torch"
         raise CheckpointUnusable(text) from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from remora import Client
 from remora.states import JobState
+from remora.torch.tensor_files import read_tensors
 from tests.e2e.embedded import Embedded
 from tests.frameworks.transformers_environment import transformers_python
 
@@ -68,3 +71,14 @@ def test_a_job_trains_it_reports_every_step_and_keeps_the_model(
     assert evaluated == [STEPS], "evaluations are reported with their step"
     assert {file.name for file in client.outputs(job.id)} >= {"model/model.safetensors", "model/config.json"}
     assert [one.step for one in client.checkpoints(job.id)][-1] == STEPS
+    exported = service.remora(
+        "export", job.id, "--format", "huggingface", "--out", str(tmp_path / "out"), "--json"
+    )
+    assert (exported.code, json.loads(exported.out)["notes"]) == (0, []), exported.err
+    client.download_outputs(job.id, tmp_path / "saved")
+    found, saved = (
+        read_tensors(tmp_path / folder / "model.safetensors") for folder in ("out", "saved/model")
+    )
+    assert found.keys() == saved.keys(), "the checkpoint has what save_model wrote"
+    assert all(torch.equal(found[name], one) for name, one in saved.items())
+    assert (tmp_path / "out/config.json").read_bytes() == (tmp_path / "saved/model/config.json").read_bytes()

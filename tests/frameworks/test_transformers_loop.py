@@ -86,6 +86,17 @@ def test_a_lost_rank_0_a_new_worker_and_a_resume_change_nothing(scenarios: Scena
     assert logged(resumed) == logged(alone), "also what was logged before the checkpoint"
 
 
+def test_from_pretrained_loads_an_exported_checkpoint(scenarios: Scenarios) -> None:
+    """One file, and several with an index; lm_head has the weights of the embedding, which are there once."""
+    facts = scenarios.facts("exported")
+    assert facts["whole"]["files"][-2:] == ["optimizer.safetensors", "training_state.json"]
+    assert "model.safetensors" in facts["whole"]["files"]
+    assert "model.safetensors.index.json" in facts["cut"]["files"]
+    for name in ("whole", "cut"):
+        assert (facts[name]["differ"], facts[name]["is_tied"]) == ([], True)
+    assert (facts["load_file"], facts["load_model"]) == ([], [])
+
+
 @pytest.mark.soak
 def test_samplers_and_bfloat16_follow_the_step_and_not_the_worker(scenarios: Scenarios) -> None:
     facts = scenarios.facts("grouped")

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.frameworks.exported_model import exported
 from tests.frameworks.trainer_worker import TrainerJob, error_of, trainer_of, work
 from tests.golden.driver import Driver
 
@@ -227,7 +228,19 @@ def _own_checkpoint(out: Path) -> str:
 
 SCENARIOS = {
     one.__name__: one
-    for one in (same_as_trainer, streamed, scaled, lost, grouped, evaluating, best, sft, dpo, refused)
+    for one in (
+        same_as_trainer,
+        streamed,
+        scaled,
+        lost,
+        grouped,
+        evaluating,
+        best,
+        sft,
+        dpo,
+        refused,
+        exported,
+    )
 }
 
 

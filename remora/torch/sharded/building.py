@@ -11,13 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from remora.torch import layout
 from remora.torch.buffers import Buffers
 from remora.torch.optimizers import EARLY, Optimizers
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
 from remora.torch.sharded.state_shards import ShardedState
 from remora.torch.state import Stateful
+from remora.torch.tensor_files import holds
 
 #: Returns a model that is sharded over the mesh, its optimizer, and a scheduler if there is one.
 Build = Callable[[DeviceMesh], tuple[Any, ...]]
@@ -96,7 +96,7 @@ def check(model: torch.nn.Module, grid: Grid) -> None:
         is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:
             raise ValueError(f"{name} is not sharded: call fully_shard(model, mesh=mesh) at the end of build")
-        if not layout.holds(parameter.dtype):
+        if not holds(parameter.dtype):
             raise ValueError(
                 f"{name} is of the type {parameter.dtype}, which the files of a checkpoint cannot hold: use another one"
             )

@@ -9,6 +9,7 @@ beside them in the files of `remora.torch.layout`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 
-from remora.torch.layout import MappedTensors, TensorFileDamaged, Writer, assign, write_tensors
+from remora.torch.layout import Writer, assign
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.reshard_plan import slices_in_common
 from remora.torch.sharded.state_shards import ShardedState, ShardOffsets, StateLayout, TensorSpec
 from remora.torch.state import CheckpointUnusable, read, write
+from remora.torch.tensor_files import MappedTensors, TensorFileDamaged, nbytes_of, write_tensors
 
 #: Pattern of the names of files with blocks.
 FILES = "sharded-*-of-*.safetensors"
@@ -71,6 +73,19 @@ def load(folder: Path, sharded: ShardedState) -> dict[str, Any]:
     Raises CheckpointUnusable for what another script has written.
     """
     state = read(folder)
+    saved = all_saved(folder)
+    _check(sharded, {name: one.size for name, one in saved.items()})
+    for name, one in saved.items():
+        here = sharded.as_split_here(name, TensorSpec(one.size, one.dtype, ()))
+        block = torch.empty(tuple(map(len, here.box(sharded.shard))), dtype=one.dtype)
+        if one.fill(block, tuple(rows.start for rows in here.box(sharded.shard))) != block.numel():
+            raise CheckpointUnusable(f"{folder} does not hold all of {name}: files are damaged")
+        sharded.set_block(name, here, block)
+    return state
+
+
+def all_saved(folder: Path) -> dict[str, SavedTensor]:
+    """All sharded tensors in a checkpoint's folder, by name; raises CheckpointUnusable where files are missing."""
     if not (paths := sorted(folder.glob(FILES))):
         raise CheckpointUnusable(
             f"{folder} holds no sharded state: it was not written by ShardedLoop, or files are missing"
@@ -80,17 +95,9 @@ def load(folder: Path, sharded: ShardedState) -> dict[str, Any]:
             f"{folder} holds {len(paths)} files of a sharded state, and others are missing"
         )
     try:
-        saved = saved_tensors(paths)
+        return saved_tensors(paths)
     except (TensorFileDamaged, OSError) as error:
         raise CheckpointUnusable(f"{folder} cannot be read: {error}") from error
-    _check(sharded, {name: one.size for name, one in saved.items()})
-    for name, one in saved.items():
-        here = sharded.as_split_here(name, TensorSpec(one.size, one.dtype, ()))
-        block = torch.empty(tuple(map(len, here.box(sharded.shard))), dtype=one.dtype)
-        if one.fill(block, tuple(rows.start for rows in here.box(sharded.shard))) != block.numel():
-            raise CheckpointUnusable(f"{folder} does not hold all of {name}: files are damaged")
-        sharded.set_block(name, here, block)
-    return state
 
 
 def _written_by(layout: StateLayout, offsets: ShardOffsets, grid: Grid, rank: int) -> Iterator[str]:
@@ -119,6 +126,26 @@ class SavedTensor:
     #: Offsets and shapes of its blocks, and the files that they lie in.
     blocks: list[tuple[tuple[int, ...], tuple[int, ...], MappedTensors]]
     name: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return nbytes_of(self.size, self.dtype)
+
+    def whole(self) -> torch.Tensor:
+        """All of it, which must not be changed; raises TensorFileDamaged where the files do not hold all.
+
+        Where it lies in one block nothing is copied.
+        """
+        _, shape, file = self.blocks[0]
+        if shape == self.size:
+            return file.view(self.name)
+        if sum(math.prod(one) for _, one, _ in self.blocks) != math.prod(self.size):
+            raise TensorFileDamaged(f"the files do not hold all of {self.name}")
+        # Zeros: where blocks overlap, what they leave out must not be what this process had there before.
+        found = torch.zeros(self.size, dtype=self.dtype)
+        self.fill(found, (0,) * len(self.size))
+        return found
 
     def fill(self, block: torch.Tensor, offset: tuple[int, ...]) -> int:
         """Copy what is in the files of the block at this place; returns how many elements were there."""

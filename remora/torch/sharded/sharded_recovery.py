@@ -235,7 +235,8 @@ class ShardedRecovery(ElasticLoop):
         self._saved_step = step
         group = self._groups.group
         writer = Writer(group.rank, group.world_size, self._groups.generation)
-        self._saving.save(own, writer, self._present.grid, in_background=in_background)
+        built = self._present
+        self._saving.save(own, built.sharded.names(), writer, built.grid, in_background=in_background)
         ended = time.monotonic() if in_background else self._link.taken_at
         self._stall = (step, ended - began)
         if is_taken or not in_background:

@@ -6,7 +6,9 @@ No rank asks another one for anything.  So where one is lost, its file is missin
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from remora.torch.layout import Writer
 from remora.torch.saving import CheckpointThread, hand_over
@@ -21,22 +23,27 @@ class ShardedSaving:
     def __init__(self) -> None:
         self._thread = CheckpointThread()
 
-    def save(self, own: OwnCopy, writer: Writer, grid: Grid, *, in_background: bool) -> None:
-        """Write this rank's share of a snapshot and hand it over, once the one before is; raises what went wrong."""
+    def save(
+        self, own: OwnCopy, names: Mapping[str, Any], writer: Writer, grid: Grid, *, in_background: bool
+    ) -> None:
+        """Write this rank's share of a snapshot and hand it over, once the one before is; raises what went wrong.
+
+        `names`: what else the state says of the tensors, as `ShardedState.names` has it.
+        """
         self.wait()
         if in_background:
-            self._thread.start(lambda: _hand_over(own, writer, grid))
+            self._thread.start(lambda: _hand_over(own, names, writer, grid))
         else:
-            _hand_over(own, writer, grid)
+            _hand_over(own, names, writer, grid)
 
     def wait(self) -> None:
         """Wait until nothing is under way; raises what went wrong in it."""
         self._thread.wait()
 
 
-def _hand_over(own: OwnCopy, writer: Writer, grid: Grid) -> None:
+def _hand_over(own: OwnCopy, names: Mapping[str, Any], writer: Writer, grid: Grid) -> None:
     blocks = checkpoint_io.blocks_of(own.layout, own.offsets, own.memory(), grid, writer.rank)
-    state = own.whole["state"] if writer.rank == 0 else None
+    state = {**own.whole["state"], **names} if writer.rank == 0 else None
 
     def write(folder: Path) -> None:
         checkpoint_io.save(folder, blocks, writer, state)

@@ -70,6 +70,7 @@ class ShardedState:
         self._grid = grid
         #: The sharded ones, also while a forward pass has put whole ones into the model.
         self.parameters: dict[str, DTensor] = dict(model.named_parameters())
+        self._model_names = _model_names(model)
         self._layout: StateLayout = {}
 
     def tensors(self) -> Iterator[tuple[str, DTensor]]:
@@ -117,6 +118,18 @@ class ShardedState:
         ]
         buffers = {name: _copied(buffer) for name, buffer in self.model.named_buffers()}
         return {"scalars": scalars, "groups": groups, "buffers": buffers}
+
+    def names(self) -> dict[str, Any]:
+        """What a checkpoint says for those who open it without the script.
+
+        `model`: names in the model's state dictionary, each with that of the tensor, which is another one where weights
+        are tied.  `optimized`: the names of the parameters in each group of the optimizer, in their order.
+        """
+        known = {id(one): name for name, one in self.parameters.items()}
+        groups = [
+            [known.get(id(one), "") for one in group["params"]] for group in self.optimizer.param_groups
+        ]
+        return {"model": dict(self._model_names), "optimized": {"optimizer": groups}}
 
     def load_state_dict(self, whole: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; raises ValueError for that of another optimizer."""
@@ -176,6 +189,19 @@ class ShardedState:
             return self.parameters[rest], None
         owner, _, key = rest.rpartition("/")
         return self.parameters[owner], key
+
+
+def _model_names(model: torch.nn.Module) -> dict[str, str]:
+    """The names in the state dictionary of a model, in its order, each with the first name of the same tensor."""
+    first: dict[int, str] = {}
+    found = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        saved = {**module._parameters, **module._buffers}
+        for key, tensor in saved.items():
+            if tensor is not None and key not in module._non_persistent_buffers_set:
+                name = f"{path}.{key}" if path else key
+                found[name] = first.setdefault(id(tensor), name)
+    return found
 
 
 def splits_of(tensor: DTensor, grid: Grid) -> tuple[Split, ...]:

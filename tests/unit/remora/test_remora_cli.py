@@ -49,6 +49,7 @@ COMMANDS = (
         "report",
         "checkpoints",
         "download",
+        "export",
         "outputs",
         "models",
         "plan",

@@ -12,18 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.torch.layout import (
-    FILE,
-    Share,
-    TensorFileDamaged,
-    Writer,
-    assign,
-    read,
-    read_tensors,
-    share_of,
-    write,
-    write_tensors,
-)
+from remora.torch.layout import FILE, Share, Writer, assign, read, share_of, write
+from remora.torch.tensor_files import MappedTensors, TensorFileDamaged, read_tensors, write_tensors
 
 DIVIDED = ("model", "optimizer")
 
@@ -153,3 +143,13 @@ def test_a_missing_part_is_named_by_the_tensor_that_it_held(tmp_path: Path) -> N
     (tmp_path / FILE).write_bytes(b"x")
     with pytest.raises(ValueError):  # noqa: PT011 - any sentence will do
         read(tmp_path)
+
+
+def test_a_file_that_is_larger_than_the_memory_is_mapped(tmp_path: Path) -> None:
+    """Four TiB that take no place on the disk."""
+    path, count = tmp_path / "file", 1 << 40
+    header = json.dumps({"w": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 4 * count)
+    assert MappedTensors(path).view("w")[-1] == 0.0

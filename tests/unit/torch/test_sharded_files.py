@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from remora.torch.layout import MappedTensors, TensorFileDamaged, Writer
+from remora.torch.layout import Writer
 from remora.torch.sharded import checkpoint_io
 from remora.torch.sharded.grid import SHARD, TENSOR, Grid
 from remora.torch.sharded.reshard_plan import Split
 from remora.torch.sharded.state_shards import ShardOffsets, StateLayout, TensorSpec
+from remora.torch.tensor_files import MappedTensors, TensorFileDamaged
 
 GRIDS = [Grid(1, 1, 1), Grid(1, 3, 1), Grid(2, 2, 1), Grid(1, 2, 2), Grid(2, 1, 2, (SHARD, TENSOR))]
 
