@@ -24,6 +24,7 @@ from benchmarks import (
     regroupings,
     reshard_planning,
     resume_bytes,
+    resume_near,
     sharded_stall,
     stall,
     steady,
@@ -108,7 +109,7 @@ def isolation() -> dict[str, Any]:
 
 def resharding() -> dict[str, Any]:
     """How long large groups plan which blocks of a sharded model travel, and what a resume reads."""
-    return {**reshard_planning.run(), **resume_bytes.run()}
+    return {**reshard_planning.run(), **resume_bytes.run(), **resume_near.run()}
 
 
 def leftovers() -> dict[str, Any]:

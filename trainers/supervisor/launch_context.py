@@ -30,6 +30,7 @@ from trainers.node_folders import fill_once, unpack_once, work_root
 from trainers.plan import AttemptPlan
 from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
+from trainers.supervisor.kept_checkpoints import KeptCheckpoints
 from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.supervisor.tracker_variables import tracker_variables
 from trainers.worker_identity import WorkerIdentity
@@ -52,16 +53,21 @@ def fetch_resume(
     resume: Manifest | None,
     folder: Path,
     check: Callable[[], None] = lambda: None,
+    *,
+    kept: KeptCheckpoints,
+    generation: int,
 ) -> Path | None:
-    """The checkpoint to resume from, below its worker group's `folder` on this node; None: there is none.
+    """The checkpoint to resume from, for a worker group with that `folder` on this node; None: there is none.
 
-    One of the workers here fetches it for all, and `check` may raise while that goes on.
+    One of the workers here fetches it for all, from what is `kept` before the storage, and `check` may raise while that
+    goes on.
     Raises CheckpointDamaged, StorageError, OSError.
     """
     if resume is None:
         return None
     catalog = Catalog(storages.open(plan.checkpoint_url), plan.job_id)
-    return fill_once(folder, "resume", lambda target: catalog.fetch(resume, target, check), check)
+    above, name = kept.room_for(resume, generation, folder)
+    return fill_once(above, name, lambda target: catalog.fetch(resume, target, check, kept.give), check)
 
 
 def prepare_launch(
