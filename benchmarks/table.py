@@ -187,6 +187,13 @@ _FIGURES: tuple[_Figure, ...] = (
         lambda d: max(one["node_times"] for one in d["resume_near"].values()) == 0,
     ),
     (
+        "how often a sharded state leaves the storage for 4 ranks on two nodes (peer: torch.distributed.checkpoint)",
+        _at("resume_shards", "4", "remora_times"),
+        _at("resume_shards", "4", "dcp_times"),
+        "once",
+        lambda d: d["resume_shards"]["4"]["remora_times"] <= 1.02,
+    ),
+    (
         "threads of a worker after 30 regroupings (peer: before them)",
         _at("regroupings", "threads", "after"),
         _at("regroupings", "threads", "before"),

@@ -19,6 +19,7 @@ from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.checkpoints.parts import files_of_node
 from trainers.containers.container import Container
 from trainers.environments.public_package import public_folder
 from trainers.environments.worker_python import WorkerPython
@@ -55,19 +56,21 @@ def fetch_resume(
     check: Callable[[], None] = lambda: None,
     *,
     kept: KeptCheckpoints,
-    generation: int,
+    identity: WorkerIdentity,
 ) -> Path | None:
     """The checkpoint to resume from, for a worker group with that `folder` on this node; None: there is none.
 
-    One of the workers here fetches it for all, from what is `kept` before the storage, and `check` may raise while that
-    goes on.
+    Of a sharded model it holds the files that are this node's part.  One of the workers here fetches it for all, from
+    what is `kept` before the storage, and `check` may raise while that goes on.
     Raises CheckpointDamaged, StorageError, OSError.
     """
     if resume is None:
         return None
     catalog = Catalog(storages.open(plan.checkpoint_url), plan.job_id)
-    above, name = kept.room_for(resume, generation, folder)
-    return fill_once(above, name, lambda target: catalog.fetch(resume, target, check, kept.give), check)
+    needed = files_of_node(resume, identity.node_rank, identity.num_nodes)
+    part = dataclasses.replace(resume, files=tuple(file for file in resume.files if file.name in needed))
+    above, name = kept.room_for(part, identity.generation, folder)
+    return fill_once(above, name, lambda target: catalog.fetch(part, target, check, kept.give), check)
 
 
 def prepare_launch(

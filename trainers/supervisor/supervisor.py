@@ -214,7 +214,7 @@ class Supervisor:
                     folder,
                     self._check_wanted,
                     kept=kept,
-                    generation=identity.generation,
+                    identity=identity,
                 )
                 if kept.given_bytes:
                     self._say(f"{format_size(kept.given_bytes)} of the checkpoint were still on this node")

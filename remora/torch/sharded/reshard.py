@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -31,29 +31,42 @@ def reshard(
     }
     for name, spec in layout.items():
         here = sharded.as_split_here(name, spec)
-        plan = plans.of(spec, here)
-        blocks = []
-        for one in plan.outgoing:
+
+        def held(shard: int, name: str = name) -> torch.Tensor:
             assert snapshot is not None
-            blocks.append(
-                offsets[one.shard].view(snapshot.shards[one.shard], name)[one.source_slices].reshape(-1)
-            )
-        sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=spec.dtype)
-        received = torch.empty(sum(one.count for one in plan.incoming), dtype=spec.dtype)
-        if host_group.world_size == 1:
-            received.copy_(sent)
-        counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size
-        for one in plan.incoming:
-            counts_in[one.source] += one.count
-        for one in plan.outgoing:
-            counts_out[one.target] += one.count
-        host_group.wait(host_group.exchange(received, sent, counts_in, counts_out))
-        own = torch.empty(tuple(map(len, here.box(grid.state_shard_of(host_group.rank)))), dtype=spec.dtype)
-        for one, block in zip(
-            plan.incoming, received.split([one.count for one in plan.incoming]), strict=True
-        ):
-            own[one.target_slices] = block.view(one.shape)
-        sharded.set_block(name, here, own)
+            return offsets[shard].view(snapshot.shards[shard], name)
+
+        shape = tuple(map(len, here.box(grid.state_shard_of(host_group.rank))))
+        sharded.set_block(name, here, exchange(host_group, plans.of(spec, here), held, shape, spec.dtype))
+
+
+def exchange(
+    host_group: Group,
+    plan: RankPlan,
+    held: Callable[[int], torch.Tensor],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """This rank's block of one tensor, of that shape; `held` is a block that it sends of, by its number in the plan.
+
+    All ranks call it.  Raises PeerLost.
+    """
+    blocks = [held(one.shard)[one.source_slices].reshape(-1) for one in plan.outgoing]
+    sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=dtype)
+    received = torch.empty(sum(one.count for one in plan.incoming), dtype=dtype)
+    if host_group.world_size == 1:
+        received.copy_(sent)
+    counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size
+    for one in plan.incoming:
+        counts_in[one.source] += one.count
+    for one in plan.outgoing:
+        counts_out[one.target] += one.count
+    host_group.wait(host_group.exchange(received, sent, counts_in, counts_out))
+    own = torch.empty(shape, dtype=dtype)
+    pieces = received.split([one.count for one in plan.incoming])
+    for one, piece in zip(plan.incoming, pieces, strict=True):
+        own[one.target_slices] = piece.view(one.shape)
+    return own
 
 
 class Plans:
