@@ -29,11 +29,13 @@ def test_a_worker_group_that_follows_on_its_nodes_reads_there(size_bytes: int | 
         checkpoint_interval_s=1.0, min_workers=1,
     )  # fmt: skip
     run.until(lambda: len(run.checkpoints) >= 2, "it has saved")
-    lab.provider.kill(run.node_of(1))
+    victim = run.node_of(1)
+    lab.provider.kill(victim)
     run.until(lambda: run.world_sizes == [2, 1], "the other node goes on")
     saved = run.checkpoints[-1]
     run.until(lambda: run.step > saved + 10, "it trains on")
     assert run.text("remora").count("of the checkpoint were still on this node") >= 1
+    lab.provider.delete(victim)
     lab.stop(run, EndReason.CANCELLED)
     assert run.end()["end_reason"] == "cancelled"
     until(lambda: lab.work_folders() == [], "nothing is left on the nodes", 20.0)
