@@ -24,6 +24,8 @@ from benchmarks import (
     regroupings,
     reshard_planning,
     resume_bytes,
+    resume_near,
+    resume_shards,
     sharded_stall,
     stall,
     steady,
@@ -108,7 +110,7 @@ def isolation() -> dict[str, Any]:
 
 def resharding() -> dict[str, Any]:
     """How long large groups plan which blocks of a sharded model travel, and what a resume reads."""
-    return {**reshard_planning.run(), **resume_bytes.run()}
+    return {**reshard_planning.run(), **resume_bytes.run(), **resume_near.run(), **resume_shards.run()}
 
 
 def leftovers() -> dict[str, Any]:

@@ -187,6 +187,20 @@ _FIGURES: tuple[_Figure, ...] = (
         lambda d: d["resume_bytes"]["8"]["remora_times"] <= 1.01,
     ),
     (
+        "seconds until an FSDP2 script has its state again from its node (peer: from the storage)",
+        _at("resume_near", "fsdp2", "node_s"),
+        _at("resume_near", "fsdp2", "storage_s"),
+        "nothing read from the storage",
+        lambda d: max(one["node_times"] for one in d["resume_near"].values()) == 0,
+    ),
+    (
+        "how often a sharded state leaves the storage for 4 ranks on two nodes (peer: torch.distributed.checkpoint)",
+        _at("resume_shards", "4", "remora_times"),
+        _at("resume_shards", "4", "dcp_times"),
+        "once",
+        lambda d: d["resume_shards"]["4"]["remora_times"] <= 1.02,
+    ),
+    (
         "threads of a worker after 30 regroupings (peer: before them)",
         _at("regroupings", "threads", "after"),
         _at("regroupings", "threads", "before"),

@@ -79,7 +79,8 @@ def world() -> World:
 def resume_from() -> Path | None:
     """Folder with the files of the newest complete checkpoint of this job (of all ranks together), or None.
 
-    Treat it as read-only.  Its step is in the environment variable `REMORA_RESUME_STEP`.
+    Where a worker group has several nodes it holds a share of the files that `remora.torch.sharded` has written, which
+    reads them together.  Treat it as read-only.  Its step is in the environment variable `REMORA_RESUME_STEP`.
     """
     folder = os.environ.get("REMORA_RESUME_DIR")
     return Path(folder) if folder else None

@@ -290,12 +290,19 @@ PARTS: Mapping[str, Part] = {
     "sharded-steps": Part(
         (
             "tests/golden/test_evaluated.py",
+            "tests/golden/test_resume_on_nodes.py",
             "tests/golden/test_sharded.py",
             "tests/golden/test_sharded_exports.py",
             "tests/golden/test_sharded_steps.py",
             "tests/golden/test_streamed.py",
         ),
-        ("remora/script", "remora/torch", "tests/golden/sharded_worker.py", "examples/steps"),
+        (
+            "remora/script",
+            "remora/torch",
+            "tests/golden/sharded_worker.py",
+            "trainers/checkpoints/parts.py",
+            "examples/steps",
+        ),
     ),
     "deepspeed-layouts": Part(
         ("tests/golden/test_deepspeed_layouts.py", "tests/golden/test_deepspeed_resize.py"),
@@ -363,6 +370,7 @@ PARTS: Mapping[str, Part] = {
             "tests/e2e/test_job_inputs.py",
             f"{TRAINERS}/test_attempts.py",
             f"{TRAINERS}/test_builds_ahead.py",
+            f"{TRAINERS}/test_checkpoints_kept_on_nodes.py",
             f"{TRAINERS}/test_hand_over.py",
             f"{TRAINERS}/test_horovod.py",
             f"{TRAINERS}/test_mpi.py",

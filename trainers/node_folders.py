@@ -11,6 +11,7 @@ import os
 import random
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,10 @@ from trainers.storage import Storage
 
 #: Seconds until a lock that another one holds is tried again.
 _LOOK_S = 0.1
+#: Part of the names of folders that outlive their users for a while, and the file in them that says since when.
+KEPT_NAME, _MARK = "-kept-", "kept"
+#: Seconds that such a folder stays after its mark was written; who no longer needs it removes it earlier.
+KEPT_S = 3600.0
 #: Removes what belongs to a folder and lies elsewhere; False when some of it is still used.  Raises OSError.
 Clear = Callable[[Path], bool]
 
@@ -142,6 +147,8 @@ def _remove_unused(folder: Path, lock: IO[str], clear: Clear | None) -> bool:
         return False
     if not _is_same(folder.with_name(f"{folder.name}.lock"), lock):
         return False
+    if _is_kept(folder):
+        return False
     try:
         if clear is not None and not clear(folder):
             return False
@@ -151,6 +158,32 @@ def _remove_unused(folder: Path, lock: IO[str], clear: Clear | None) -> bool:
         return False
     folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
     return True
+
+
+def mark_kept(folder: Path) -> None:
+    """Keep a folder with `KEPT_NAME` in its name without users, for `KEPT_S` from now.  Raises OSError.
+
+    It goes earlier when the machine starts again, or when this node's work root is gone.
+    """
+    draft = folder / f"{_MARK}.{uuid.uuid4().hex}.tmp"
+    # The machine's clock, which cannot be set (decision 0077).
+    draft.write_text(f"{time.monotonic()}\n{work_root()}\n")
+    draft.replace(folder / _MARK)
+
+
+def unmark_kept(folder: Path) -> None:
+    """Let a folder go with its last user.  Raises OSError."""
+    (folder / _MARK).unlink(missing_ok=True)
+
+
+def _is_kept(folder: Path) -> bool:
+    if KEPT_NAME not in folder.name:
+        return False
+    try:
+        since, root = (folder / _MARK).read_text().splitlines()
+        return 0.0 <= time.monotonic() - float(since) < KEPT_S and Path(root).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def fill_once(folder: Path, name: str, fill: Callable[[Path], object], check: Callable[[], None]) -> Path:

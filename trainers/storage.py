@@ -246,8 +246,8 @@ class Storage:
                 self._fs.put_file(str(opened), path)
                 return
             with _beside(path) as temporary:
-                if share and _is_linked(source.fileno(), temporary):
-                    _take_over(source.fileno())
+                if share and is_linked(source.fileno(), temporary):
+                    take_over(source.fileno())
                 else:
                     shutil.copyfile(opened, temporary)
                 _sync_file(temporary)
@@ -266,7 +266,7 @@ class Storage:
             if self.local_root is not None:
                 with _opened(self.path(name), name) as file:
                     target.unlink(missing_ok=True)
-                    if _is_linked(file.fileno(), target):
+                    if is_linked(file.fileno(), target):
                         return
             self._fs.get_file(self.path(name), str(target))
 
@@ -386,7 +386,7 @@ def _beside(path: str) -> Iterator[Path]:
         raise
 
 
-def _is_linked(descriptor: int, path: Path) -> bool:
+def is_linked(descriptor: int, path: Path) -> bool:
     """Whether `path` is now one more name of an open file; not on another disk, nor where disks know no such names."""
     try:
         # Python follows this link only when it is given some descriptor, for which an absolute path has no use.
@@ -396,7 +396,7 @@ def _is_linked(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _take_over(descriptor: int) -> None:
+def take_over(descriptor: int) -> None:
     """Make an open file one of this user, whatever user of a job has written it."""
     if os.fstat(descriptor).st_uid != os.geteuid():
         os.fchown(descriptor, os.geteuid(), os.getegid())

@@ -313,7 +313,7 @@ class ReplicatedTraining(ElasticLoop):
         """The same, as files have it: with what those need to know of the optimizers who open it without the script."""
         return {
             **self._capture_state(progress, only),
-            "optimized": self._optimizers.names(self._parameters),
+            "optimized": self._optimizers.names(self._replica.parameters),
         }
 
     def _restore_state(self, state: Mapping[str, Any]) -> None:

@@ -30,6 +30,9 @@ _AT_ONCE = 8
 MAX_MANIFEST_BYTES = 32 * 2**20
 #: The parsed name of a folder that is no checkpoint.
 _NO_FOLDER = (0, 0, 0, 0)
+#: Has a file of the checkpoint in a folder of this name at a path of the local disk, without the storage; False: it has
+#: not.  Whether the content is the right one is not its affair.
+Near = Callable[[str, ShardFile, Path], bool]
 #: Number of an attempt, as a name.
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -108,10 +111,19 @@ class Catalog:
         return self._fence() > attempt
 
     def put(
-        self, source: ConfinedFolder, step: int, attempt: int, generation: int, rank: int, take: int = 1
+        self,
+        source: ConfinedFolder,
+        step: int,
+        attempt: int,
+        generation: int,
+        rank: int,
+        take: int = 1,
+        *,
+        consume: bool = True,
     ) -> tuple[ShardFile, ...]:
-        """Move every file of `source` into the checkpoint's folder; returns them with sizes and digests.
+        """Put every file of `source` into the checkpoint's folder; returns them with sizes and digests.
 
+        Unless `consume` is False each is removed from `source` as soon as it is stored.
         Raises StorageError, also when that checkpoint is committed already, and OSError.
         """
         target = f"{self._folder}/{folder_name(step, attempt, generation, take)}"
@@ -125,7 +137,8 @@ class Catalog:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
                 size_bytes = os.fstat(opened.fileno()).st_size
                 self._storage.write_open(f"{target}/{name}", opened, share=True)
-            source.remove(name)
+            if consume:
+                source.remove(name)
             files.append(ShardFile(name=name, size_bytes=size_bytes, sha256=digest, rank=rank))
         return tuple(files)
 
@@ -210,25 +223,35 @@ class Catalog:
     def _is_incomplete(self, manifest: Manifest) -> bool:
         return self._why_incomplete(manifest) is not None
 
-    def fetch(self, manifest: Manifest, target: Path, check: Callable[[], None] = lambda: None) -> Path:
+    def fetch(
+        self,
+        manifest: Manifest,
+        target: Path,
+        check: Callable[[], None] = lambda: None,
+        near: Near = lambda _folder, _file, _target: False,
+    ) -> Path:
         """`target`, a folder of the local disk, with the checkpoint's files: a script does not reach the storage.
 
         Several files are fetched at a time, and the content of each is compared with its digest; `check` is called
-        before each of them, and may raise.  Raises CheckpointDamaged for a file that is missing or is another one.
+        before each of them, and may raise.  The storage is read where `near` has no file with that content.
+        Raises CheckpointDamaged for a file that is missing or is another one.
         """
 
         def fetch_one(file: ShardFile) -> None:
             check()
             here = target / file.name
+            if near(manifest.folder, file, here):
+                if _digest_of(here) == file.sha256:
+                    return
+                here.unlink()
             try:
                 self._storage.link_file(f"{self._folder}/{manifest.folder}/{file.name}", here)
             except FileNotFoundError:
                 raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is missing") from None
             except NotReadable as error:
                 raise CheckpointDamaged(manifest.folder, file.name, str(error)) from None
-            with here.open("rb") as opened:
-                if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
-                    raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is corrupted")
+            if _digest_of(here) != file.sha256:
+                raise CheckpointDamaged(manifest.folder, file.name, f"{file.name} is corrupted")
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             under_way = [pool.submit(fetch_one, file) for file in manifest.files]
@@ -392,3 +415,8 @@ class Catalog:
             return f"{file.name} is corrupted"
         self._right[name] = state
         return None
+
+
+def _digest_of(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -108,6 +108,8 @@ class Driver:
         self._stacks_requested = 0.0
         #: The number of the newest request for a profile.
         self._profile_requested = 0
+        #: Nodes, by Ray's ids, whose workers have stored a checkpoint, which stays there for the next worker group.
+        self._keepers: set[str] = set()
         #: The values of the attempt's secrets, as its workers get them.
         self._secrets: tuple[bytes, ...] = ()
 
@@ -309,6 +311,8 @@ class Driver:
             self._in_place.note_failure(slot, message)
         if kind == "started":
             self._in_place.note_start(slot, message)
+        if kind == "shard" and (member := group_members.by_slot.get(slot)) is not None:
+            self._keepers.add(member.ray_node_id)
         is_member = attempt.group is not None and slot in group_members.present
         if kind == "elastic" and self._backend.needs_ports:
             # Its workers are wired together when they start; a change takes a new worker group.
@@ -495,7 +499,7 @@ class Driver:
         # Before this one's own: what killed drivers left on the head.
         sweep_folders()
         with shared_folder(f"driver-{plan.attempt_id}-{os.getpid()}") as folder:
-            return ray_train.run_to_end(
+            error = ray_train.run_to_end(
                 worker_process.supervise,
                 self,
                 name=plan.attempt_id,
@@ -505,6 +509,10 @@ class Driver:
                 workers_per_node=plan.workers_per_node,
                 storage_path=str(folder),
             )
+        if error is not None:
+            # Workers that have ended well did so themselves.
+            ray_train.give_back_checkpoints(plan.attempt_id, self._call(lambda: set(self._keepers)))
+        return error
 
     def _open_checkpoints(self, catalog: Catalog) -> None:
         """Forbid commits of earlier attempts and report what they left; a failing storage is retried for a while."""

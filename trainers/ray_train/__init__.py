@@ -5,6 +5,7 @@ why, with measurements: `docs/decisions/0001-ray-trains-controller-runs-inside-t
 """
 
 from trainers.ray_train.coordinator import keep as keep_coordinator
+from trainers.ray_train.leftovers import give_back_checkpoints
 from trainers.ray_train.liveness import (
     answering_nodes,
     draining_nodes,
@@ -32,6 +33,7 @@ __all__ = [
     "find_dead",
     "forget_reservations",
     "free_resources",
+    "give_back_checkpoints",
     "is_lost",
     "is_pending",
     "keep_coordinator",

@@ -7,6 +7,9 @@ links, and nothing is ever deleted but what was moved into a folder of the super
 from __future__ import annotations
 
 import contextlib
+import errno
+import shutil
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +20,8 @@ from trainers.supervisor.snapshot_memory import SnapshotSpace
 
 #: Folders of one worker on their way to the storage at the same time; a script that hands over more has to wait.
 MAX_UNDER_WAY = 64
+#: Bytes that are copied at once.
+_CHUNK = 1 << 20
 #: The greatest step that the store can hold.
 _MAX_STEP = 2**53
 #: Steps whose checkpoints are counted.
@@ -81,8 +86,31 @@ class TakenFolder:
     """A folder that now belongs to the supervisor."""
 
     folder: ConfinedFolder
+    #: "scratch" or "memory": where the script has written it.
+    root: str
     _staging: ConfinedFolder
     _name: str
+
+    def move(self, target: ConfinedFolder, name: str) -> None:
+        """Move it into another folder of the node, copied where that is another file system.  Raises OSError."""
+        try:
+            self._staging.move(self._name, target, name).close()
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            self._copy(target, name)
+
+    def _copy(self, target: ConfinedFolder, name: str) -> None:
+        draft = f"{name}.{uuid.uuid4().hex}.tmp"
+        try:
+            target.make_folder(draft)
+            for file, _ in self.folder.files():
+                new = f"{draft}/{file}"
+                with self.folder.open_file(file) as source, target.open_to_write(new, is_new=True) as copy:
+                    shutil.copyfileobj(source, copy, _CHUNK)
+            target.move(draft, target, name).close()
+        finally:
+            target.remove(draft)
 
     def discard(self) -> None:
         """Remove it."""
@@ -113,7 +141,8 @@ class CheckpointIntake:
         source, staging = self._folders[root]
         self._count += 1
         try:
-            return TakenFolder(source.move(name, staging, str(self._count)), staging, str(self._count))
+            number = str(self._count)
+            return TakenFolder(source.move(name, staging, number), root, staging, number)
         except FileNotFoundError:
             raise OutsideFolder(
                 f"there is no folder {name[:200]!a} in the {root} folder of this worker"

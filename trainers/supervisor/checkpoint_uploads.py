@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from trainers.checkpoints.catalog import Catalog
-from trainers.confined_folders import ConfinedFolder
 from trainers.job_storage import JobStorages
 from trainers.plan import AttemptPlan
 from trainers.storage import StorageError
@@ -21,6 +20,7 @@ from trainers.supervisor.checkpoint_intake import (
     TakeCounter,
     TakenFolder,
 )
+from trainers.supervisor.kept_checkpoints import KeptCheckpoints
 from trainers.supervisor.redacted_messages import Messages
 from trainers.supervisor.shard_transfer import CheckpointShard, send, size_of
 from trainers.supervisor.snapshot_memory import SnapshotSpace
@@ -50,11 +50,15 @@ class CheckpointUploads:
         self._uploads: list[threading.Thread] = []
         self._take_counter = TakeCounter()
         self._intake: CheckpointIntake | None = None
+        self._kept: KeptCheckpoints | None = None
         #: When this job's first machine is preempted, by the monotonic clock; None: none is.
         self.deadline_at: float | None = None
 
-    def open(self, scratch: Path, staging: Path, snapshots: SnapshotSpace | None) -> None:
-        """Take what the script writes in `scratch` or in memory, by way of `staging`.  Raises OSError."""
+    def open(
+        self, scratch: Path, staging: Path, snapshots: SnapshotSpace | None, kept: KeptCheckpoints | None
+    ) -> None:
+        """Take what the script writes in `scratch` or in memory, by way of `staging`, and keep it.  Raises OSError."""
+        self._kept = kept
         self._intake = CheckpointIntake(scratch, staging, snapshots)
 
     def close(self) -> None:
@@ -115,18 +119,29 @@ class CheckpointUploads:
                 token=offer.token,
             )
             if in_time or not send(self._driver, shard, taken.folder):
-                self._store(taken.folder, shard)
+                self._store(taken, shard)
         except OSError as error:
             self._report_unstored(offer.step, error)
         finally:
             taken.discard()
 
-    def _store(self, folder: ConfinedFolder, shard: CheckpointShard) -> None:
+    def _store(self, taken: TakenFolder, shard: CheckpointShard) -> None:
+        kept = self._kept
+        if kept is not None and not kept.may_keep(taken.root, shard.size_bytes):
+            kept = None
         with self._lock:
             write = self._speed.begin(shard.size_bytes, time.monotonic())
         try:
             catalog = Catalog(self._storages.open(self._plan.checkpoint_url), self._plan.job_id)
-            files = catalog.put(folder, shard.step, shard.attempt, shard.generation, shard.rank, shard.take)
+            files = catalog.put(
+                taken.folder,
+                shard.step,
+                shard.attempt,
+                shard.generation,
+                shard.rank,
+                shard.take,
+                consume=kept is None,
+            )
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
@@ -134,6 +149,8 @@ class CheckpointUploads:
             return
         with self._lock:
             self._speed.end(write, time.monotonic())
+        if kept is not None:
+            kept.keep(taken, shard)
         message = {"type": "shard", "step": shard.step, "files": files, "asked": shard.asked}
         of = {"generation": shard.generation, "take": shard.take, "token": shard.token}
         self._outbox.put({**message, **of})

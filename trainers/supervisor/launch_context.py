@@ -19,6 +19,7 @@ from trainers.backends import backend_of
 from trainers.backends.backend import LaunchContext
 from trainers.checkpoints.catalog import Catalog
 from trainers.checkpoints.manifest import Manifest
+from trainers.checkpoints.parts import files_of_node
 from trainers.containers.container import Container
 from trainers.environments.worker_python import WorkerPython
 from trainers.isolation.confined import ConfinedJob, redirected
@@ -30,6 +31,7 @@ from trainers.plan import AttemptPlan
 from trainers.public_package import public_folder
 from trainers.supervisor.child_environment import child_environment, variables_in_container
 from trainers.supervisor.device import device_variables, devices_of_node
+from trainers.supervisor.kept_checkpoints import KeptCheckpoints
 from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.supervisor.tracker_variables import tracker_variables
 from trainers.worker_identity import WorkerIdentity
@@ -52,16 +54,23 @@ def fetch_resume(
     resume: Manifest | None,
     folder: Path,
     check: Callable[[], None] = lambda: None,
+    *,
+    kept: KeptCheckpoints,
+    identity: WorkerIdentity,
 ) -> Path | None:
-    """The checkpoint to resume from, below its worker group's `folder` on this node; None: there is none.
+    """The checkpoint to resume from, for a worker group with that `folder` on this node; None: there is none.
 
-    One of the workers here fetches it for all, and `check` may raise while that goes on.
+    Of a sharded model it holds the files that are this node's part.  One of the workers here fetches it for all, from
+    what is `kept` before the storage, and `check` may raise while that goes on.
     Raises CheckpointDamaged, StorageError, OSError.
     """
     if resume is None:
         return None
     catalog = Catalog(storages.open(plan.checkpoint_url), plan.job_id)
-    return fill_once(folder, "resume", lambda target: catalog.fetch(resume, target, check), check)
+    needed = files_of_node(resume, identity.node_rank, identity.num_nodes)
+    part = dataclasses.replace(resume, files=tuple(file for file in resume.files if file.name in needed))
+    above, name = kept.room_for(part, identity.generation, folder)
+    return fill_once(above, name, lambda target: catalog.fetch(part, target, check, kept.give), check)
 
 
 def prepare_launch(

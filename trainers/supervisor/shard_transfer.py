@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from trainers.checkpoints.manifest import folder_name
 from trainers.confined_folders import ConfinedFolder
 
 #: Bytes that are sent at once, and how many such pieces are under way.
@@ -29,6 +30,11 @@ class CheckpointShard:
     take: int = 1
     #: By which agreement it was asked for; None: the script has not said.
     token: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """Name of the checkpoint's folder."""
+        return folder_name(self.step, self.attempt, self.generation, self.take)
 
     @property
     def key(self) -> str:

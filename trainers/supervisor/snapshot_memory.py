@@ -76,7 +76,7 @@ def snapshot_space(name: str, workers: int) -> Iterator[SnapshotSpace | None]:
         return
     sweep_memory()
     try:
-        with shared_folder(name, root, _clear) as folder:
+        with shared_folder(name, root, clear_memory) as folder:
             space = SnapshotSpace(
                 folder / _SCRIPT,
                 folder / _TAKEN,
@@ -109,7 +109,7 @@ def confined_space(
     sweep_memory()
     most = most_bytes(root)
     make = job_memory_folder if job.has_namespaces else job_memory
-    with make(job.name, root, most + (most_shared or most), _clear) as memory:
+    with make(job.name, root, most + (most_shared or most), clear_memory) as memory:
         own = memory.shared / "remora" / name
         for path, mode in ((own.parent, 0o755), (own, 0o1777), (own / _SCRIPT, 0o700), (own / _TAKEN, 0o755)):
             path.mkdir(exist_ok=True)
@@ -139,10 +139,10 @@ def sweep_memory() -> None:
     """Remove what killed supervisors left in the memory of this machine, with what their commands made there."""
     root = memory_root()
     if root is not None:
-        sweep_folders(root, _clear)
+        sweep_folders(root, clear_memory)
 
 
-def _clear(folder: Path) -> bool:
+def clear_memory(folder: Path) -> bool:
     """Remove what the command of a worker's folder made by itself; False while some of that may be used.
 
     Other workers of its attempt on this machine may need a file there without having it open.  Raises OSError.

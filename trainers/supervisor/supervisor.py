@@ -44,6 +44,7 @@ from trainers.supervisor.command_confinement import (
     memory_watch,
 )
 from trainers.supervisor.disk_watch import DiskWatch
+from trainers.supervisor.kept_checkpoints import KeptCheckpoints, kept_checkpoints
 from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
@@ -147,6 +148,8 @@ class Supervisor:
         self._collector: OutputsCollector | None = None
         #: Memory for checkpoints on their way to the storage; None where this node has none.
         self._snapshots: SnapshotSpace | None = None
+        #: Checkpoints that stay on the node for the next worker group.
+        self._kept: KeptCheckpoints | None = None
         #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
         self._disk: DiskWatch | None = None
@@ -203,7 +206,20 @@ class Supervisor:
             try:
                 self._secrets_folder = in_use.enter_context(secret_files(own, self._secrets))
                 code = fetch_code(self._plan, self._storages, folder)
-                resume = fetch_resume(self._plan, self._storages, self._resume, folder, self._check_wanted)
+                kept = self._kept = in_use.enter_context(
+                    kept_checkpoints(identity.attempt_id, self._plan.max_disk_bytes)
+                )
+                resume = fetch_resume(
+                    self._plan,
+                    self._storages,
+                    self._resume,
+                    folder,
+                    self._check_wanted,
+                    kept=kept,
+                    identity=identity,
+                )
+                if kept.given_bytes:
+                    self._say(f"{format_size(kept.given_bytes)} of the checkpoint were still on this node")
                 prepared = self._preparation = self._prepare(in_use, code, folder, temporary, resume)
                 if prepared.container is None:
                     self._open_python(folder, prepared.built)
@@ -461,7 +477,7 @@ class Supervisor:
         plan, identity = self._plan, self._identity
         staging = folder / f"staging-{identity.rank}"
         staging.mkdir()
-        self._checkpoints.open(launch.scratch, staging, self._snapshots)
+        self._checkpoints.open(launch.scratch, staging, self._snapshots, self._kept)
         self._profiles.open(launch.scratch)
         link_outputs(launch.code, folder, identity, plan.output_paths, is_joining=self._is_joining)
         if plan.output_files:
@@ -637,6 +653,9 @@ class Supervisor:
             # At once: the others may go on without this rank while its files are still being stored.
             self._outbox.put({"type": "killed"})
         self._checkpoints.join()
+        if self._kept is not None and status.get("exit_code") == 0:
+            # No worker group follows.
+            self._kept.give_back()
         self._profiles.join()
         if self._collector is not None:
             code = status.get("exit_code")

@@ -74,7 +74,7 @@ def load(folder: Path, sharded: ShardedState) -> dict[str, Any]:
     """
     state = read(folder)
     saved = all_saved(folder)
-    _check(sharded, {name: one.size for name, one in saved.items()})
+    check(sharded, {name: one.size for name, one in saved.items()})
     for name, one in saved.items():
         here = sharded.as_split_here(name, TensorSpec(one.size, one.dtype, ()))
         block = torch.empty(tuple(map(len, here.box(sharded.shard))), dtype=one.dtype)
@@ -184,7 +184,7 @@ def _lies_in(offset: tuple[int, ...], shape: tuple[int, ...], size: tuple[int, .
     )
 
 
-def _check(sharded: ShardedState, saved: Mapping[str, tuple[int, ...]]) -> None:
+def check(sharded: ShardedState, saved: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointUnusable where the tensors of these sizes are not those of the script's model."""
     parameters = sharded.parameters
     for name, size in saved.items():

@@ -43,25 +43,40 @@ def reshard(
     for name, spec in layout.items():
         here = sharded.as_split_here(name, spec)
         plan, most = plans.of(spec, here)
-        count = -(-most * spec.dtype.itemsize // limit) or 1
         own = sharded.block_to_fill(name, here, grid.state_shard_of(host_group.rank))
-        for index in range(count):
-            _move(host_group, plan.part(index, count), spec, own, functools.partial(held, name))
+        exchange(host_group, plan, most, functools.partial(held, name), own, limit)
         sharded.set_block(name, here, own)
+
+
+def exchange(
+    host_group: Group,
+    plan: RankPlan,
+    most: int,
+    held: Callable[[int], torch.Tensor],
+    own: torch.Tensor,
+    limit: int = MESSAGE_BYTES,
+) -> None:
+    """Fill this rank's block of one tensor; `held` is a block that it sends of, by its number in the plan.
+
+    `most`: elements that any rank sends or receives (`most_elements`); they travel in parts of at most `limit` bytes.
+    All ranks call it.  Raises PeerLost.
+    """
+    count = -(-most * own.element_size() // limit) or 1
+    for index in range(count):
+        _move(host_group, plan.part(index, count), own, held)
 
 
 def _move(
     host_group: Group,
     plan: RankPlan,
-    spec: TensorSpec,
     own: torch.Tensor,
     held: Callable[[int], torch.Tensor],
 ) -> None:
     """Exchange the blocks of a plan; `held` is this rank's block of a tensor in a shard.  Raises PeerLost."""
     blocks = [held(one.shard)[one.source_slices].reshape(-1) for one in plan.outgoing]
-    sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=spec.dtype)
+    sent = torch.cat(blocks) if blocks else torch.empty(0, dtype=own.dtype)
     del blocks
-    received = torch.empty(sum(one.count for one in plan.incoming), dtype=spec.dtype)
+    received = torch.empty(sum(one.count for one in plan.incoming), dtype=own.dtype)
     if host_group.world_size == 1:
         received.copy_(sent)
     counts_in, counts_out = [0] * host_group.world_size, [0] * host_group.world_size

@@ -21,7 +21,7 @@ from remora.torch.layout import Writer
 from remora.torch.loop_settings import Settings, fingerprint
 from remora.torch.optimizers import EARLY
 from remora.torch.order import shards_of
-from remora.torch.sharded import checkpoint_io
+from remora.torch.sharded import checkpoint_parts
 from remora.torch.sharded.building import Build, BuiltModel, construct
 from remora.torch.sharded.grid import Parallel
 from remora.torch.sharded.mesh import MeshProcessGroup, open_mesh
@@ -164,10 +164,16 @@ class ShardedRecovery(ElasticLoop):
 
     def _start(self) -> None:
         """Begin with the newest checkpoint, or from the start."""
-        folder = training.resume_from()
-        assert self._state is not None
-        if folder is not None:
-            self._restore_state(checkpoint_io.load(folder, self._present.sharded))
+        folder, built = training.resume_from(), self._present
+        if folder is None:
+            return
+        try:
+            state = checkpoint_parts.load(folder, built.sharded, built.grid, self._groups.host_group)
+        except StateLost:
+            # Only a worker group for which the files are fetched once more can go on.
+            self._is_new = False
+            raise
+        self._restore_state(state)
 
     def _fetch(self, source: SnapshotSource) -> None:
         """Take over a snapshot from the ranks that hold it."""

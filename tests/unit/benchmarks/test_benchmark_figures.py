@@ -28,6 +28,8 @@ GOOD: dict[str, Any] = {
     "submit_to_first_step": {"remora_s": 1.9, "stock_s": 8.0},
     "reshard_planning": {"1024": {"remora_s": 0.05, "dcp_s": 2.0}},
     "resume_bytes": {"8": {"remora_times": 1.0, "dcp_times": 8.06}},
+    "resume_near": {"fsdp2": {"node_s": 0.1, "node_times": 0.0, "storage_s": 0.3, "storage_times": 1.0}},
+    "resume_shards": {"4": {"remora_times": 1.0, "dcp_times": 1.0}},
     "regroupings": {"threads": {"before": 20, "after": 20}, "memory_mib": {"before": 110.0, "after": 112.0}},
     "walls": {
         "start_ms": {
@@ -46,7 +48,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 26
+    assert len(verdicts()) == 28
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -64,6 +66,8 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     assert verdicts(stall={}).count(False) == 1
     assert verdicts(sharded_stall={"remora": 1.06, "dcp_save": 1.4}).count(False) == 1
     assert verdicts(resume_bytes={"8": {"remora_times": 2.0, "dcp_times": 8.0}}).count(False) == 1
+    assert verdicts(resume_shards={"4": {"remora_times": 2.0, "dcp_times": 1.0}}).count(False) == 1
+    assert verdicts(resume_near={"plain": {"node_times": 0.5}}).count(False) == 1
     more = {"threads": {"before": 20, "after": 50}, "memory_mib": {"before": 110.0, "after": 112.0}}
     assert verdicts(regroupings=more).count(False) == 1
     more = {"threads": {"before": 20, "after": 21}, "memory_mib": {"before": 110.0, "after": 140.0}}

@@ -12,6 +12,7 @@ import torch
 
 from remora.torch.layout import Writer
 from remora.torch.sharded import checkpoint_io
+from remora.torch.sharded.checkpoint_parts import is_whole, readers_of
 from remora.torch.sharded.grid import SHARD, TENSOR, Grid
 from remora.torch.sharded.reshard_plan import Split
 from remora.torch.sharded.state_shards import ShardOffsets, StateLayout, TensorSpec
@@ -125,3 +126,16 @@ def test_a_header_that_does_not_fit_its_tensors_is_damaged(old: bytes, new: byte
     path.write_bytes(content.replace(old, new))
     with pytest.raises(TensorFileDamaged, match="is damaged"):
         checkpoint_io.saved_tensors([path])
+
+
+def test_each_file_is_read_by_one_rank_that_has_it_and_all_ranks_read_about_as_many() -> None:
+    names = [f"sharded-{rank + 1:05d}-of-00005.safetensors" for rank in range(5)]
+    first, second = names[:3], names[2:]
+    readers = readers_of([first, first, second, second])
+    assert readers.keys() == set(names)
+    assert all(name in (first, first, second, second)[rank] for name, rank in readers.items())
+    assert sorted(list(readers.values()).count(rank) for rank in range(4)) == [1, 1, 1, 2]
+    assert is_whole(list(readers))
+    assert not is_whole(first)
+    assert not is_whole([])
+    assert readers_of([[], []]) == {}

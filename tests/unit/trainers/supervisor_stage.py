@@ -17,8 +17,10 @@ from remora.code.bundle import pack
 from remora.isolation import decide
 from remora.machine_isolation import offered
 from tests.attempt_plans import plan_of
+from trainers.checkpoints.manifest import Manifest
 from trainers.storage import Storage
 from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
+from trainers.supervisor.kept_checkpoints import give_back
 from trainers.supervisor.supervisor import Supervisor
 from trainers.worker_identity import WorkerIdentity
 
@@ -108,11 +110,12 @@ class Stage:
         is_joining: bool = False,
         rank: int = 1,
         values: Mapping[str, str] | None = None,
+        resume: Manifest | None = None,
         **fields: Any,
     ) -> Supervisor:
         """`values` are those of secrets, by name."""
         source = self.folder / "code"
-        source.mkdir()
+        source.mkdir(exist_ok=True)
         (source / "train.py").write_text(code)
         packed = pack(source, self.folder / "bundle.zip")
         name = f"bundles/{packed.digest.removeprefix('sha256:')}.zip"
@@ -133,7 +136,7 @@ class Stage:
                 plan=plan,
                 identity=identity,
                 driver=self.driver,
-                resume=None,
+                resume=resume,
                 slot=identity.rank,
                 is_joining=is_joining,
                 secrets=values or {},
@@ -162,6 +165,9 @@ class Stage:
             self.supervisor.instruct({"type": "stop", "at_once": True})
             self.driver.is_slow.set()
             self.end()
+        if Path(os.environ["REMORA_WORK_DIR"]).is_dir():
+            # What the next worker group would read.
+            give_back("att_1")
         assert list((self.folder / "work").iterdir()) == []
         assert not self.temporary.exists() or list(self.temporary.iterdir()) == []
         assert not self.secrets.exists() or list(self.secrets.iterdir()) == []

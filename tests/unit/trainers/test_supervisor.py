@@ -27,6 +27,7 @@ from trainers.processes.fork_server_client import ForkServer
 from trainers.supervisor import supervisor as module
 from trainers.supervisor import worker_process
 from trainers.supervisor.assignment import ChildFailed, PlannedStop
+from trainers.supervisor.kept_checkpoints import give_back
 from trainers.supervisor.memory_files import write_record
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox
@@ -154,6 +155,7 @@ def test_a_script_that_is_killed_right_after_it_handed_over_loses_nothing(
     assert stage.storage.read_bytes("jobs/job_1/checkpoints/000000000007-1-1/part") == b"x"
     folder = Path(stage.driver.all("log")[0]["text"])
     assert folder.is_relative_to(stage.memory if walls is None else "/dev/shm"), "it lay in memory"
+    give_back("att_1")
     assert list(stage.memory.iterdir()) == [], "nothing of it is left there"
 
 
@@ -162,9 +164,9 @@ def test_a_killed_script_is_reported_before_its_files_are_stored(
 ) -> None:
     seen_by_driver, put = [], Catalog.put
 
-    def put_late(*arguments: Any) -> Any:
+    def put_late(*arguments: Any, **named: Any) -> Any:
         seen_by_driver.append(stage.driver.wait_for("killed"))
-        return put(*arguments)
+        return put(*arguments, **named)
 
     monkeypatch.setattr(Catalog, "put", put_late)
     stage.start(KILLED)
