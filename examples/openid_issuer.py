@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import jwt
@@ -32,6 +32,8 @@ from fastapi.responses import JSONResponse
 DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 #: Seconds that a token lives.
 LIFETIME_S = 3600
+
+IssuerT = TypeVar("IssuerT", bound="Issuer")
 
 
 @dataclass
@@ -186,11 +188,22 @@ class Issuer:
 @contextlib.contextmanager
 def serve_issuer(audience: str = "remora", certificate: tuple[Path, Path] | None = None) -> Iterator[Issuer]:
     """An issuer on a free port of 127.0.0.1, over TLS with a certificate and its key."""
+    with serve(Issuer, audience, certificate) as issuer:
+        yield issuer
+
+
+@contextlib.contextmanager
+def serve(
+    kind: Callable[[str, str], IssuerT],
+    audience: str = "remora",
+    certificate: tuple[Path, Path] | None = None,
+) -> Iterator[IssuerT]:
+    """The same of an issuer that is made from its URL and its audience."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(64)
         port = listening.getsockname()[1]
-        issuer = Issuer(f"{'https' if certificate else 'http'}://127.0.0.1:{port}", audience)
+        issuer = kind(f"{'https' if certificate else 'http'}://127.0.0.1:{port}", audience)
         options = (
             {} if certificate is None else {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
         )

@@ -20,8 +20,9 @@ Form = Literal["text", "json"]
 
 #: The variable that says how processes log.
 FORMAT_VARIABLE = "REMORA_LOG_FORMAT"
-#: What a message may be about: ids, in fields of these names.
-ABOUT = ("job", "attempt", "node", "project")
+#: What a message may be about: ids, in fields of these names; those of traces have the names that OpenTelemetry gives
+#: them (https://opentelemetry.io/docs/specs/otel/compatibility/logging_trace_context/).
+ABOUT = ("job", "attempt", "node", "project", "trace_id", "span_id")
 #: Further fields of lines about requests.
 _OF_REQUESTS = ("method", "path", "status")
 #: Characters of a message and of an exception: lines of 16 KiB are cut by what collects the output of containers.
@@ -35,10 +36,27 @@ request_about: ContextVar[Mapping[str, str] | None] = ContextVar("request_about"
 
 
 def about(
-    *, job: str | None = None, attempt: str | None = None, node: str | None = None, project: str | None = None
+    *,
+    job: str | None = None,
+    attempt: str | None = None,
+    node: str | None = None,
+    project: str | None = None,
+    traceparent: str | None = None,
 ) -> dict[str, str]:
-    """What a message is about, by ids: the `extra` of a logger's call."""
-    given = {"job": job, "attempt": attempt, "node": node, "project": project}
+    """What a message is about, by ids: the `extra` of a logger's call.
+
+    `traceparent` is the W3C trace context of its span, in the form that the service writes.
+    """
+    parts = [] if traceparent is None else traceparent.split("-")
+    _, trace_id, span_id, _ = parts if len(parts) == 4 else (None, None, None, None)
+    given = {
+        "job": job,
+        "attempt": attempt,
+        "node": node,
+        "project": project,
+        "trace_id": trace_id,
+        "span_id": span_id,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 

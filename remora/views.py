@@ -582,6 +582,8 @@ class Pool(View):
     refused: list[RefusedOffering] = Field(default_factory=list)
     #: What it may buy, by the newest record of its cluster's controller; empty while there is none.
     offerings: list[SoldOffering] = Field(default_factory=list)
+    #: When that was recorded, seconds since 1970: its controller has found nothing else since then.
+    offerings_at: float | None = None
     #: When an operator last reopened it, which takes such refusals back; None: never.
     reopened_at: float | None = None
 
@@ -893,6 +895,8 @@ class SignInIssuer(View):
     scopes: list[str] = Field(default_factory=list)
     #: Which of the issuer's tokens the service accepts.
     accepts: Literal["access_token", "id_token"] = "access_token"
+    #: People sign in there on the web page, too.
+    pages: bool = False
 
 
 class SignInWays(View):

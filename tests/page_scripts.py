@@ -13,7 +13,7 @@ from typing import Any
 from tests.needed import is_missing
 
 WEB = Path(__file__).parents[1] / "service" / "web"
-#: Answers each line, the name of a function and its arguments in JSON, with the value in JSON.
+#: Answers each line, the name of a function and its arguments in JSON, with its value and a count in JSON.
 RUNNER = """
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
@@ -21,7 +21,13 @@ const text = readFileSync(process.argv[1], "utf8");
 const script = await import("data:text/javascript;base64," + Buffer.from(text).toString("base64"));
 for await (const line of createInterface({ input: process.stdin })) {
   const [name, ...values] = JSON.parse(line);
-  process.stdout.write(JSON.stringify(script[name](...values)) + "\\n");
+  let reads = 0;
+  // Lists that are handed over count how often an entry of theirs is read.
+  const isEntry = (key) => typeof key === "string" && /^\\d+$/.test(key);
+  const counting = { get: (list, key) => { reads += Number(isEntry(key)); return list[key]; } };
+  const given = values.map((value) => (Array.isArray(value) ? new Proxy(value, counting) : value));
+  const value = script[name](...given);
+  process.stdout.write(JSON.stringify([value, reads]) + "\\n");
 }
 """
 
@@ -34,6 +40,13 @@ class Script:
 
     def call(self, name: str, *values: Any) -> Any:
         """The value of one of its functions."""
+        return self._answer(name, *values)[0]
+
+    def reads(self, name: str, *values: Any) -> int:
+        """How often one of its functions reads an entry of a list that it gets."""
+        return int(self._answer(name, *values)[1])
+
+    def _answer(self, name: str, *values: Any) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([name, *values]) + "\n")

@@ -29,6 +29,7 @@ from service.api import (
     ledgers,
     nodes,
     outputs,
+    page_sign_in,
     plans,
     policies,
     pools,
@@ -59,6 +60,7 @@ from service.api.replays import Replays
 from service.api.validation_thread import Checks
 from service.listening import listening
 from service.openid.bearers import Bearers
+from service.openid.code_exchange import CodeExchange
 from service.openid.keys import KeyCache
 from service.private_home import make_private
 from service.settings import Settings
@@ -119,6 +121,7 @@ def create_app(settings: Settings) -> FastAPI:
                 Rates.of(settings.max_requests_per_s),
                 replays=replays,
                 checks=checks,
+                exchange=CodeExchange(asking, bearers, time.monotonic) if ways else None,
             )
             yield
         finally:
@@ -182,6 +185,7 @@ def create_app(settings: Settings) -> FastAPI:
         secrets.router,
         sessions.router,
         sign_in.router,
+        page_sign_in.router,
         tokens.router,
         web_page.router,
     )

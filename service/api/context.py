@@ -18,6 +18,7 @@ from service.api.sse import OpenStreams
 from service.api.validation_thread import Checks
 from service.identities.principals import Access
 from service.listening import LOCAL_ONLY, Listening
+from service.openid.code_exchange import CodeExchange
 from service.queue.rows import JobRow
 from service.settings import Settings
 from service.steady_clock import CLOCK
@@ -47,6 +48,10 @@ class Context:
     replays: Replays = field(default_factory=Replays)
     streams: OpenStreams = field(default_factory=OpenStreams)
     checks: Checks = field(default_factory=Checks)
+    #: By which people sign in on the page; None: nobody has to.
+    exchange: CodeExchange | None = None
+    #: Sign-ins of each address: each may ask an issuer.
+    sign_in_rates: Rates = field(default_factory=lambda: Rates(Rate(per_s=0.5, burst=30.0)))
     #: Seconds since 1970.
     clock: Callable[[], float] = CLOCK
     #: The newest request that waits for output of a shell, by its job and number: an earlier one waits no more.

@@ -59,6 +59,7 @@ MOST_PARTS = 100_000
 _POINTS = 500
 
 Time = Annotated[float, Field(ge=0, le=MAX_NUMBER)]
+JobId = Annotated[str, Field(max_length=40)]
 
 
 class CostsParameters(Parameters):
@@ -71,8 +72,10 @@ class CostsParameters(Parameters):
     since: Time | None = None
     #: Now unless given; no later than that.
     until: Time | None = None
-    #: What this job alone pays.
-    job: Annotated[str, Field(max_length=40)] | None = None
+    #: What these jobs alone pay, 50 at most.
+    job: Annotated[list[JobId], BeforeValidator(split_words), Field(max_length=50)] = Field(
+        default_factory=list
+    )
     #: `focus`: a line for each node, hour, payer and cause, as CSV with the columns of FOCUS 1.0; `by` does not count.
     format: Literal["json", "csv", "focus"] | None = None
     limit: Limit = 1000
@@ -82,7 +85,7 @@ class CostsParameters(Parameters):
 class GoodputParameters(Parameters):
     """Of what, in which range of time."""
 
-    job: Annotated[str, Field(max_length=40)] | None = None
+    job: JobId | None = None
     #: Of a job the time of its submission unless given, otherwise the beginning of the running month in UTC; at most 31
     #: days before `until`.
     since: Time | None = None
@@ -94,14 +97,19 @@ class Answer:
     """What one principal may see of the account of a range of time."""
 
     def __init__(
-        self, connection: sa.Connection, access: Access, since: float, until: float, job_id: str | None
+        self,
+        connection: sa.Connection,
+        access: Access,
+        since: float,
+        until: float,
+        job_ids: frozenset[str] = frozenset(),
     ) -> None:
-        """`job_id` is that of a job that it may see."""
+        """`job_ids` are those of jobs that it may see; none: all that it may see."""
         self.since, self.until = since, until
-        self._job_id = job_id
+        self._job_ids = job_ids
         self._projects = access.principal.projects_with(Role.SUBMITTER)
-        if job_id is not None:
-            self.rows = costs.rows_of_job(connection, job_id, since, until)
+        if job_ids:
+            self.rows = costs.rows_of_jobs(connection, job_ids, since, until)
         else:
             self.rows = costs.rows_between(connection, since, until, self._projects)
 
@@ -113,8 +121,8 @@ class Answer:
         return (span for span in self.rows.spans(ranges) if self._is_shown(span))
 
     def _is_shown(self, span: Span) -> bool:
-        if self._job_id is not None:
-            return span.payer is Payer.JOB and span.name == self._job_id
+        if self._job_ids:
+            return span.payer is Payer.JOB and span.name in self._job_ids
         return self._projects is None or (span.payer is not Payer.CLUSTER and span.project in self._projects)
 
 
@@ -140,7 +148,7 @@ async def show_costs(request: Request, query: Annotated[CostsParameters, Query()
         query.format is None and "text/csv" in request.headers.get("accept", "").lower()
     )
     by = list(dict.fromkeys(query.by))
-    job_id = None if query.job is None else (await job_of(request, query.job)).id
+    job_ids = frozenset([(await job_of(request, one)).id for one in dict.fromkeys(query.job)])
     first = read_number_cursor(query.cursor, 0)
 
     def work(answer: Answer) -> str:
@@ -168,7 +176,7 @@ async def show_costs(request: Request, query: Annotated[CostsParameters, Query()
         )
         return view.model_dump_json()
 
-    answer = await context.database.read(lambda connection: Answer(connection, access, since, until, job_id))
+    answer = await context.database.read(lambda connection: Answer(connection, access, since, until, job_ids))
     # The database is not held while it is computed.
     text = await asyncio.to_thread(work, answer)
     return Response(text, media_type="text/csv; charset=utf-8") if is_csv else as_json(text)
@@ -188,7 +196,8 @@ async def show_goodput(request: Request, query: Annotated[GoodputParameters, Que
         check_range(since, until)
 
     def read(connection: sa.Connection) -> tuple[Answer, list[MetricPoint]]:
-        answer = Answer(connection, access, since, until, None if job is None else job.id)
+        only = frozenset[str]() if job is None else frozenset([job.id])
+        answer = Answer(connection, access, since, until, only)
         return answer, [] if job is None else job_history.few_points(connection, job.id, -1, _POINTS)
 
     def work(answer: Answer, points: Sequence[MetricPoint]) -> str:

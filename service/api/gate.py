@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remora.loopback import is_loopback
@@ -22,6 +23,7 @@ from service.api.authentication import Authenticator, proof_missing, proof_refus
 from service.api.problem_documents import ApiProblem, of_database
 from service.api.prometheus import Telemetry
 from service.api.rates import retry_after
+from service.api.trace_contexts import traceparent_of
 from service.identities.permissions import is_open
 from service.identities.principals import LOCAL, Principal
 from service.listening import Listening
@@ -52,7 +54,7 @@ class Gate:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         given = _only(headers, "x-request-id") or ""
         identity = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
-        token, token_about = request_id.set(identity), request_about.set(_about(scope["path"]))
+        token, token_about = request_id.set(identity), request_about.set(_about(scope))
         began = time.perf_counter()
         status = 0
 
@@ -176,10 +178,11 @@ def _too_long(query: bytes) -> ApiProblem | None:
     return ApiProblem(414, "query_too_long", f"the parameters have more than {MAX_QUERY_BYTES} bytes")
 
 
-def _about(path: str) -> dict[str, str]:
-    """The job or the node that a path names."""
-    named = _OBJECT.match(path)
-    return {} if named is None else about(**named.groupdict())
+def _about(scope: Scope) -> dict[str, str]:
+    """The job or the node that the path of a request names, and its span."""
+    named = _OBJECT.match(scope["path"])
+    ids = {} if named is None else named.groupdict()
+    return about(**ids, traceparent=traceparent_of(Request(scope)))
 
 
 def _client_of(scope: Scope) -> str:

@@ -42,7 +42,7 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
     def work(connection: sa.Connection) -> tuple[costs.CostRows, tuple[int, int]]:
         # What others did on its nodes before and after it is not read: a page asks for this every few seconds.
         first, last = costs.paid_range(connection, job_id, now)
-        rows = costs.rows_of_job(connection, job_id, first, last, with_phases=False)
+        rows = costs.rows_of_jobs(connection, [job_id], first, last, with_phases=False)
         return rows, (to_ms(first), to_ms(last))
 
     rows, paid = await context.database.read(work)

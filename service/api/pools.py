@@ -88,15 +88,15 @@ async def reopen_pool(request: Request, pool: str, _: Annotated[Parameters, Quer
 class _Market:
     """What is sold and what is refused, and when which pools were reopened."""
 
-    #: By cluster.
-    sold: Mapping[str, Sequence[Offering]]
+    #: By cluster: when it was recorded, and what it is.
+    sold: Mapping[str, tuple[float, Sequence[Offering]]]
     refusals: Mapping[str, tuple[Refusal, ...]]
     reopened: Mapping[str, float]
 
     @classmethod
     def read(cls, connection: sa.Connection, policies: Policies, now: float) -> _Market:
         """As it is now; some statements for each cluster."""
-        sold = {cluster: newest_market(connection, cluster)[1] for cluster in policies.clusters}
+        sold = {cluster: newest_market(connection, cluster) for cluster in policies.clusters}
         return cls(sold, spending.refusals_by_cluster(connection, now), spending.reopenings(connection))
 
     def sold_to(self, policy: PoolPolicy, refused: Sequence[RefusedOffering]) -> list[SoldOffering]:
@@ -110,9 +110,13 @@ class _Market:
                 evictions_per_hour=one.evictions_per_hour if one.capacity is CapacityType.SPOT else None,
                 closed_until=until.get(one.id),
             )
-            for one in self.sold.get(policy.cluster, ())
+            for one in self.sold.get(policy.cluster, (0.0, ()))[1]
             if may_buy(policy, one.id)
         ]
+
+    def recorded_at(self, cluster: str) -> float | None:
+        """When what the cluster's cloud sells was recorded; None: it was not yet."""
+        return self.sold.get(cluster, (0.0, ()))[0] or None
 
     def to(self, pool: str, policies: Policies, now: float) -> list[RefusedOffering]:
         """What the pool could buy and is refused; the controller may not have seen yet what was taken back."""
@@ -150,5 +154,6 @@ def _view(
         waits=waits,
         refused=refused,
         offerings=market.sold_to(policies.pools[name], refused),
+        offerings_at=market.recorded_at(policies.pools[name].cluster),
         reopened_at=market.reopened.get(name),
     )

@@ -47,7 +47,7 @@ async def begin(request: Request, _: Annotated[Parameters, Query()]) -> Response
         raise ApiProblem(422, "token_too_long", text, hint="use a token of the service: remora tokens create")
     found = Session(principal=principal.id, name=principal.name, csrf_token=csrf_token(token))
     response = Response(found.model_dump_json(), 201, media_type="application/json")
-    response.set_cookie(_name(request), token, max_age=LIFETIME_S, **_attributes(request))
+    keep(response, request, token)
     return response
 
 
@@ -68,6 +68,11 @@ async def end(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     response = Response(status_code=204)
     response.delete_cookie(_name(request), **_attributes(request))
     return response
+
+
+def keep(response: Response, request: Request, token: str) -> None:
+    """Have the browser keep a token, which must not have more than `MOST_CHARACTERS`."""
+    response.set_cookie(_name(request), token, max_age=LIFETIME_S, **_attributes(request))
 
 
 def token_of(headers: Mapping[str, str]) -> str | None:

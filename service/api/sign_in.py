@@ -24,6 +24,7 @@ async def ways(request: Request, _: Annotated[Parameters, Query()]) -> SignInWay
             client_id=one.client_id,
             scopes=list(one.scopes),
             accepts=one.accepts,
+            pages=one.pages,
         )
         for name, one in settings.openid.items()
         if one.client_id is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fastapi import Request
 from opentelemetry import trace
 from opentelemetry.trace import SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from starlette.requests import Request
 
 _HEADER = "traceparent"
 _PROPAGATOR = TraceContextTextMapPropagator()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,11 +35,19 @@ POLICY = (
 
 @dataclass(frozen=True)
 class WebFile:
-    """One file as it is answered."""
+    """One file as it is answered, as it is and compressed."""
 
     content: bytes
+    gzipped: bytes
     media_type: str
-    etag: str
+    #: Without quotation marks.
+    digest: str
+
+    def form_for(self, encodings: str) -> tuple[bytes, str, Mapping[str, str]]:
+        """Content, ETag and headers for a browser that takes these encodings (RFC 9110, 12.5.3)."""
+        if _takes_gzip(encodings):
+            return self.gzipped, f'"{self.digest}-gzip"', {"Content-Encoding": "gzip"}
+        return self.content, f'"{self.digest}"', {}
 
 
 @cache
@@ -65,18 +74,29 @@ def _answer(request: Request, name: str) -> Response:
     if found is None:
         raise ApiProblem(404, "not_found", "the page has no such file")
     # Asked again each time, so that a page never mixes two versions of the service for longer than one load.
+    content, etag, of_form = found.form_for(request.headers.get("accept-encoding", ""))
     headers = {
         "Cache-Control": "no-cache",
         "Content-Security-Policy": POLICY,
-        "ETag": found.etag,
+        "ETag": etag,
         "Referrer-Policy": "no-referrer",
+        "Vary": "Accept-Encoding",
         "X-Content-Type-Options": "nosniff",
     }
-    if request.headers.get("if-none-match") == found.etag:
+    if request.headers.get("if-none-match") == etag:
         return Response(status_code=304, headers=headers)
-    return Response(found.content, media_type=found.media_type, headers=headers)
+    return Response(content, media_type=found.media_type, headers={**headers, **of_form})
 
 
 def _read(path: Path) -> WebFile:
     content = path.read_bytes()
-    return WebFile(content, TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    return WebFile(content, gzip.compress(content, mtime=0), TYPES[path.suffix], digest)
+
+
+def _takes_gzip(encodings: str) -> bool:
+    for part in encodings.lower().split(","):
+        name, _, quality = part.partition(";")
+        if name.strip() == "gzip":
+            return quality.replace(" ", "").rstrip("0") not in ("q=", "q=0.")
+    return False

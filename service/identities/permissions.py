@@ -140,6 +140,8 @@ PERMISSIONS: Mapping[str, Permission] = {
     "delete_secret": GRANT,
     "rotate_secrets": OPERATOR,
     "list_sign_in_ways": OPEN,
+    "begin_page_sign_in": OPEN,
+    "end_page_sign_in": OPEN,
     "begin_session": Permission(None, Where.SERVICE, is_read=True),
     "show_session": ANY,
     "end_session": Permission(None, Where.SERVICE, is_read=True),
@@ -159,8 +161,10 @@ PERMISSIONS: Mapping[str, Permission] = {
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/v1/sign-in"})
 #: Below it lie the files of the page.
 PAGE_FILES = "/web/"
+#: Below it people sign in on the page.
+PAGE_SIGN_IN = "/v1/sign-in/"
 
 
 def is_open(path: str) -> bool:
     """True for the paths that are answered without a proof."""
-    return path in OPEN_PATHS or path.startswith(PAGE_FILES)
+    return path in OPEN_PATHS or path.startswith((PAGE_FILES, PAGE_SIGN_IN))

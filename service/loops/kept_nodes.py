@@ -11,8 +11,8 @@ from cluster.scheduling.keeping import kept_nodes, owners_of
 from cluster.scheduling.quotas import Counting
 from cluster.scheduling.starts import blocked_owners
 from cluster.scheduling.view import NodeView
-from remora.process_log import about
 from service.interfaces import Launcher
+from service.loops.attempt_traces import about_attempt
 from service.loops.live_attempts import LiveAttempts
 from service.loops.tick import Tick
 from service.loops.workload import Workload
@@ -68,5 +68,5 @@ def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Ma
                 "the driver of attempt %s did not get the list of kept nodes: %s",
                 attempt.id,
                 error,
-                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                extra=about_attempt(job, attempt, tick.settings),
             )

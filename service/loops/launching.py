@@ -13,13 +13,13 @@ import sqlalchemy as sa
 
 from cluster.policies.placement import LASTING
 from remora.errors import SpecError
-from remora.process_log import about
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.interfaces import Launcher
 from service.listening import isolation_of
 from service.loops.attempt_secrets import AttemptSecrets, NotYet
+from service.loops.attempt_traces import about_attempt, attempt_traceparent
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
@@ -27,7 +27,6 @@ from service.queue.demand import placement_in
 from service.queue.intake import Kept, output_room
 from service.queue.preflights import not_ready_yet
 from service.queue.rows import AttemptRow, JobRow
-from service.queue.spans import traceparent_of
 from service.settings import Settings
 from service.storage_locations import FIELD, UnknownStore, url_of
 from service.store import kept_amounts, outputs
@@ -76,7 +75,7 @@ def attempt_plan(
         inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
         mount_cache_bytes=settings.mount_cache_bytes,
         variables=dict(spec.environment.variables),
-        traceparent=_traceparent(job, attempt, settings),
+        traceparent=attempt_traceparent(job, attempt, settings),
         secrets={use.name: use.variable for use in spec.environment.secrets},
         outputs=tuple(spec.outputs),
         output_paths=_paths(spec, is_file=False),
@@ -101,12 +100,6 @@ def attempt_plan(
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
     )
-
-
-def _traceparent(job: JobRow, attempt: AttemptRow, settings: Settings) -> str | None:
-    """Where nothing is traced here, its command has the trace of who submitted the job, if there is one."""
-    is_traced = bool(settings.otlp_endpoint) or job.traceparent is not None
-    return traceparent_of(job, attempt.id) if is_traced else None
 
 
 def _output_limit(job: JobRow, settings: Settings, room: int | None) -> dict[str, Any]:
@@ -193,7 +186,7 @@ class Launching:
                     "attempt %d of %s was launched",
                     attempt.attempt,
                     job.id,
-                    extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                    extra=about_attempt(job, attempt, tick.settings),
                 )
         live.launched(launched)
         live.end(ends)
@@ -231,7 +224,7 @@ class Launching:
                     "the driver of %s cannot be started: %s",
                     attempt.id,
                     error,
-                    extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                    extra=about_attempt(job, attempt, tick.settings),
                 )
                 why = str(error)[:500]
         if answer is False and self._clock() - since > LAUNCH_TIMEOUT_S:

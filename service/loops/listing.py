@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from remora.process_log import about
+from service.loops.attempt_traces import about_attempt
 from service.loops.tick import Tick
 from service.queue import driver_records
 from service.queue.driver_records import CheckpointListRecord
@@ -134,7 +135,7 @@ def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
                 "the checkpoints of %s stay listed as they are: %s",
                 job.id,
                 error,
-                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                extra=about_attempt(job, attempt, tick.settings),
             )
             found[attempt.id] = None
             continue

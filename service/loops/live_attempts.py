@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from remora.process_log import about
 from remora.states import AttemptState, EndReason
+from service.loops.attempt_traces import about_attempt
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue import lifecycle
@@ -93,7 +94,7 @@ class LiveAttempts:
                 job.id,
                 reason.value,
                 message,
-                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                extra=about_attempt(job, attempt, self._tick.settings),
             )
             return lifecycle.end_attempt(job, attempt, reason, message, self._tick.now, by_driver=False)
 

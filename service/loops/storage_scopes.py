@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from remora.errors import SpecError
-from remora.process_log import about
+from service.loops.attempt_traces import about_attempt
 from service.loops.launching import attempt_plan
 from service.loops.live_attempts import LiveAttempts
 from service.loops.tick import Tick
@@ -50,7 +50,7 @@ def _scopes(job: JobRow, attempt: AttemptRow, settings: Settings) -> Scopes:
             "%s reaches no storage: %s",
             attempt.id,
             error,
-            extra=about(job=job.id, attempt=attempt.id, project=job.project),
+            extra=about_attempt(job, attempt, settings),
         )
         return {}
     return {url: scope for url, scope in job_scopes(plan).items() if is_brokered(url)}

@@ -10,6 +10,7 @@ from cluster.policies.policies import BudgetStep
 from remora.process_log import about
 from remora.states import AttemptState, EndReason
 from service.interfaces import Launcher
+from service.loops.attempt_traces import about_attempt
 from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.profiles import follow_profiles
@@ -51,7 +52,7 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Let drivers know how many workers their jobs may have now.
     _resize_all(tick, live, launcher)
-    _request_stacks(live, launcher)
+    _request_stacks(tick, live, launcher)
     follow_profiles(tick, live, launcher)
     # 4. Stop what must stop; what was just stored may have ended it already.
     _stop_all(tick, live, launcher)
@@ -71,7 +72,7 @@ def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
                 "attempt %s cannot be resized, it is tried again: %s",
                 attempt.id,
                 error,
-                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                extra=about_attempt(job, attempt, tick.settings),
             )
     live.change(taken)
 
@@ -83,7 +84,7 @@ def _sizes_taken(order: float, now: float) -> store.Decide:
     return decide
 
 
-def _request_stacks(live: LiveAttempts, launcher: Launcher) -> None:
+def _request_stacks(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
     taken: dict[str, store.Decide] = {}
     for job, attempt in live.pairs():
         order = job.stacks_requested_at
@@ -100,7 +101,7 @@ def _request_stacks(live: LiveAttempts, launcher: Launcher) -> None:
                 "attempt %s cannot be asked for stacks, it is tried again: %s",
                 attempt.id,
                 error,
-                extra=about(job=job.id, attempt=attempt.id, project=job.project),
+                extra=about_attempt(job, attempt, tick.settings),
             )
     live.change(taken)
 

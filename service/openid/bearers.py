@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+import jwt
 
 from service.openid.issuers import Issuer
 from service.openid.keys import KeyCache
-from service.openid.verification import Identity, TokenRefusedError, UnknownKeyError, issuer_of, verify
+from service.openid.verification import (
+    Identity,
+    TokenRefusedError,
+    UnknownKeyError,
+    check_id_token,
+    issuer_of,
+    verify,
+)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,10 +55,18 @@ class Bearers:
         if name is None:
             raise TokenRefusedError("the token is of an issuer that this service does not trust")
         issuer = self._issuers[name]
-        keys = await self._keys.keys_of(issuer)
-        try:
-            identity = verify(token, issuer, keys, self._clock())
-        except UnknownKeyError:
-            keys = await self._keys.keys_of(issuer, is_key_missing=True)
-            identity = verify(token, issuer, keys, self._clock())
+        identity = await self._with_keys(issuer, lambda keys: verify(token, issuer, keys, self._clock()))
         return Bearer(name, identity)
+
+    async def check_id_token(self, token: str, issuer: Issuer, nonce: str) -> None:
+        """Check that the token belongs to the sign-in of that nonce.  Raises what `bearer_of` does."""
+        await self._with_keys(
+            issuer, lambda keys: check_id_token(token, issuer, keys, self._clock(), nonce=nonce)
+        )
+
+    async def _with_keys(self, issuer: Issuer, check: Callable[[Mapping[str, jwt.PyJWK]], T]) -> T:
+        """What the check returns with the issuer's keys; they are fetched where it needs a new one."""
+        try:
+            return check(await self._keys.keys_of(issuer))
+        except UnknownKeyError:
+            return check(await self._keys.keys_of(issuer, is_key_missing=True))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from remora.loopback import is_loopback
 
@@ -35,8 +36,12 @@ class Issuer(BaseModel):
     issuer: SecureUrl
     #: The claim `aud` that a token for this service has.
     audience: Annotated[str, Field(min_length=1, max_length=500)]
-    #: The application by which `remora login` asks people to sign in; None: this issuer is for programs.
+    #: The application as which people are asked to sign in; None: this issuer is for programs.
     client_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    #: People sign in on the page, too: the issuer knows `https://HOST/v1/sign-in/NAME/answer` as a redirect URI.
+    pages: bool = False
+    #: File with the secret by which the service redeems codes there; None: the application is a public client.
+    client_secret_file: Path | None = None
     #: What `remora login` asks for, and which of the tokens that it gets is shown to the service.
     scopes: tuple[Annotated[str, Field(min_length=1, max_length=500)], ...] = (
         "openid",
@@ -52,3 +57,11 @@ class Issuer(BaseModel):
     groups_claim: ClaimName = "groups"
     #: The claim `tid` that tokens must have; None: the issuer serves one tenant only.
     tenant: Annotated[str, Field(min_length=1, max_length=100)] | None = None
+
+    @model_validator(mode="after")
+    def _check_pages(self) -> Issuer:
+        if self.pages and self.client_id is None:
+            raise ValueError("people sign in on the page as a `client_id`, and there is none")
+        if self.client_secret_file is not None and not self.pages:
+            raise ValueError("a client_secret_file is for signing in on the page: it needs `pages`")
+        return self

@@ -6,21 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import httpx2
 import jwt
-from pydantic import TypeAdapter, ValidationError
 
-from service.openid.issuers import Issuer, SecureUrl
+from service.openid.documents import TIMEOUT_S, configuration_of, fetch_object, secure_endpoint
+from service.openid.issuers import Issuer
 from service.openid.verification import ALGORITHMS
 
 log = logging.getLogger(__name__)
 
-#: Seconds for each of the two documents of an issuer.
-TIMEOUT_S = 5.0
-#: Bytes of each.
-MAX_DOCUMENT_BYTES = 256 * 1024
 #: Keys of one issuer.
 MAX_KEYS = 100
 #: Seconds after which keys are fetched again, so that one that was withdrawn ends.
@@ -29,9 +24,6 @@ REFRESH_S = 3600.0
 RETRY_S = 10.0
 #: Seconds for which keys are used while their issuer does not answer.
 STALE_S = 24 * 3600.0
-
-_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_URL: TypeAdapter[str] = TypeAdapter(SecureUrl)
 
 
 class IssuerUnreachableError(Exception):
@@ -112,30 +104,12 @@ class KeyCache:
 
     async def _fetch(self, issuer: Issuer) -> dict[str, jwt.PyJWK]:
         """Raises httpx2.HTTPError and ValueError."""
-        found = await self._document(f"{issuer.issuer}/.well-known/openid-configuration")
-        if str(found.get("issuer", "")).rstrip("/") != issuer.issuer:
-            raise ValueError("its configuration is that of another issuer")
-        try:
-            url = _URL.validate_python(found.get("jwks_uri"))
-        except ValidationError:
-            raise ValueError("its configuration names no secure place of keys") from None
-        listed = (await self._document(url)).get("keys")
+        url = secure_endpoint(await configuration_of(self._client, issuer), "jwks_uri")
+        _, document = await fetch_object(self._client, url)
+        listed = document.get("keys")
         if not isinstance(listed, list) or len(listed) > MAX_KEYS:
             raise ValueError(f"it has no list of at most {MAX_KEYS} keys")
         return dict(pair for one in listed if (pair := _key(one)) is not None)
-
-    async def _document(self, url: str) -> dict[str, Any]:
-        content = bytearray()
-        async with self._client.stream("GET", url, timeout=TIMEOUT_S, follow_redirects=False) as response:
-            response.raise_for_status()
-            async for part in response.aiter_bytes():
-                content += part
-                if len(content) > MAX_DOCUMENT_BYTES:
-                    raise ValueError(f"{url} has more than {MAX_DOCUMENT_BYTES} bytes")
-        try:
-            return _OBJECT.validate_json(bytes(content))
-        except ValidationError:
-            raise ValueError(f"{url} is no JSON object") from None
 
 
 def _key(given: object) -> tuple[str, jwt.PyJWK] | None:

@@ -6,6 +6,7 @@ an algorithm of a fixed list, the key that the header names, issuer, audience, t
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,15 +68,39 @@ def verify(token: str, issuer: Issuer, keys: Mapping[str, jwt.PyJWK], now: float
 
     Raises UnknownKeyError where the token's key is not among them, and TokenRefusedError for everything else.
     """
-    claims = _signed_claims(token, _key_of(token, keys), issuer)
+    claims = _signed_claims(token, _key_of(token, keys), issuer, issuer.audience)
     expires_at = _check_times(claims, now)
-    if issuer.tenant is not None and claims.get("tid") != issuer.tenant:
-        raise TokenRefusedError("the token is of another tenant")
+    _check_tenant(claims, issuer)
     subject = _text(claims, issuer.subject_claim)
     if subject is None:
         raise TokenRefusedError(f"the token has no claim {issuer.subject_claim!a}, which names its bearer")
     name = _text(claims, issuer.name_claim) or _text(claims, "name") or subject
     return Identity(subject, name, _groups(claims, issuer), expires_at)
+
+
+def check_id_token(
+    token: str, issuer: Issuer, keys: Mapping[str, jwt.PyJWK], now: float, *, nonce: str
+) -> None:
+    """Check that an ID token is for our application and for the sign-in with this nonce (OpenID Core 1.0, 3.1.3.7).
+
+    Raises UnknownKeyError and TokenRefusedError as `verify` does.
+    """
+    client_id = issuer.client_id or ""
+    claims = _signed_claims(token, _key_of(token, keys), issuer, client_id)
+    _check_times(claims, now)
+    _check_tenant(claims, issuer)
+    if claims.get("azp", client_id) != client_id:
+        raise TokenRefusedError("the ID token was issued to another application")
+    given = claims.get("nonce")
+    if not isinstance(given, str) or not hmac.compare_digest(
+        given.encode("utf-8", "replace"), nonce.encode()
+    ):
+        raise TokenRefusedError("the ID token belongs to another sign-in")
+
+
+def _check_tenant(claims: Mapping[str, Any], issuer: Issuer) -> None:
+    if issuer.tenant is not None and claims.get("tid") != issuer.tenant:
+        raise TokenRefusedError("the token is of another tenant")
 
 
 def _key_of(token: str, keys: Mapping[str, jwt.PyJWK]) -> jwt.PyJWK:
@@ -98,13 +123,13 @@ def _key_of(token: str, keys: Mapping[str, jwt.PyJWK]) -> jwt.PyJWK:
     return key
 
 
-def _signed_claims(token: str, key: jwt.PyJWK, issuer: Issuer) -> dict[str, Any]:
+def _signed_claims(token: str, key: jwt.PyJWK, issuer: Issuer, audience: str) -> dict[str, Any]:
     try:
         claims = jwt.decode(
             token,
             key,
             algorithms=[key.algorithm_name],
-            audience=issuer.audience,
+            audience=audience,
             # Times are compared with the `now` of the caller; the issuer below, without its last slash.
             options={
                 "verify_exp": False,

@@ -51,11 +51,16 @@ def rows_between(
     return _rows(connection, wanted, begins_at, ends_at, with_phases)
 
 
-def rows_of_job(
-    connection: sa.Connection, job_id: str, begins_at: float, ends_at: float, *, with_phases: bool = True
+def rows_of_jobs(
+    connection: sa.Connection,
+    job_ids: Collection[str],
+    begins_at: float,
+    ends_at: float,
+    *,
+    with_phases: bool = True,
 ) -> CostRows:
-    """Of the nodes that a job has used, and those that were bought for it, as far as they had a machine then."""
-    only = sa.select(jobs.c.id).where(jobs.c.id == job_id)
+    """Of the nodes that these jobs have used, or that were bought for them, as far as they had a machine then."""
+    only = sa.select(jobs.c.id).where(jobs.c.id.in_(job_ids))
     there = sa.and_(_concerns(only), _there(begins_at, ends_at))
     return _rows(connection, there, begins_at, ends_at, with_phases)
 

@@ -5,26 +5,41 @@ import { useEffect, useState, useRef, useCallback } from "./vendor/htm-preact-3.
 // What writes need beside the cookie of a session; null: the service asks for no token.
 let csrfToken = null;
 
+/** Milliseconds in which a request is answered: a connection that is gone may never say so. */
+const READ_MS = 20_000, LONG_MS = 120_000;
+/** Seconds until what was not read is asked for again, where nothing else asks for it. */
+const AGAIN_S = 3;
+/** The event of the window for an answer that says that the reader is signed in no more. */
+export const SIGNED_OUT = "remora-signed-out";
+/** Answers of these say so themselves. */
+const OF_SIGNING_IN = ["/v1/whoami", "/v1/session", "/v1/sign-in"];
+
 /** An answer that is an error, with its stable `code`, and what to do as `hint`. */
 export class ApiError extends Error {
   constructor(status, code, detail, hint) {
     super(detail);
     Object.assign(this, { status, code, hint });
   }
+
+  /** The same request may be answered later. */
+  get isPassing() { return this.status === 0 || this.status === 429 || this.status >= 500; }
 }
 
 /** The JSON of an answer; null for one without content.  `body` is sent as JSON, a text as it is.  Throws ApiError, also when the service does not answer. */
-export async function request(method, path, body, headers = {}) {
+export async function request(method, path, body, headers = {}, withinMs = method === "GET" ? READ_MS : LONG_MS) {
   const isText = typeof body === "string";
   const sent = { Accept: "application/json", ...(body === undefined || isText ? {} : { "Content-Type": "application/json" }), ...headers };
   if (method !== "GET" && csrfToken) sent["X-CSRF-Token"] = csrfToken;
-  let answer;
+  const signal = AbortSignal.timeout(withinMs);
+  let answer, text;
   try {
-    answer = await fetch(path, { method, headers: sent, body: body === undefined || isText ? body : JSON.stringify(body) });
+    answer = await fetch(path, { method, headers: sent, body: body === undefined || isText ? body : JSON.stringify(body), signal });
+    text = await answer.text();
   } catch {
-    throw new ApiError(0, "unreachable", "The service does not answer.", "The page asks again.");
+    throw new ApiError(0, "unreachable", "The service does not answer.",
+      method === "GET" ? "The page asks again." : "It may have done what was asked: look before you try again.");
   }
-  const text = await answer.text();
+  if (answer.status === 401 && !OF_SIGNING_IN.includes(path)) dispatchEvent(new Event(SIGNED_OUT));
   let document = null;
   try { document = text ? JSON.parse(text) : null; } catch { document = null; }
   if (answer.ok) return document;
@@ -34,6 +49,9 @@ export async function request(method, path, body, headers = {}) {
 }
 
 export const get = (path) => request("GET", path);
+
+/** The same of what the service computes for long. */
+export const getLong = (path) => request("GET", path, undefined, {}, LONG_MS);
 
 /** The whole of a list, at most `pages` pages; each is `{items, next_cursor}`. */
 export async function getAll(path, pages = 20) {
@@ -48,16 +66,17 @@ export async function getAll(path, pages = 20) {
   return items;
 }
 
-/** Who the reader is: `{principal, isRequired}`; principal is null where a token is needed and there is none. */
+/** Who the reader is: `{principal, isRequired, issuers}`; principal is null where a token is needed and there is none, and
+    `issuers` are names of those at whose pages people sign in. */
 export async function readIdentity() {
-  const ways = await get("/v1/sign-in");
+  const ways = await get("/v1/sign-in"), issuers = ways.issuers.filter((one) => one.pages).map((one) => one.name);
   try {
     const principal = await get("/v1/whoami");
     csrfToken = ways.is_required ? (await get("/v1/session")).csrf_token : null;
-    return { principal, isRequired: ways.is_required };
+    return { principal, isRequired: ways.is_required, issuers };
   } catch (error) {
     if (error.status !== 401 && error.code !== "session_not_found") throw error;
-    return { principal: null, isRequired: true };
+    return { principal: null, isRequired: true, issuers };
   }
 }
 
@@ -72,10 +91,11 @@ export async function signOut() {
   csrfToken = null;
 }
 
-/** `{value, error, reload}` of what `read` returns, read again every `everyS` seconds while the page is visible.
-    `key` names what is read: another one forgets the value.  The last value stays when a later request fails. */
+/** `{value, at, error, reload}` of what `read` returns, read again every `everyS` seconds while the page is visible.
+    `key` names what is read: another one forgets the value.  The last value stays when a later request fails, `at` is when
+    it was read, in seconds since 1970.  What is read once (0) is asked for again where it did not arrive. */
 export function useRead(key, read, everyS) {
-  const [found, setFound] = useState({ key: null, value: undefined, error: null });
+  const [found, setFound] = useState({ key: null, value: undefined, at: null, error: null });
   const newest = useRef(read), asked = useRef(key);
   newest.current = read;
   asked.current = key;
@@ -84,24 +104,28 @@ export function useRead(key, read, everyS) {
     const show = (next) => { if (asked.current === key) setFound(next); };
     try {
       const value = await newest.current();
-      show({ key, value, error: null });
+      show({ key, value, at: Date.now() / 1000, error: null });
+      return null;
     } catch (error) {
-      show((before) => ({ key, value: before.key === key ? before.value : undefined, error }));
+      show((before) => ({ ...(before.key === key ? before : { value: undefined, at: null }), key, error }));
+      return error;
     }
   }, [key]);
   useEffect(() => {
     let timer, isOver = false;
     const again = async () => {
       clearTimeout(timer);
-      if (document.visibilityState === "visible") await load();
-      if (!isOver && everyS) timer = setTimeout(again, everyS * 1000);
+      const error = document.visibilityState === "visible" ? await load() : null;
+      const nextS = everyS || (error?.isPassing ? AGAIN_S : 0);
+      if (!isOver && nextS) timer = setTimeout(again, nextS * 1000);
     };
     const shown = () => document.visibilityState === "visible" && again();
     again();
     document.addEventListener("visibilitychange", shown);
     return () => { isOver = true; clearTimeout(timer); document.removeEventListener("visibilitychange", shown); };
   }, [load, everyS]);
-  return { value: found.key === key ? found.value : undefined, error: found.key === key ? found.error : null, reload: load };
+  const isOfKey = found.key === key;
+  return { value: isOfKey ? found.value : undefined, at: isOfKey ? found.at : null, error: isOfKey ? found.error : null, reload: load };
 }
 
 /** All entries of a stream of server-sent events so far: `path` with the entries above `after`, as `kind`s.

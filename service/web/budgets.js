@@ -4,7 +4,7 @@ import { html } from "./vendor/htm-preact-3.1.1.js";
 import { getAll, useRead } from "./api.js";
 import { Problem } from "./parts.js";
 import { chosenBudgets, drawBudget } from "./budget_course.js";
-import { budgetSteps, budgetText, day, money } from "./words.js";
+import { asOf, budgetSteps, budgetText, day, money } from "./words.js";
 
 /** Budgets that are drawn; `remora budgets` lists all. */
 const MOST_BUDGETS = 12;
@@ -16,7 +16,7 @@ export function Budgets() {
   const all = found.value ?? [];
   const shown = chosenBudgets(all, MOST_BUDGETS);
   if (!shown.length) return html`<${Problem} error=${found.error} />`;
-  return html`<section class="card" aria-label="budgets"><h2>Budgets <span class="muted">what is spent of each, in USD, over the running day or month in UTC; dashed: at the present pace</span></h2>
+  return html`<section class="card" aria-label="budgets"><h2>Budgets <span class="muted">what is spent of each, in USD, over the running day or month in UTC; dashed: at the present pace; ${asOf(found.at)}</span></h2>
     <${Problem} error=${found.error} />
     <div class="two">${shown.map((one) => html`<${Budget} key=${`${one.project}/${one.period}`} budget=${one} />`)}</div>
     ${all.length > shown.length ? html`<p class="muted">${shown.length} of ${all.length}; <code>remora budgets</code> lists all.</p>` : null}</section>`;

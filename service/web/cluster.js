@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead } from "./api.js";
-import { Act, Problem, Sentence, State, useNow } from "./parts.js";
+import { Act, Problem, Sentence, State, Table, useNow } from "./parts.js";
 import { addressOf } from "./addresses.js";
 import { Projects } from "./projects.js";
 import { counted, duration, moment, money, offering, percent, phrase, shortId } from "./words.js";
@@ -25,10 +25,10 @@ export function Cluster({ isOperator }) {
     ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
     ${pools.value && !pools.value.length ? html`<p class="muted">No pool is known yet: the controller writes them at its first tick.</p>` : null}
     <${Projects} />
-    ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><div class="scroll" tabindex="0" role="region" aria-label="nodes that have ended"><table><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
-      <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody></table></div></details>` : null}
-    ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><div class="scroll" tabindex="0" role="region" aria-label="events of the cluster"><table>
-      <tbody>${[...(events.value ?? [])].reverse().slice(0, 200).map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody></table></div></details>` : null}`;
+    ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><${Table} label="nodes that have ended"><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
+      <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody><//></details>` : null}
+    ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><${Table} label="events of the cluster">
+      <tbody>${[...(events.value ?? [])].reverse().slice(0, 200).map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody><//></details>` : null}`;
 }
 
 function Pool({ pool, nodes, names, now, isOperator, reload }) {
@@ -40,8 +40,8 @@ function Pool({ pool, nodes, names, now, isOperator, reload }) {
         ${ready.length ? html`<${Act} question=${`Rehearse the preemption of ${ready.map((node) => shortId(node.id)).join(", ")} of the pool ${pool.name}, with a notice of 30 s? ${hit ? `${counted(hit, "job")} on them will move, which costs time.` : "No job runs on them."}`} act=${drill}>Rehearse a preemption<//>` : null}</div>` : null}</div>
     <p>Planned: ${planned(pool, nodes)}.</p>
     ${pool.waits.map((wait) => html`<div class="notice"><b>Held up: </b><${Sentence} text=${wait.reason} /> <span class="muted">for ${duration(now - wait.since)}</span></div>`)}
-    ${pool.refused.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="refused by the cloud"><table><thead><tr><th>the cloud refuses</th><th>why</th><th>asked again in</th></tr></thead>
-      <tbody>${pool.refused.map((one) => html`<tr><td>${one.offering}</td><td class="message">${one.reason}</td><td>${duration(Math.max(0, one.until - now))}</td></tr>`)}</tbody></table></div>` : null}
+    ${pool.refused.length ? html`<${Table} label="refused by the cloud"><thead><tr><th>the cloud refuses</th><th>why</th><th>asked again in</th></tr></thead>
+      <tbody>${pool.refused.map((one) => html`<tr><td>${one.offering}</td><td class="message">${one.reason}</td><td>${duration(Math.max(0, one.until - now))}</td></tr>`)}</tbody><//>` : null}
     <${Market} pool=${pool} now=${now} />
     <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} now=${now} />`)}</div></section>`;
 }
@@ -50,11 +50,11 @@ function Pool({ pool, nodes, names, now, isOperator, reload }) {
 function Market({ pool, now }) {
   if (!pool.offerings.length) return null;
   const prices = pool.offerings.filter((one) => !one.closed_until).map((one) => one.price_per_hour);
-  return html`<details><summary>${counted(pool.offerings.length, "offering")}${prices.length ? `, from ${money(Math.min(...prices))} per hour` : ", all of them refused now"}</summary><div class="scroll" tabindex="0" role="region" aria-label=${`offerings of ${pool.name}`}><table><thead><tr><th>size</th><th>zone</th><th>capacity</th><th class="number">per hour</th><th class="number">preempted in an hour</th><th>the cloud</th></tr></thead>
+  return html`<details><summary>${counted(pool.offerings.length, "offering")}${prices.length ? `, from ${money(Math.min(...prices))} per hour` : ", all of them refused now"}${pool.offerings_at ? html` <span class="muted">unchanged since ${moment(pool.offerings_at)}, as far as the controller has asked the cloud</span>` : null}</summary><${Table} label=${`offerings of ${pool.name}`}><thead><tr><th>size</th><th>zone</th><th>capacity</th><th class="number">per hour</th><th class="number">preempted in an hour</th><th>the cloud</th></tr></thead>
       <tbody>${[...pool.offerings].sort((one, other) => one.price_per_hour - other.price_per_hour).map((one) => {
         const sold = offering(one.offering);
         return html`<tr key=${one.offering}><td>${sold.size}</td><td>${sold.zone || "any"}</td><td>${sold.capacity}</td><td class="number">${money(one.price_per_hour)}${one.is_price_assumed ? " (assumed)" : ""}</td><td class="number">${one.evictions_per_hour === null || one.evictions_per_hour === undefined ? "never" : percent(one.evictions_per_hour, 1)}</td><td>${one.closed_until ? `refuses it for ${duration(Math.max(0, one.closed_until - now))}` : "sells it"}</td></tr>`;
-      })}</tbody></table></div></details>`;
+      })}</tbody><//></details>`;
 }
 
 /** What the planner is doing with the nodes of a pool, by their states. */

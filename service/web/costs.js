@@ -1,12 +1,12 @@
 // The view of costs: what nodes were paid for over time by cause, by project, pool and job, and what would have saved it.
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
-import { get, useRead } from "./api.js";
-import { Problem, Sentence } from "./parts.js";
+import { get, getLong, useRead } from "./api.js";
+import { Problem, Sentence, Table } from "./parts.js";
 import { addressOf, go } from "./addresses.js";
 import { Budgets } from "./budgets.js";
 import { barsOf } from "./cost_bars.js";
-import { cause, duration, money, percent, phrase } from "./words.js";
+import { asOf, cause, duration, money, percent, phrase } from "./words.js";
 
 const RANGES = [[1, "day"], [7, "7 days"], [31, "31 days"]];
 /** Jobs and pools that are shown; `remora ledger` lists all. */
@@ -15,10 +15,10 @@ const HEIGHT = 160;
 
 /** A whole account: its lines of all pages.  Each page is `{lines, next_cursor}`. */
 async function account(by, times) {
-  let page = await get(`/v1/costs?by=${by}&limit=1000&${times}`);
+  let page = await getLong(`/v1/costs?by=${by}&limit=1000&${times}`);
   const lines = [...page.lines];
   while (page.next_cursor) {
-    page = await get(`/v1/costs?by=${by}&limit=1000&${times}&cursor=${encodeURIComponent(page.next_cursor)}`);
+    page = await getLong(`/v1/costs?by=${by}&limit=1000&${times}&cursor=${encodeURIComponent(page.next_cursor)}`);
     lines.push(...page.lines);
   }
   return { ...page, lines };
@@ -38,11 +38,11 @@ export function Costs({ query }) {
   const found = useRead(`costs ${days}`, async () => {
     const until = Date.now() / 1000, times = `since=${until - days * 86400 + 60}&until=${until}`;
     const [byTime, byProject, byPool, byJob, goodput] = await Promise.all(
-      [...["hour,cause", "project", "pool,capacity_type", "job"].map((by) => account(by, times)), get(`/v1/goodput?${times}`)]);
+      [...["hour,cause", "project", "pool,capacity_type", "job"].map((by) => account(by, times)), getLong(`/v1/goodput?${times}`)]);
     return { since: until - days * 86400, until, byTime, byProject, byPool, byJob, goodput, names: await namesOf(byJob) };
   }, 60);
   const all = found.value;
-  return html`<div class="title"><h1>Costs</h1>${all ? html`<span class="muted">${money(all.byTime.cost)} for ${duration(all.byTime.node_s)} of nodes</span>` : null}
+  return html`<div class="title"><h1>Costs</h1>${all ? html`<span class="muted">${money(all.byTime.cost)} for ${duration(all.byTime.node_s)} of nodes, ${asOf(all.until)}</span>` : null}
       <div class="end"><label>range<select value=${days} onChange=${(event) => go("costs", { days: event.target.value })}>${RANGES.map(([count, name]) => html`<option value=${count}>${name}</option>`)}</select></label></div></div>
     <${Problem} error=${found.error} />
     ${!all && !found.error ? html`<p class="muted">Reading the accounts …</p>` : null}
@@ -72,17 +72,17 @@ function Goodput({ goodput }) {
   const saving = (one) => (one.saved_cost >= 0.01 ? money(one.saved_cost) : !goodput.cost && one.saved_node_s >= 60 ? duration(one.saved_node_s) : null);
   const losses = goodput.losses.filter((one) => one.node_s);
   return html`<div class="card"><h2>Goodput</h2><p><b>${part(goodput.goodput)}</b> of the paid time trained <span class="muted">(scheduling: ${part(goodput.scheduling)} of it was held by jobs; runtime: ${part(goodput.runtime)} of that made new steps)</span></p>
-    ${losses.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="what did not train"><table><thead><tr><th>what did not train</th><th class="number">time</th><th class="number">cost</th><th class="number">could save</th><th>how</th></tr></thead>
-      <tbody>${losses.map((one) => html`<tr><td>${cause(one.cause)}</td><td class="number">${duration(one.node_s)}</td><td class="number">${money(one.cost)}</td><td class="number">${saving(one) ?? "–"}</td><td class="message">${saving(one) ? html`<${Sentence} text=${one.by} />` : html`<span class="muted">too little to matter</span>`}</td></tr>`)}</tbody></table></div>` : null}</div>`;
+    ${losses.length ? html`<${Table} label="what did not train"><thead><tr><th>what did not train</th><th class="number">time</th><th class="number">cost</th><th class="number">could save</th><th>how</th></tr></thead>
+      <tbody>${losses.map((one) => html`<tr><td>${cause(one.cause)}</td><td class="number">${duration(one.node_s)}</td><td class="number">${money(one.cost)}</td><td class="number">${saving(one) ?? "–"}</td><td class="message">${saving(one) ? html`<${Sentence} text=${one.by} />` : html`<span class="muted">too little to matter</span>`}</td></tr>`)}</tbody><//>` : null}</div>`;
 }
 
 function Lines({ title, names, report, jobs }) {
   const lines = dearest(report);
   const shown = lines.slice(0, MOST_LINES);
-  return html`<div class="card"><h2>${title}</h2><div class="scroll" tabindex="0" role="region" aria-label=${`costs of ${title.toLowerCase()}`}><table>
+  return html`<div class="card"><h2>${title}</h2><${Table} label=${`costs of ${title.toLowerCase()}`}>
       <thead><tr>${names.map((name) => html`<th>${phrase(name)}</th>`)}<th class="number">time</th><th class="number">cost</th><th class="number">share</th></tr></thead>
       <tbody>${shown.map((line) => html`<tr key=${names.map((name) => line.of[name]).join(" ")}>${names.map((name) => html`<td><${Name} name=${name} value=${line.of[name]} jobs=${jobs} /></td>`)}<td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td>
-        <td class="number">${report.cost ? percent(line.cost, report.cost) : percent(line.node_s, report.node_s)}</td></tr>`)}</tbody></table></div>
+        <td class="number">${report.cost ? percent(line.cost, report.cost) : percent(line.node_s, report.node_s)}</td></tr>`)}</tbody><//>
     ${lines.length > shown.length ? html`<p class="muted">The ${MOST_LINES} dearest of ${lines.length}; <code>remora ledger --by ${names.join(",")}</code> lists all.</p>` : null}</div>`;
 }
 

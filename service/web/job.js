@@ -2,14 +2,14 @@
 
 import { html, useEffect, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead, useStream } from "./api.js";
-import { Act, Problem, Sentence, State, useNow } from "./parts.js";
+import { Act, Problem, Sentence, State, Table, useNow } from "./parts.js";
 import { Steps } from "./jobs.js";
 import { lifeLine } from "./life_line.js";
 import { LifeLine } from "./life_line_view.js";
 import { Metrics } from "./plots.js";
 import { Logs } from "./logs.js";
 import { addressOf, go } from "./addresses.js";
-import { COUNT, bytes, cause, counted, difference, duration, lossText, moment, money, phrase, timeLeft } from "./words.js";
+import { COUNT, asOf, bytes, cause, counted, difference, duration, lossText, moment, money, phrase, timeLeft } from "./words.js";
 
 /** Events that are read before the life line is drawn; later ones arrive by the stream. */
 const MOST_EVENTS = 20_000;
@@ -86,7 +86,7 @@ function Cards({ job, losses, ledger }) {
     <div class="card"><span class="muted">Step</span><b><${Steps} job=${{ ...job, state: "" }} now=${now} /></b></div>
     ${card("Time left", left === null ? "–" : Number.isNaN(left) ? "too early to say" : duration(left), "at the mean pace since it started, losses included")}
     ${card("Workers", job.world_size, sizes.max === undefined ? "" : `of ${sizes.min ?? 1} to ${sizes.max}`)}
-    ${ledger ? card("Cost", money(ledger.cost), `for ${duration(ledger.node_s)} of nodes${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}`) : null}
+    ${ledger ? card("Cost", money(ledger.cost), `for ${duration(ledger.node_s)} of nodes, ${asOf(ledger.at)}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}`) : null}
     ${losses.length ? card("Lost to failures", duration(sum.total_s), `in ${counted(losses.length, "loss")}: ${lossText(sum)}`) : card("Lost to failures", duration(job.lost_s), `${counted(job.repeated_steps, "step")} repeated`)}
     ${card("Since it started", job.started_at ? duration((job.ended_at ?? now) - job.started_at) : "–", job.started_at ? `on ${moment(job.started_at)}` : "")}
   </div>`;
@@ -112,9 +112,9 @@ function Life({ job, line, losses }) {
 function Events({ events }) {
   const [isOpen, setOpen] = useState(false);
   return html`<details class="card" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>All ${events.length} events</summary>
-    ${isOpen ? html`<div class="scroll" tabindex="0" role="region" aria-label="events"><table>
+    ${isOpen ? html`<${Table} label="events">
       <thead><tr><th>time</th><th>event</th><th>message</th></tr></thead>
-      <tbody>${events.slice(-500).reverse().map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody></table></div>` : null}
+      <tbody>${events.slice(-500).reverse().map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody><//>` : null}
     ${events.length > 500 ? html`<p class="muted">The newest 500 are shown; <code>remora events</code> prints all.</p>` : null}</details>`;
 }
 
@@ -139,10 +139,10 @@ function useCosts(job) {
 
 function Money({ costs }) {
   const { ledger, lines = [], goodput } = costs.value ?? {};
-  return html`<div class="card"><h2>Costs</h2><${Problem} error=${costs.error} />
+  return html`<div class="card"><h2>Costs <span class="muted">${asOf(costs.at)}</span></h2><${Problem} error=${costs.error} />
     ${ledger ? html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}.</p>` : null}
-    ${ledger?.lines.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="costs by kind of node"><table><thead><tr><th>pool</th><th>size</th><th>capacity</th><th class="number">nodes</th><th class="number">time</th><th class="number">cost</th></tr></thead>
-      <tbody>${ledger.lines.map((line) => html`<tr key=${`${line.pool} ${line.size} ${line.zone} ${line.capacity}`}><td>${line.pool}</td><td>${line.size}</td><td>${line.capacity ?? "–"}</td><td class="number">${line.nodes}</td><td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td></tr>`)}</tbody></table></div>` : null}
+    ${ledger?.lines.length ? html`<${Table} label="costs by kind of node"><thead><tr><th>pool</th><th>size</th><th>capacity</th><th class="number">nodes</th><th class="number">time</th><th class="number">cost</th></tr></thead>
+      <tbody>${ledger.lines.map((line) => html`<tr key=${`${line.pool} ${line.size} ${line.zone} ${line.capacity}`}><td>${line.pool}</td><td>${line.size}</td><td>${line.capacity ?? "–"}</td><td class="number">${line.nodes}</td><td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td></tr>`)}</tbody><//>` : null}
     <${Causes} lines=${lines} goodput=${goodput} /></div>`;
 }
 
@@ -175,9 +175,9 @@ function Checkpoints({ id, isLive }) {
   const items = [...(found.value?.items ?? [])].reverse();
   if (!items.length) return found.error ? html`<${Problem} error=${found.error} />` : null;
   return html`<div class="card"><h2>Checkpoints</h2><${Problem} error=${found.error} />
-    <div class="scroll" tabindex="0" role="region" aria-label="checkpoints"><table><thead><tr><th class="number">step</th><th class="number">workers</th><th class="number">size</th><th>committed</th><th></th></tr></thead>
+    <${Table} label="checkpoints"><thead><tr><th class="number">step</th><th class="number">workers</th><th class="number">size</th><th>committed</th><th></th></tr></thead>
     <tbody>${items.map((one) => html`<tr key=${one.step}><td class="number">${COUNT.format(one.step)}</td><td class="number">${one.world_size}</td><td class="number">${bytes(one.size_bytes)}</td><td>${moment(one.committed_at)}</td>
-      <td><a href=${`/v1/jobs/${id}/checkpoints/${one.step}/content`} download>download</a></td></tr>`)}</tbody></table></div></div>`;
+      <td><a href=${`/v1/jobs/${id}/checkpoints/${one.step}/content`} download>download</a></td></tr>`)}</tbody><//></div>`;
 }
 
 function Profiles({ id, isLive }) {
@@ -185,9 +185,9 @@ function Profiles({ id, isLive }) {
   const items = found.value?.items ?? [];
   if (!items.length) return null;
   return html`<div class="card"><h2>Profiles</h2><${Problem} error=${found.error} />
-    <div class="scroll" tabindex="0" role="region" aria-label="profiles"><table><thead><tr><th class="number">rank</th><th class="number">steps</th><th>asked for</th><th>state</th><th class="number">size</th></tr></thead>
+    <${Table} label="profiles"><thead><tr><th class="number">rank</th><th class="number">steps</th><th>asked for</th><th>state</th><th class="number">size</th></tr></thead>
     <tbody>${items.map((one) => html`<tr key=${one.number}><td class="number">${one.rank}</td><td class="number">${one.profiled_steps ?? one.steps}</td><td>${moment(one.requested_at)}</td>
-      <td class="message">${one.state === "ready" ? html`<a href=${`/v1/jobs/${id}/profiles/${one.number}/content`} download>download</a>` : one.message ?? one.state}</td><td class="number">${one.size_bytes === null ? "" : bytes(one.size_bytes)}</td></tr>`)}</tbody></table></div>
+      <td class="message">${one.state === "ready" ? html`<a href=${`/v1/jobs/${id}/profiles/${one.number}/content`} download>download</a>` : one.message ?? one.state}</td><td class="number">${one.size_bytes === null ? "" : bytes(one.size_bytes)}</td></tr>`)}</tbody><//>
     <p class="muted">Traces open in Perfetto and in <code>chrome://tracing</code>.</p></div>`;
 }
 
@@ -196,8 +196,8 @@ function Outputs({ id, isLive }) {
   const items = found.value?.items ?? [];
   if (!items.length) return found.error ? html`<${Problem} error=${found.error} />` : null;
   return html`<div class="card"><h2>Outputs</h2><${Problem} error=${found.error} />
-    <div class="scroll" tabindex="0" role="region" aria-label="outputs"><table><thead><tr><th>name</th><th class="number">size</th></tr></thead>
-    <tbody>${items.map((one) => html`<tr key=${one.name}><td class="message"><a href=${`/v1/jobs/${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`} download>${one.name}</a></td><td class="number">${bytes(one.size_bytes)}</td></tr>`)}</tbody></table></div>
+    <${Table} label="outputs"><thead><tr><th>name</th><th class="number">size</th></tr></thead>
+    <tbody>${items.map((one) => html`<tr key=${one.name}><td class="message"><a href=${`/v1/jobs/${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`} download>${one.name}</a></td><td class="number">${bytes(one.size_bytes)}</td></tr>`)}</tbody><//>
     ${found.value?.next_cursor ? html`<p class="muted">The first 200; <code>remora outputs ${id}</code> lists all.</p>` : null}</div>`;
 }
 
@@ -206,9 +206,9 @@ function Attempts({ id, isLive }) {
   const items = found.value?.items ?? [];
   if (!items.length && !found.error) return null;
   return html`<div class="card"><h2>Attempts</h2><${Problem} error=${found.error} />
-    <div class="scroll" tabindex="0" role="region" aria-label="attempts"><table><thead><tr><th class="number">attempt</th><th>state</th><th>from step</th><th>began</th><th>took</th><th>end</th></tr></thead>
+    <${Table} label="attempts"><thead><tr><th class="number">attempt</th><th>state</th><th>from step</th><th>began</th><th>took</th><th>end</th></tr></thead>
     <tbody>${items.map((one) => html`<tr key=${one.id}><td class="number">${one.attempt}</td><td><${State} state=${one.state} /></td><td>${one.resumed_from_step ?? "the beginning"}</td><td>${moment(one.created_at)}</td>
-      <td>${one.ended_at ? duration(one.ended_at - one.created_at) : "–"}</td><td class="message">${one.end_reason ? `${phrase(one.end_reason)}: ` : ""}${one.message ?? ""}</td></tr>`)}</tbody></table></div></div>`;
+      <td>${one.ended_at ? duration(one.ended_at - one.created_at) : "–"}</td><td class="message">${one.end_reason ? `${phrase(one.end_reason)}: ` : ""}${one.message ?? ""}</td></tr>`)}</tbody><//></div>`;
 }
 
 function Specification({ job, other }) {

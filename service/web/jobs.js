@@ -1,14 +1,18 @@
 // The view of all jobs: a table that updates itself, with filters in the address, selection and submission.
 
-import { html, useState } from "./vendor/htm-preact-3.1.1.js";
-import { get, request, useRead } from "./api.js";
-import { Act, Bar, Problem, State, useNow } from "./parts.js";
+import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { get, getLong, request, useRead } from "./api.js";
+import { Act, Bar, Problem, State, WorkersLine, useNow } from "./parts.js";
 import { Submission } from "./submission.js";
+import { courseOf, dueCourses } from "./job_courses.js";
+import { afterAnswer, dueParts } from "./job_costs.js";
 import { addressOf, go } from "./addresses.js";
-import { COUNT, ago, duration, money, phrase, timeLeft } from "./words.js";
+import { COUNT, ago, asOf, duration, money, phrase, rate, timeLeft } from "./words.js";
 
 const STATES = ["queued", "admitted", "running", "paused", "succeeded", "failed", "cancelled"];
 const PAGE = 100;
+/** Running jobs of which the course is shown, the newest; points of each, and seconds until they are read again. */
+const COURSES = 40, POINTS = 60, COURSE_S = 30;
 
 export function Jobs({ query }) {
   const now = useNow(5);
@@ -19,13 +23,13 @@ export function Jobs({ query }) {
   filter.set("limit", PAGE);
   const path = `/v1/jobs?${filter}`;
   const found = useRead(path, () => get(path), 2);
-  const costs = useRead("costs", readCosts, 120).value ?? new Map();
   const rest = more.key === path ? more : { items: [], cursor: found.value?.next_cursor };
   const first = found.value?.items ?? [];
   const known = new Set(first.map((job) => job.id));
   const text = (query.get("q") ?? "").toLowerCase();
   const jobs = [...first, ...rest.items.filter((job) => !known.has(job.id))]
     .filter((job) => !text || `${job.name} ${job.id} ${Object.entries(job.labels).join(" ")}`.toLowerCase().includes(text));
+  const costs = useCosts(jobs, now), courses = useCourses(jobs, now);
   const set = (name, value) => go("jobs", { ...Object.fromEntries(query), [name]: value });
   const loadMore = async () => {
     const page = await get(`${path}&cursor=${encodeURIComponent(rest.cursor)}`);
@@ -57,41 +61,61 @@ export function Jobs({ query }) {
     <${Submission} submitted=${found.reload}><div class="card scroll" tabindex="0" role="region" aria-label="table of jobs">
       <table><thead><tr><th><span class="muted">select</span></th><th>job</th><th>state, and why</th><th>progress</th><th class="number">workers</th>
         <th class="wide">project</th><th class="number">cost this month</th><th class="wide">submitted</th></tr></thead>
-      <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} now=${now} cost=${costs.get(job.id)} chosen=${chosen.has(job.id)} choose=${choose} />`)}</tbody></table>
+      <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} now=${now} cost=${costs.known[job.id]} course=${courses[job.id]} chosen=${chosen.has(job.id)} choose=${choose} />`)}</tbody></table>
       ${found.value && !jobs.length ? html`<p class="muted">No job matches. Submit one with <code>remora submit</code>.</p>` : null}
       ${!found.value && !found.error ? html`<p class="muted">Reading the jobs …</p>` : null}
+      ${costs.readAt ? html`<p class="muted">Costs ${asOf(costs.readAt)}.</p>` : null}
       ${rest.cursor ? html`<p><button onClick=${loadMore}>Older jobs</button></p>` : null}
     </div><//>`;
 }
 
-function Row({ job, now, cost, chosen, choose }) {
+function Row({ job, now, cost, course, chosen, choose }) {
   const sizes = job.spec.workers ?? {};
   return html`<tr>
     <td>${job.terminal ? null : html`<input type="checkbox" aria-label=${`select ${job.name}`} checked=${chosen} onChange=${() => choose(job.id)} />`}</td>
     <td><a href=${addressOf(`jobs/${job.id}`)}>${job.name}</a><br /><span class="muted">${job.id}</span></td>
     <td class="message"><${State} state=${job.state} /><div class="why">${job.message ?? job.why_short ?? ""}</div></td>
-    <td><${Steps} job=${job} now=${now} /></td>
-    <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <span class="muted">of ${sizes.min ?? 1}–${sizes.max}</span>`}</td>
+    <td><${Steps} job=${job} now=${now} perS=${job.state === "running" ? course?.perS : null} /></td>
+    <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <span class="muted">of ${sizes.min ?? 1}–${sizes.max}</span>`}${job.state === "running" && course ? html`<div class="wide"><${WorkersLine} workers=${course.workers} from=${course.from} to=${course.to} most=${sizes.max ?? 1} /></div>` : null}</td>
     <td class="wide">${job.project}</td>
-    <td class="number">${job.attempt ? money(cost) : "–"}</td>
+    <td class="number" title=${cost?.usd === undefined ? undefined : asOf(cost.at)}>${!cost ? "" : cost.usd || job.attempt ? money(cost.usd) : "–"}</td>
     <td class="wide" title=${new Date(job.created_at * 1000).toISOString()}>${ago(job.created_at, now)}</td>
   </tr>`;
 }
 
-/** How far a job is, and how long it still takes at its mean pace. */
-export function Steps({ job, now }) {
+/** How far a job is, its pace in the newest steps, and how long it still takes at its mean pace. */
+export function Steps({ job, now, perS }) {
   if (job.step === null || job.step === undefined) return html`<span class="muted">–</span>`;
   const left = timeLeft(job, now);
-  return html`<span>${COUNT.format(job.step)}${job.total_steps ? ` of ${COUNT.format(job.total_steps)}` : ""}${!left ? "" : html` <span class="muted">${duration(left)} left</span>`}</span>
+  return html`<span>${COUNT.format(job.step)}${job.total_steps ? ` of ${COUNT.format(job.total_steps)}` : ""}${!left ? "" : html` <span class="muted">${duration(left)} left</span>`}${perS ? html` <span class="muted wide">${rate(perS)}</span>` : null}</span>
     ${job.total_steps ? html`<${Bar} part=${job.step / job.total_steps} label=${`progress of ${job.name}`} />` : null}`;
 }
 
-/** What each job has cost this month, for those whose costs the reader may see; the first thousand. */
-async function readCosts() {
-  try {
-    const report = await get("/v1/costs?by=job&limit=1000");
-    return new Map(report.lines.map((line) => [line.of.job, line.cost]));
-  } catch {
-    return new Map();
-  }
+/** What is known by ids of jobs.  `next` says what is asked for next of what is known now; `ask` gives what is known then. */
+function useKnown(jobs, now, next, ask) {
+  const [known, setKnown] = useState({});
+  const isAsking = useRef(false);
+  useEffect(() => {
+    const asked = isAsking.current || document.visibilityState !== "visible" ? null : next(known);
+    if (!asked) return;
+    // One after the other: the next one is asked for when this one is known.
+    isAsking.current = true;
+    ask(asked).then((more) => { isAsking.current = false; setKnown((before) => ({ ...before, ...more(before) })); });
+  }, [jobs.map((job) => job.id).join(), known, now]);
+  return known;
+}
+
+/** The course of each of the running jobs by its id, as `courseOf` says it. */
+const useCourses = (jobs, now) => useKnown(jobs, now, (known) => dueCourses(jobs, known, Date.now() / 1000, COURSE_S, COURSES)[0],
+  (id) => get(`/v1/jobs/${id}/metrics?points=${POINTS}`).then((page) => courseOf(page.items), () => null)
+    .then((course) => (before) => ({ [id]: { ...(course ?? before[id] ?? courseOf([])), at: Date.now() / 1000 } })));
+
+/** `{known, readAt}`: what each of these jobs has cost this month, by its id, `{usd, at}`, without `usd` where the reader may
+    not see it; and when the oldest of them was read. */
+function useCosts(jobs, now) {
+  const known = useKnown(jobs, now, (before) => dueParts(jobs, before, Date.now() / 1000)[0],
+    (ids) => getLong(`/v1/costs?by=job&limit=1000&job=${ids.join(",")}`).then((report) => [report.lines, 200], (error) => [null, error.status])
+      .then(([lines, status]) => (before) => afterAnswer(ids, lines, status, before, Date.now() / 1000)));
+  const times = jobs.map((job) => known[job.id]).filter((one) => one?.usd !== undefined).map((one) => one.at);
+  return { known, readAt: times.length ? Math.min(...times) : null };
 }

@@ -238,7 +238,7 @@ class Drawing {
     const to = this.over ?? Math.max(now, this.newest);
     for (const lane of [{ spans: this.job }, ...this.lanes]) close(lane, to);
     const lanes = this.lanes.filter((lane) => lane.spans.length);
-    const losses = this.losses.map((loss) => parts(loss, this.job, to));
+    const losses = withParts(this.losses, this.job, to);
     return { from: this.first ?? now, to, job: this.job, lanes, marks: this.marks, losses, checkpoints: this.checkpoints, workers: this.workers };
   }
 }
@@ -256,12 +256,25 @@ function turn(spans, phase, at) {
   else spans.push({ phase, from: at, to: null });
 }
 
-/** A loss with the seconds of its parts, by the spans of the job between its event and its end. */
-function parts(loss, spans, now) {
-  const to = loss.to ?? now;
-  const inside = (phase) => spans.filter((span) => (span.phase === "recomputing") === phase)
-    .reduce((sum, span) => sum + Math.max(0, Math.min(span.to, to) - Math.max(span.from, loss.at)), 0);
-  const noticed_s = loss.at - loss.from, recomputing_s = inside(true), total_s = to - loss.from;
+/** Losses with the seconds of their parts, by the spans of the job; both are in the order of time, so that it is linear. */
+export function withParts(losses, spans, now) {
+  let first = 0;
+  return losses.map((loss) => {
+    const to = loss.to ?? now;
+    while (first > 0 && spans[first - 1].to > loss.at) first--;
+    while (first < spans.length && spans[first].to <= loss.at) first++;
+    let recomputing_s = 0;
+    for (let index = first; index < spans.length; index++) {
+      const span = spans[index];
+      if (span.from >= to) break;
+      if (span.phase === "recomputing") recomputing_s += Math.max(0, Math.min(span.to, to) - Math.max(span.from, loss.at));
+    }
+    return parts(loss, to, recomputing_s);
+  });
+}
+
+function parts(loss, to, recomputing_s) {
+  const noticed_s = loss.at - loss.from, total_s = to - loss.from;
   return { at: loss.at, from: loss.from, to, cause: loss.cause, isOver: loss.to !== null, noticed_s, recomputing_s,
     regrouping_s: Math.max(0, total_s - noticed_s - recomputing_s), total_s, steps: loss.steps };
 }

@@ -1,8 +1,8 @@
 // The view of operators: the policies with an editor, their history, and what another document would have cost.
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
-import { ApiError, get, getAll, request, useRead } from "./api.js";
-import { Act, Problem, Sentence } from "./parts.js";
+import { ApiError, get, getAll, getLong, request, useRead } from "./api.js";
+import { Act, Problem, Sentence, Table } from "./parts.js";
 import { COUNT, counted, difference, duration, moment, money, phrase } from "./words.js";
 
 export function Policies() {
@@ -44,9 +44,9 @@ export function Policies() {
     <${WhatIf} document=${document} newest=${newest.value?.document ?? ""} isChanged=${isChanged && !problems.length} />
     <div class="card"><h2>4. Apply</h2><p class="muted">From the next tick on, these policies decide what is bought, kept and given back. Running jobs go on; nodes above a maximum or of a removed pool are drained, so that their jobs continue elsewhere.</p><div class="filters"><label>comment<input value=${comment} onInput=${(event) => setComment(event.target.value)} /></label>
       ${isGood ? html`<${Act} first act=${apply} question=${`Apply these policies, with ${counted(changed, "changed line")}?`}>Apply<//>` : html`<button disabled>Apply</button>`}</div></div>
-    <div class="card"><h2>History</h2><div class="scroll" tabindex="0" role="region" aria-label="versions of the policies"><table><thead><tr><th class="number">version</th><th>applied</th><th>by</th><th>comment</th><th></th></tr></thead>
+    <div class="card"><h2>History</h2><${Table} label="versions of the policies"><thead><tr><th class="number">version</th><th>applied</th><th>by</th><th>comment</th><th></th></tr></thead>
       <tbody>${(versions.value ?? []).map((one) => html`<tr key=${one.version}><td class="number">${one.version}</td><td>${one.created_at ? moment(one.created_at) : "when the service began"}</td><td>${one.author}</td><td class="message">${one.comment}${one.restores === null || one.restores === undefined ? "" : ` (restores ${one.restores})`}</td>
-        <td>${one.version === newest.value?.version ? "in effect" : html`<${Act} question=${`Apply the document of version ${one.version} again?`} act=${restore(one.version)}>Restore<//>`}</td></tr>`)}</tbody></table></div></div>`;
+        <td>${one.version === newest.value?.version ? "in effect" : html`<${Act} question=${`Apply the document of version ${one.version} again?`} act=${restore(one.version)}>Restore<//>`}</td></tr>`)}</tbody><//></div>`;
 }
 
 const problemText = (problem) => (typeof problem === "string" ? problem : [problem.lines?.length ? `${problem.lines.length > 1 ? "lines" : "line"} ${problem.lines.join(", ")}` : "", problem.field, problem.message].filter(Boolean).join(": "));
@@ -62,7 +62,7 @@ function WhatIf({ document, newest, isChanged }) {
   const [days, setDays] = useState(7), [plan, setPlan] = useState(null);
   const run = async () => {
     setPlan(null);
-    const trace = await get(`/v1/trace?since=${Math.max(0, Date.now() / 1000 - days * 86400)}`);
+    const trace = await getLong(`/v1/trace?since=${Math.max(0, Date.now() / 1000 - days * 86400)}`);
     if (!trace.jobs) throw new ApiError(0, "", "No job trained in that time, so there is nothing to replay.", "");
     const policies = [{ name: "in effect", text: newest }, ...(isChanged ? [{ name: "edited", text: document }] : [])];
     let found = await request("POST", "/v1/plans", { traces: [{ name: "history.jsonl", text: trace.text }], policies });
@@ -87,8 +87,8 @@ const FIGURES = [
 
 function Plan({ plan }) {
   return html`<p role="status">${plan.terminal ? phrase(plan.state) : `${Math.round(100 * plan.progress)} % of the replay of ${COUNT.format(plan.jobs)} jobs`}${plan.message ? `: ${plan.message}` : ""}</p>
-    ${plan.reports.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="result of the replay"><table><thead><tr><th></th>${plan.reports.map((one) => html`<th class="number">${one.policy}</th>`)}</tr></thead>
-      <tbody>${FIGURES.map(([name, figure]) => html`<tr><td>${name}</td>${plan.reports.map((one) => html`<td class="number">${figure(one)}</td>`)}</tr>`)}</tbody></table></div>` : null}
+    ${plan.reports.length ? html`<${Table} label="result of the replay"><thead><tr><th></th>${plan.reports.map((one) => html`<th class="number">${one.policy}</th>`)}</tr></thead>
+      <tbody>${FIGURES.map(([name, figure]) => html`<tr><td>${name}</td>${plan.reports.map((one) => html`<td class="number">${figure(one)}</td>`)}</tr>`)}</tbody><//>` : null}
     ${plan.plot ? html`<img alt="nodes and waiting jobs over time under each policy" style=${{ maxWidth: "100%", background: "#fff" }} src=${`data:image/svg+xml;charset=utf-8,${encodeURIComponent(plan.plot)}`} />` : null}
     ${plan.notes.map((note) => html`<p class="muted">${note}</p>`)}`;
 }

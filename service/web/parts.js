@@ -14,6 +14,9 @@ export function Problem({ error }) {
   return html`<div class="problem" role="alert">${error.message} ${error.hint ? html`<span class="muted">${error.hint}</span>` : null}</div>`;
 }
 
+/** A table that is moved sideways where the screen is narrow. */
+export const Table = ({ label, children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>${children}</table></div>`;
+
 export function Bar({ part, label }) {
   const percent = Math.round(100 * Math.min(1, Math.max(0, part)));
   return html`<div class="bar" role="progressbar" aria-label=${label} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${percent}>

@@ -33,6 +33,12 @@ export const moment = (at) => (at ? MOMENT.format(at * 1000) : "");
 /** The same without the date, and that of the reader's zone. */
 export const clock = (at) => CLOCK.format(at * 1000);
 
+/** "as of 20:41:03" for what was read at that time, with the date where that is another day than today; nothing before. */
+export function asOf(at, now = Date.now() / 1000) {
+  if (!at) return "";
+  return `as of ${new Date(at * 1000).toDateString() === new Date(now * 1000).toDateString() ? clock(at) : moment(at)}`;
+}
+
 const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, minimumFractionDigits: 2, maximumFractionDigits: 8, roundingPriority: "auto" });
 
 /** 7.4 -> "7.40 USD", and 0.001234 -> "0.00123 USD": little is not nothing. */
@@ -41,6 +47,13 @@ export function money(usd) {
   return `${usd !== 0 && Math.abs(usd) < 0.1 ? SMALL.format(usd) : usd.toFixed(2)} USD`;
 }
 
+/** 12.345 -> "12.3 steps/s", and 0.05 -> "3 steps/min". */
+export function rate(perS) {
+  const [value, unit] = perS >= 0.5 ? [perS, "s"] : perS * 60 >= 0.5 ? [perS * 60, "min"] : [perS * 3600, "h"];
+  return `${PACE.format(value)} steps/${unit}`;
+}
+
+const PACE = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 const HOUR = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", timeZone: "UTC" });
 

@@ -27,6 +27,8 @@ class Tab:
     page: Any
     base: str
     complaints: list[str] = field(default_factory=list)
+    #: Requests without an answer, and why.
+    failed: list[str] = field(default_factory=list)
 
     def open(self, view: str) -> None:
         """Show a view, such as `jobs`."""
@@ -85,8 +87,12 @@ def tab(browser: Any, base: str, width: int = 1280, scheme: str = "light") -> It
         "console", lambda said: said.type in ("error", "warning") and opened.complaints.append(said.text)
     )
     opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    opened.page.on("requestfailed", lambda request: opened.failed.append(f"{request.url}: {request.failure}"))
     try:
         yield opened
         assert opened.complaints == []
+    except BaseException as error:
+        error.add_note(f"its console: {opened.complaints}; requests that failed: {opened.failed}")
+        raise
     finally:
         context.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
 from cluster.policies.offerings import CapacityType, Offering
-from service.api.app import create_app
 from service.queue.lifecycle import NodeDecision
 from service.queue.market import to_data
 from service.queue.rows import NewEvent, NodeRow
@@ -24,6 +20,7 @@ from service.store.database import Database
 from service.store.ids import new_id
 from service.store.migrate import migrate
 from service.store.policies import append_cluster_event
+from tests.browser.api_server import api_server
 from tests.browser.chromium import PATIENCE_MS, chromium, tab
 
 pytestmark = pytest.mark.slow
@@ -58,16 +55,8 @@ def service(tmp_path: Path) -> Iterator[str]:
     read = NewEvent(at=now, kind="offerings.read", message="read", data={"offerings": to_data([at_home])})
     database.transact(lambda connection: append_cluster_event(connection, read))
     database.close()
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
+    with api_server(settings) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
+from examples.openid_issuer import serve
 from service import first_operator
-from service.api.app import create_app
+from service.openid.issuers import Issuer as IssuerSettings
 from service.settings import Settings
 from service.store.database import Database
 from service.store.migrate import migrate
+from tests.browser.api_server import api_server
 from tests.browser.chromium import PATIENCE_MS, chromium, tab
+from tests.openid_pages import PageIssuer
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +31,8 @@ def service(tmp_path: Path) -> Iterator[tuple[str, str]]:
     migrate(database)
     token = first_operator.ensure(database, settings.home, 1_700_000_000.0).read_text().strip()
     database.close()
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_config=None))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", token
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
+    with api_server(settings) as address:
+        yield address, token
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +80,44 @@ def test_a_viewer_signs_in_sees_its_project_alone_and_signs_out(
         opened.page.get_by_role("button", name="Sign out").click()
         opened.page.get_by_role("heading", name="Sign in").wait_for(timeout=PATIENCE_MS)
         opened.picture("sign-in")
+        # A token that is revoked ends the session while the page is open.
+        opened.page.get_by_label("token").fill(made["token"])
+        opened.page.get_by_role("button", name="Sign in").click()
+        opened.page.locator("h1", has_text="of-vision").wait_for(timeout=PATIENCE_MS)
+        revoked = httpx2.delete(
+            f"{base}/v1/tokens/{made['id']}", headers={"Authorization": f"Bearer {operator}"}
+        )
+        assert revoked.status_code < 300, revoked.text
+        opened.page.get_by_role("heading", name="Sign in").wait_for(timeout=PATIENCE_MS)
         # A browser reports each answer that is an error on its console: those above were meant.
         opened.complaints[:] = [said for said in opened.complaints if "status of 40" not in said]
+
+
+def test_a_person_signs_in_with_the_account_of_an_issuer(browser: Any, tmp_path: Path) -> None:
+    with serve(PageIssuer) as issuer:
+        trusted = IssuerSettings(issuer=issuer.url, audience="remora", client_id="page", pages=True)
+        settings = Settings(home=tmp_path / "home", authentication="required", openid={"corp": trusted})
+        settings.home.mkdir()
+        # To a browser, localhost and 127.0.0.1 are two sites, as a service and its issuer are.
+        with (
+            api_server(settings) as address,
+            tab(browser, address.replace("127.0.0.1", "localhost")) as opened,
+        ):
+            issuer.person = None
+            opened.open("cluster")
+            opened.page.get_by_role("link", name="Sign in with corp").click()
+            opened.shows("The account was not accepted.")
+            assert opened.findings() == []
+            issuer.person = "alice"
+            opened.open("cluster")
+            opened.page.get_by_role("link", name="Sign in with corp").click()
+            opened.page.get_by_role("heading", name="Cluster").wait_for(timeout=PATIENCE_MS)
+            opened.shows("alice@example.com")
+            assert opened.page.url == f"{opened.base}/#/cluster"
+            assert opened.page.evaluate("document.cookie") == ""
+            opened.page.get_by_role("button", name="Sign out").click()
+            opened.page.get_by_role("heading", name="Sign in").wait_for(timeout=PATIENCE_MS)
+            opened.complaints[:] = [said for said in opened.complaints if "status of 40" not in said]
 
 
 def test_the_page_itself_needs_no_token_and_no_other_file_is_served(service: tuple[str, str]) -> None:
@@ -99,6 +127,12 @@ def test_the_page_itself_needs_no_token_and_no_other_file_is_served(service: tup
     assert "default-src 'none'" in page.headers["content-security-policy"]
     again = httpx2.get(f"{base}/", headers={"If-None-Match": page.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+    plain = httpx2.get(f"{base}/web/page.js", headers={"Accept-Encoding": "br, gzip;q=0.0"})
+    packed = httpx2.get(f"{base}/web/page.js")
+    assert [one.headers.get("content-encoding") for one in (plain, packed)] == [None, "gzip"]
+    assert plain.content == packed.content
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"]) / 2
+    assert plain.headers["etag"] != packed.headers["etag"]
     for name in ("..%2fapi/app.py", "vendor/htm.LICENSE", "%2e%2e/api/app.py", "index.html/", "page.js%00"):
         assert httpx2.get(f"{base}/web/{name}").status_code == 404, name
     assert httpx2.get(f"{base}/web/page.js?x=1").status_code == 422

@@ -115,7 +115,9 @@ class Driver:
 
     def take(self, plan: AttemptPlan) -> None:
         """Be the driver of this attempt from now on."""
-        write_worker_log("driver", about(job=plan.job_id, attempt=plan.attempt_id))
+        write_worker_log(
+            "driver", about(job=plan.job_id, attempt=plan.attempt_id, traceparent=plan.traceparent)
+        )
         self._plan = plan
         self._backend = backend_of(plan.backend)
         self._account = Account(plan.log_limit_bytes, self._clock, self._now)

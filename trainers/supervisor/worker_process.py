@@ -47,7 +47,10 @@ def supervise() -> None:
         raise RuntimeError("this worker was started without an assignment")
     running = Supervisor(_assignment)
     identity = _assignment.identity
-    write_worker_log("worker", about(job=identity.job_id, attempt=identity.attempt_id), running.redacted)
+    subject = about(
+        job=identity.job_id, attempt=identity.attempt_id, traceparent=_assignment.plan.traceparent
+    )
+    write_worker_log("worker", subject, running.redacted)
     with _starting:
         for message in _early:
             running.instruct(message)

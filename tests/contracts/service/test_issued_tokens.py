@@ -136,6 +136,7 @@ def test_programs_ask_without_a_token_how_people_sign_in(client: TestClient, iss
             "client_id": "cli",
             "scopes": ["openid", "profile", "offline_access"],
             "accepts": "access_token",
+            "pages": False,
         }
     ]
 

@@ -113,7 +113,7 @@ def test_what_others_did_on_a_jobs_nodes_before_and_after_it_is_not_read(databas
 
     def of_job(connection: sa.Connection) -> tuple[tuple[float, float], costs.CostRows]:
         paid = costs.paid_range(connection, "job_020", 4000.0)
-        return paid, costs.rows_of_job(connection, "job_020", *paid, with_phases=False)
+        return paid, costs.rows_of_jobs(connection, ["job_020"], *paid, with_phases=False)
 
     paid, rows = database.query(of_job)
     assert paid == (2000.0, 2100.0)

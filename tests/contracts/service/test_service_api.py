@@ -868,6 +868,12 @@ class TestCosts:
         assert (second.cost, second.next_cursor) == (1.0, None), "of all pages"
         of_job = client.get(f"/v1/costs?since=0&until=5000&job={job.id}").json()
         assert of_job["cost"] == 0.55, "what it pays alone"
+        free = submit(client).id
+        several = client.get(f"/v1/costs?since=0&until=5000&by=job&job={free},{job.id}").json()
+        assert [(line["of"]["job"], line["cost"]) for line in several["lines"]] == [(job.id, 0.55)]
+        gone = f"/v1/costs?since=0&until=5000&job={job.id},job_01M7Y8NRHRW6ZK2C8GF7JR4CXR"
+        problem(client.get(gone), 404, "job_not_found")
+        problem(client.get("/v1/costs?job=" + ",".join(51 * [job.id])), 422, "invalid_parameter")
 
     def test_as_csv(self, client: TestClient, job: Job) -> None:
         text = "cause,hour,node_s,gpu_s,usd\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from remora.process_log import JsonLines
 from remora.states import JobState
 from service.store import unsent_spans
 from service.store.database import Database
@@ -66,6 +68,27 @@ def traced_by(
     with owner_of(database, url, home, otlp_endpoint=receiver.url, **settings) as owner:
         yield Traced(owner, receiver)
         owner.world.controller.traces.close()
+
+
+@contextmanager
+def json_lines() -> Iterator[list[dict[str, Any]]]:
+    """What this process logs meanwhile, each line as it would be written as JSON."""
+    lines: list[dict[str, Any]] = []
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(json.loads(self.format(record)))
+
+    kept, root = Kept(), logging.getLogger()
+    kept.setFormatter(JsonLines("test"))
+    before = root.level
+    root.addHandler(kept)
+    root.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        root.removeHandler(kept)
+        root.setLevel(before)
 
 
 @pytest.fixture
@@ -132,6 +155,39 @@ def test_the_trace_of_the_sender_goes_on_to_the_commands_of_the_job(service: Tra
     start = service.receiver.only("start")
     plan = service.world.launcher.driver_of(job_id).plan
     assert plan.traceparent == f"00-{start.trace_id}-{start.span_id}-01"
+
+
+def test_log_lines_of_an_attempt_and_of_a_request_have_the_ids_of_their_spans(
+    service: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with json_lines() as lines:
+        job_id = service.submit(SENDER)
+        service.train(job_id)
+        start = service.receiver.only("start")
+        (launched,) = [one for one in lines if "was launched" in one["message"]]
+        assert (launched["job"], launched["trace_id"], launched["span_id"]) == (
+            job_id,
+            start.trace_id,
+            start.span_id,
+        )
+        context = service.owner.client.app.state.remora  # type: ignore[attr-defined]
+        read = context.database.read
+
+        async def logged(work: Any) -> Any:
+            logging.getLogger("service.test").warning("it reads")
+            return await read(work)
+
+        monkeypatch.setattr(context.database, "read", logged)
+        asked = service.owner.client.get(f"/v1/jobs/{job_id}", headers={"traceparent": SENDER})
+    assert asked.status_code == 200
+    reading = [one for one in lines if one["message"] == "it reads"][-1]
+    service.receiver.wait(3)
+    request = service.receiver.only("GET /v1/jobs/{job_id}")
+    assert (reading["job"], reading["trace_id"], reading["span_id"]) == (
+        job_id,
+        request.trace_id,
+        request.span_id,
+    )
 
 
 def test_killed_between_the_sending_and_the_mark_the_next_controller_sends_the_same_spans(

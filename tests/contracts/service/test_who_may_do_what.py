@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from remora.states import JobState
 from service.api import authorisation
-from service.identities.permissions import OPEN_PATHS, PAGE_FILES, PERMISSIONS
+from service.identities.permissions import OPEN_PATHS, PAGE_FILES, PAGE_SIGN_IN, PERMISSIONS
 from service.queue.profiles import ProfileRow
 from service.store import profiles
 from service.store.database import Database
@@ -248,6 +248,8 @@ RULES: dict[str, Rule] = {
     "show_page": Rule("anyone", "GET", "/"),
     "show_page_file": Rule("anyone", "GET", "/web/page.js"),
     "list_sign_in_ways": Rule("anyone", "GET", "/v1/sign-in"),
+    "begin_page_sign_in": Rule("anyone", "GET", "/v1/sign-in/corp/page"),
+    "end_page_sign_in": Rule("anyone", "GET", "/v1/sign-in/corp/answer"),
     "begin_session": Rule("any", "POST", "/v1/session"),
     "show_session": Rule("any", "GET", "/v1/session"),
     "end_session": Rule("any", "DELETE", "/v1/session"),
@@ -278,6 +280,8 @@ NOT_HERE = {
     "drill_pool": 409,
     "create_plan": 422,
     "show_session": 404,
+    "begin_page_sign_in": 404,
+    "end_page_sign_in": 404,
     "ready": 503,
 }
 
@@ -400,7 +404,8 @@ def test_every_route_is_in_the_table_of_permissions(shared: Service) -> None:
     assert sorted(map(str, operations)) == sorted(PERMISSIONS)
     assert sorted(RULES) == sorted(PERMISSIONS), "the table of this test"
     open_ones = {one.path for one in routes if PERMISSIONS[str(one.operation_id)].is_open}
-    assert open_ones == OPEN_PATHS - {"/openapi.json"} | {f"{PAGE_FILES}{{name:path}}"}
+    signing_in = {f"{PAGE_SIGN_IN}{{issuer}}/{end}" for end in ("page", "answer")}
+    assert open_ones == OPEN_PATHS - {"/openapi.json"} | {f"{PAGE_FILES}{{name:path}}"} | signing_in
 
 
 def test_a_route_that_is_in_no_table_is_refused_to_operators_too(

@@ -14,6 +14,9 @@ from trainers.plan import AttemptPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+#: Of the attempt, as its ranks have it in their environment.
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch, lab: Lab) -> Iterator[None]:
@@ -43,7 +46,10 @@ def made_ready(launcher: RayLauncher, token: int, count: int = 2) -> set[str]:
 
 
 def a_plan(lab: Lab) -> AttemptPlan:
-    return lab.plan({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
+    script = "import os\nprint('done in', os.environ['TRACEPARENT'])"
+    return lab.plan(
+        {"train.py": script}, "python", "train.py", min_workers=1, max_workers=1, traceparent=TRACE
+    )
 
 
 def run_to_its_end(lab: Lab, *plans: AttemptPlan) -> None:
@@ -51,7 +57,7 @@ def run_to_its_end(lab: Lab, *plans: AttemptPlan) -> None:
     for plan in plans:
         run = lab.start(plan)
         assert run.end()["end_reason"] == "completed"
-        assert run.text("stdout") == "done"
+        assert run.text("stdout") == f"done in {TRACE}"
         until(lambda: run.launcher.kill(plan.attempt_id), "its driver is gone")  # noqa: B023
 
 

@@ -49,6 +49,19 @@ class TestJson:
             "red",
         )
 
+    def test_a_trace_is_two_fields_and_what_is_none_is_left_out(self) -> None:
+        traced = "traceparent='00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'"
+        found = line(f"log.info('x', extra=about(job='job_1', {traced}))")
+        assert (found["job"], found["trace_id"], found["span_id"]) == (
+            "job_1",
+            "0af7651916cd43dd8448eb211c80319c",
+            "b7ad6b7169203331",
+        )
+        found = line(f"request_about.set(about({traced}))\nlog.info('x', extra=about(node='node_1'))")
+        assert (found["node"], found["span_id"]) == ("node_1", "b7ad6b7169203331")
+        for given in ("None", "''", "'hello'"):
+            assert "trace_id" not in line(f"log.info('x', extra=about(job='job_1', traceparent={given}))")
+
     def test_the_request_that_is_answered_is_a_field_with_the_job_of_its_path(self) -> None:
         found = line("request_id.set('req-1'); request_about.set(about(job='job_1'))\nlog.info('x')")
         assert (found["request"], found["job"]) == ("req-1", "job_1")

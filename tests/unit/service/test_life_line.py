@@ -253,3 +253,25 @@ def test_a_life_line_takes_time_linear_in_its_events(script: Script) -> None:
 
     assert sizes(10) == (12, 10)
     assert sizes(1000) == (1002, 1000)
+
+
+def test_the_parts_of_losses_take_time_in_proportion_to_the_life_of_a_job(script: Script) -> None:
+    def reads(count: int) -> int:
+        phases = [
+            {"phase": phase, "from": 10 * number + begin, "to": 10 * number + end}
+            for number in range(count)
+            for phase, begin, end in (("training", 0, 7), ("regrouping", 7, 9), ("recomputing", 9, 10))
+        ]
+        losses = [
+            {"at": 10 * number + 7, "from": 10 * number + 6, "to": 10 * number + 10, "cause": "", "steps": 1}
+            for number in range(count)
+        ]
+        (found,) = {
+            (one["noticed_s"], one["regrouping_s"], one["recomputing_s"])
+            for one in script.call("withParts", losses, phases, 10 * count)
+        }
+        assert found == (1, 2, 1)
+        return script.reads("withParts", losses, phases, 10 * count)
+
+    assert reads(1000) < 20 * 1000
+    assert reads(4000) < 5 * reads(1000)

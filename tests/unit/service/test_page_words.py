@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -31,6 +32,21 @@ def script() -> Iterator[Script]:
 )
 def test_durations_have_at_most_two_units(script: Script, seconds: float | None, text: str) -> None:
     assert script.call("duration", seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"),
+    [(12.345, "12.3 steps/s"), (1234, "1,230 steps/s"), (0.05, "3 steps/min"), (0.001, "3.6 steps/h")],
+)
+def test_a_pace_has_the_unit_in_which_it_is_read(script: Script, per_s: float, text: str) -> None:
+    assert script.call("rate", per_s) == text
+
+
+def test_what_was_read_says_when_with_the_date_of_another_day(script: Script) -> None:
+    at = time.mktime((2026, 7, 1, 13, 5, 9, 0, 0, -1))
+    assert script.call("asOf", at, at + 3600) == "as of 13:05:09"
+    assert script.call("asOf", at, at + 86_400) == "as of 1 Jul 2026, 13:05:09"
+    assert script.call("asOf", None) == ""
 
 
 @pytest.mark.parametrize(

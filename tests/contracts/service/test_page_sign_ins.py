@@ -1,0 +1,258 @@
+"""Signing in on the page at an issuer that really answers: a session at the end, and none for whoever cheats."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import pytest
+from fastapi.testclient import TestClient
+
+from examples.openid_issuer import SigningKey, serve
+from service.api.app import create_app
+from service.openid.issuers import Issuer as IssuerSettings
+from service.settings import Settings
+from tests.openid_pages import PageIssuer
+
+BASE = "http://127.0.0.1:7265"
+
+
+@pytest.fixture
+def issuer() -> Iterator[PageIssuer]:
+    with serve(PageIssuer) as serving:
+        yield serving
+
+
+@pytest.fixture
+def trusted(issuer: PageIssuer) -> dict[str, Any]:
+    """How the operator names the issuer."""
+    return {"issuer": issuer.url, "audience": "remora", "client_id": "page", "pages": True}
+
+
+@pytest.fixture
+def client(tmp_path: Path, trusted: dict[str, Any]) -> Iterator[TestClient]:
+    settings = Settings(
+        home=tmp_path / "home",
+        authentication="required",
+        openid={
+            "corp": IssuerSettings.model_validate(trusted),
+            "ci": IssuerSettings(issuer="https://ci.example", audience="remora"),
+        },
+    )
+    with TestClient(create_app(settings), base_url=BASE, follow_redirects=False) as opened:
+        yield opened
+
+
+def begin(client: TestClient, view: str = "jobs") -> str:
+    """The address of the issuer to which the browser is led."""
+    answer = client.get("/v1/sign-in/corp/page", params={"view": view})
+    assert answer.status_code == 303, answer.text
+    return str(answer.headers["location"])
+
+
+def at_the_issuer(address: str) -> str:
+    """The address of the service to which the issuer leads back."""
+    answer = httpx2.get(address, follow_redirects=False)
+    assert answer.status_code == 302, answer.text
+    back = str(answer.headers["location"])
+    assert back.startswith(f"{BASE}/v1/sign-in/corp/answer?")
+    return back
+
+
+def signed_in(client: TestClient, back: str) -> str:
+    """Where the page goes on."""
+    answer = client.get(back)
+    assert answer.status_code == 303, answer.text
+    return str(answer.headers["location"])
+
+
+def is_nobody(client: TestClient) -> bool:
+    return client.get("/v1/whoami").status_code == 401
+
+
+def test_a_person_comes_back_with_a_session_to_the_view_that_was_asked_for(
+    client: TestClient, issuer: PageIssuer
+) -> None:
+    begun = client.get("/v1/sign-in/corp/page", params={"view": "jobs/job_01M7Y8NRHRW6ZK2C8GF7JR4CXR"})
+    kept = begun.headers["set-cookie"]
+    assert all(part in kept for part in ("HttpOnly", "SameSite=lax", "Path=/", "Max-Age=600"))
+    assert begun.headers["cache-control"] == "no-store"
+    back = client.get(at_the_issuer(begun.headers["location"]))
+    assert back.headers["location"] == "/#/jobs/job_01M7Y8NRHRW6ZK2C8GF7JR4CXR"
+    session, ended = back.headers.get_list("set-cookie")
+    assert all(part in session for part in ("remora_session=", "HttpOnly", "SameSite=strict", "Path=/"))
+    assert ended.startswith('remora_sign_in=""; ')
+    assert client.get("/v1/whoami").json()["id"] == "user:corp/alice"
+    # What the session writes still needs what only the page reads.
+    assert client.delete("/v1/session").json()["code"] == "csrf_token_missing"
+
+
+def test_the_issuer_is_asked_for_a_code_with_proof_key_state_and_nonce(
+    client: TestClient, issuer: PageIssuer
+) -> None:
+    asked = {name: values[0] for name, values in parse_qs(urlsplit(begin(client)).query).items()}
+    again = {name: values[0] for name, values in parse_qs(urlsplit(begin(client)).query).items()}
+    for name in ("state", "nonce", "code_challenge"):
+        assert len(asked.pop(name)) == 43
+        assert again.pop(name) not in asked.values()
+    assert asked == again == {
+        "response_type": "code",
+        "client_id": "page",
+        "redirect_uri": f"{BASE}/v1/sign-in/corp/answer",
+        "scope": "openid profile",
+        "code_challenge_method": "S256",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "view", ["//evil.example", "https://evil.example", "jobs/../../x", "jobs#x", "Jobs", "jobs/a b", ""]
+)
+def test_it_leads_back_to_no_place_but_a_view(client: TestClient, view: str) -> None:
+    assert signed_in(client, at_the_issuer(begin(client, view))) == "/#/jobs"
+
+
+def test_an_answer_of_another_browser_or_another_sign_in_gives_no_session(
+    client: TestClient, issuer: PageIssuer
+) -> None:
+    # An attacker's own answer, which a victim's browser is made to open.
+    attackers = at_the_issuer(begin(client))
+    client.cookies.clear()
+    assert signed_in(client, attackers) == "/#/sign-in/sign_in_expired"
+    begin(client)
+    assert signed_in(client, attackers) == "/#/sign-in/sign_in_expired", "of another sign-in"
+    back = at_the_issuer(begin(client))
+    client.cookies.clear()
+    client.cookies.set("remora_sign_in", "bm8gc2lnbi1pbg")
+    assert signed_in(client, back) == "/#/sign-in/sign_in_expired"
+    assert is_nobody(client)
+
+
+def test_an_answer_is_good_once(client: TestClient, issuer: PageIssuer) -> None:
+    back = at_the_issuer(begin(client))
+    kept = client.cookies["remora_sign_in"]
+    assert signed_in(client, back) == "/#/jobs"
+    client.cookies.clear()
+    assert signed_in(client, back) == "/#/sign-in/sign_in_expired"
+    client.cookies.set("remora_sign_in", kept)
+    assert signed_in(client, back) == "/#/sign-in/sign_in_refused", "the issuer takes a code once"
+    assert is_nobody(client)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"nonce": "of-another-sign-in"}, "belongs to another sign-in"),
+        ({"nonce": None}, "belongs to another sign-in"),
+        ({"aud": "another"}, "is for another audience"),
+        ({"azp": "another"}, "issued to another application"),
+        ({"exp": 1000, "iat": 900}, "has expired"),
+        ({"iss": "https://elsewhere.example"}, "is of another issuer"),
+    ],
+)
+def test_an_id_token_that_does_not_prove_this_sign_in_gives_no_session(
+    client: TestClient, issuer: PageIssuer, caplog: pytest.LogCaptureFixture, wrong: dict[str, Any], said: str
+) -> None:
+    issuer.wrong = wrong
+    with caplog.at_level(logging.WARNING):
+        assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
+    assert said in caplog.text
+    assert is_nobody(client)
+
+
+def test_tokens_of_an_unknown_key_give_no_session(
+    client: TestClient, issuer: PageIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stolen, made = SigningKey(), issuer.token
+    monkeypatch.setattr(issuer, "token", lambda who, groups=(), **claims: made(who, groups, stolen, **claims))
+    assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
+    assert is_nobody(client)
+
+
+def test_an_answer_of_another_issuer_or_a_refusal_is_no_session(
+    client: TestClient, issuer: PageIssuer
+) -> None:
+    back = at_the_issuer(begin(client))
+    mixed = f"{back.partition('&iss=')[0]}&iss=https%3A%2F%2Felsewhere.example"
+    assert signed_in(client, mixed) == "/#/sign-in/sign_in_refused"
+    issuer.person = None
+    assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
+    assert is_nobody(client)
+
+
+def test_a_token_that_no_cookie_holds_is_said_to_be_too_long(client: TestClient, issuer: PageIssuer) -> None:
+    issuer.groups = tuple(f"group-{number:04d}" for number in range(400))
+    assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/token_too_long"
+    assert is_nobody(client)
+
+
+def test_only_issuers_with_pages_are_asked_and_each_address_not_without_end(client: TestClient) -> None:
+    for name in ("ci", "none", "corp%2f.."):
+        answer = client.get(f"/v1/sign-in/{name}/page")
+        assert answer.status_code == 404, name
+    answers = [client.get("/v1/sign-in/corp/page").status_code for _ in range(100)]
+    assert set(answers) == {303, 429}
+    shown = {one["name"]: one["pages"] for one in client.get("/v1/sign-in").json()["issuers"]}
+    assert shown == {"corp": True}, "how to sign in is still answered"
+
+
+def test_an_issuer_that_is_away_is_said_to_be_and_asked_once(
+    client: TestClient, issuer: PageIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer, "url", "https://moved.example")
+    for _ in range(3):
+        assert begin(client) == "/#/sign-in/issuer_unreachable"
+    assert issuer.requests["configuration"] == 1
+
+
+class TestWithASecret:
+    @pytest.fixture
+    def trusted(self, issuer: PageIssuer, tmp_path: Path) -> dict[str, Any]:
+        issuer.client_secret = "s3cret/+ of:the application"
+        (tmp_path / "secret").write_text(f"{issuer.client_secret}\n")
+        named = {"issuer": issuer.url, "audience": "page", "client_id": "page", "pages": True}
+        return named | {"client_secret_file": str(tmp_path / "secret"), "accepts": "id_token"}
+
+    def test_the_service_proves_itself_by_its_secret_and_takes_the_id_token(
+        self, client: TestClient, issuer: PageIssuer
+    ) -> None:
+        assert signed_in(client, at_the_issuer(begin(client))) == "/#/jobs"
+        assert client.get("/v1/whoami").json()["id"] == "user:corp/alice"
+
+    def test_a_secret_that_is_wrong_or_missing_is_no_session_and_not_shown(
+        self, client: TestClient, issuer: PageIssuer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING):
+            (tmp_path / "secret").write_text("another")
+            assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
+            (tmp_path / "secret").unlink()
+            assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/issuer_unreachable"
+        assert "invalid_client" in caplog.text
+        assert "another'" not in caplog.text
+        assert is_nobody(client)
+
+
+def test_over_https_the_cookies_are_of_this_host_alone(tmp_path: Path, trusted: dict[str, Any]) -> None:
+    settings = Settings(
+        home=tmp_path / "home",
+        authentication="required",
+        openid={"corp": IssuerSettings.model_validate(trusted)},
+    )
+    with TestClient(
+        create_app(settings), base_url="https://127.0.0.1:7265", follow_redirects=False
+    ) as client:
+        begun = client.get("/v1/sign-in/corp/page").headers["set-cookie"]
+    assert begun.startswith("__Host-remora_sign_in=")
+    assert all(part in begun for part in ("Secure", "Path=/", "HttpOnly", "SameSite=lax"))
+    assert "Domain" not in begun
+
+
+@pytest.mark.parametrize(
+    "given", [{"pages": True, "client_id": None}, {"client_id": "page", "client_secret_file": "secret"}]
+)
+def test_settings_that_fit_no_sign_in_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"client_id|needs `pages`"):
+        IssuerSettings.model_validate({"issuer": "https://a.example", "audience": "remora", **given})
