@@ -8,6 +8,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DEEPSPEED := $(VENV)/.installed-deepspeed
+# Environments are made again when the contents of their requirements change, and not because a checkout wrote the files:
+# a copy of each keeps its time while the contents are the same.
+SAME   := build/requirements
+same    = $(addprefix $(SAME)/,$(1))
 TORCH_INDEX ?=
 # LEAVE_OUT: parts of the benchmark of backends (fsdp, mpi, tensorflow, zero) for which nothing is installed and measured.
 # ROUNDS: of it and of `make soak`; few of them show that a benchmark runs, and its figures then say little.
@@ -21,7 +25,13 @@ BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,
 
 setup: $(STAMP)
 
-$(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml deploy/make-venv
+$(SAME)/%: % always
+	@mkdir -p $(@D) && { cmp -s $< $@ || cp $< $@; }
+
+.PHONY: always
+always:
+
+$(STAMP): $(call same,requirements/lock.txt requirements/torch.txt pyproject.toml deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" "$(VENV)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
@@ -32,7 +42,7 @@ $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml deploy/mak
 # What only the tests and benchmarks of the DeepSpeed backend need; its kernels are compiled when a script uses them.
 deepspeed: $(DEEPSPEED)
 
-$(DEEPSPEED): $(STAMP) requirements/deepspeed.txt
+$(DEEPSPEED): $(STAMP) $(call same,requirements/deepspeed.txt)
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    --no-build-isolation -r requirements/deepspeed.txt
 	touch $@
@@ -87,7 +97,7 @@ test-pythons: test-tools
 # TensorFlow is heavy: its tests run scripts in an environment of their own.
 tensorflow: .venv-tensorflow/.installed
 
-.venv-tensorflow/.installed: requirements/tensorflow.txt deploy/make-venv
+.venv-tensorflow/.installed: $(call same,requirements/tensorflow.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-tensorflow
 	.venv-tensorflow/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/tensorflow.txt
@@ -97,7 +107,7 @@ tensorflow: .venv-tensorflow/.installed
 # JAX brings its own NumPy; its tests, too, run scripts in an environment of their own.
 jax: .venv-jax/.installed
 
-.venv-jax/.installed: requirements/jax.txt deploy/make-venv
+.venv-jax/.installed: $(call same,requirements/jax.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-jax
 	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/jax.txt
 	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -106,7 +116,7 @@ jax: .venv-jax/.installed
 # transformers, TRL and Lightning, layered on the packages of .venv as the environment of a job is on those of its node.
 transformers: .venv-transformers/.installed
 
-.venv-transformers/.installed: $(STAMP) requirements/transformers.txt deploy/make-venv
+.venv-transformers/.installed: $(STAMP) $(call same,requirements/transformers.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-transformers
 	.venv-transformers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    -r requirements/transformers.txt
@@ -119,7 +129,7 @@ transformers: .venv-transformers/.installed
 # Schemathesis asks the API what its description allows, and more.
 schemathesis: .venv-schemathesis/.installed
 
-.venv-schemathesis/.installed: requirements/schemathesis.txt deploy/make-venv
+.venv-schemathesis/.installed: $(call same,requirements/schemathesis.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-schemathesis
 	.venv-schemathesis/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/schemathesis.txt
@@ -128,7 +138,7 @@ schemathesis: .venv-schemathesis/.installed
 # Playwright drives Debian's Chromium, and axe-core judges the page, for tests/browser.
 browser: .venv-browser/.installed
 
-.venv-browser/.installed: requirements/browser.txt deploy/make-venv | test-tools
+.venv-browser/.installed: $(call same,requirements/browser.txt deploy/make-venv) | test-tools
 	deploy/make-venv "$(PYTHON)" .venv-browser
 	.venv-browser/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/browser.txt
@@ -137,7 +147,7 @@ browser: .venv-browser/.installed
 # kubernetes-validate knows the schemas of Kubernetes, and cel-python its rules, for the tests of deploy/kubernetes.
 kubernetes-validate: .venv-kubernetes/.installed
 
-.venv-kubernetes/.installed: requirements/kubernetes.txt deploy/make-venv
+.venv-kubernetes/.installed: $(call same,requirements/kubernetes.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-kubernetes
 	.venv-kubernetes/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/kubernetes.txt
@@ -146,7 +156,7 @@ kubernetes-validate: .venv-kubernetes/.installed
 # checkov and pycep-parser read the Bicep of deploy/azure, for its tests.
 checkov: .venv-checkov/.installed
 
-.venv-checkov/.installed: requirements/checkov.txt deploy/make-venv
+.venv-checkov/.installed: $(call same,requirements/checkov.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-checkov
 	.venv-checkov/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/checkov.txt
@@ -159,7 +169,7 @@ template: setup
 # Azure's emulator of blob storage; where npm is missing its tests are left out, and fail in CI.
 azurite: .azurite/.installed
 
-.azurite/.installed: requirements/azurite/package.json requirements/azurite/package-lock.json | test-tools
+.azurite/.installed: $(call same,requirements/azurite/package.json requirements/azurite/package-lock.json) | test-tools
 	mkdir -p .azurite
 	cp requirements/azurite/package.json requirements/azurite/package-lock.json .azurite/
 	if command -v npm >/dev/null; then npm ci --prefix .azurite --silent --no-audit --no-fund --ignore-scripts && touch $@; fi
@@ -167,7 +177,7 @@ azurite: .azurite/.installed
 # MLflow, Weights & Biases and TensorBoard, layered in the same way.
 trackers: .venv-trackers/.installed
 
-.venv-trackers/.installed: $(STAMP) requirements/trackers.txt deploy/make-venv
+.venv-trackers/.installed: $(STAMP) $(call same,requirements/trackers.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-trackers
 	.venv-trackers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    -r requirements/trackers.txt
@@ -181,7 +191,7 @@ trackers: .venv-trackers/.installed
 # tests/integration/cluster/test_submitted_programs.py and test_ray_libraries.py.
 ray-programs: .venv-ray-programs/.installed
 
-.venv-ray-programs/.installed: $(STAMP) requirements/ray-programs.txt deploy/make-venv
+.venv-ray-programs/.installed: $(STAMP) $(call same,requirements/ray-programs.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-ray-programs
 	.venv-ray-programs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
 	    -r requirements/ray-programs.txt
@@ -193,7 +203,7 @@ ray-programs: .venv-ray-programs/.installed
 # Horovod's last release is built from its source, with MPI: many minutes, and only for tests/integration/trainers/test_horovod.py.
 horovod: .venv-horovod/.installed
 
-.venv-horovod/.installed: requirements/horovod.txt requirements/torch.txt deploy/make-horovod
+.venv-horovod/.installed: $(call same,requirements/horovod.txt requirements/torch.txt deploy/make-horovod)
 	deploy/make-horovod "$(PYTHON)" .venv-horovod $(TORCH_INDEX)
 	.venv-horovod/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
@@ -269,7 +279,7 @@ bench-page: setup browser page-peers
 
 page-peers: .venv-page-peers/.installed
 
-.venv-page-peers/.installed: requirements/page-peers.txt deploy/make-venv
+.venv-page-peers/.installed: $(call same,requirements/page-peers.txt deploy/make-venv)
 	deploy/make-venv "$(PYTHON)" .venv-page-peers
 	.venv-page-peers/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    -r requirements/page-peers.txt
@@ -299,4 +309,4 @@ lock: setup
 	    --no-emit-index-url --python-version 3.11 -o requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-ray-programs .venv-schemathesis .venv-browser .venv-page-peers .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SAME) .azurite .venv-tensorflow .venv-jax .venv-transformers .venv-trackers .venv-ray-programs .venv-schemathesis .venv-browser .venv-page-peers .venv-checkov .venv-kubernetes .venv-horovod .venv-python-* .demo .demo-azure .demo-huggingface .demo-team .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
