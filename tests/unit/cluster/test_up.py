@@ -248,5 +248,5 @@ def test_the_job_api_of_a_cluster_that_exists_is_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REMORA_RAY_JOBS_PORT", "8265")
-    said = error_of(capsys, "--home", str(tmp_path), "--ray-address", "127.0.0.1:1")
+    said = error_of(capsys, "--home", str(tmp_path), "--ray-address", "127.0.0.1:1", code=2)
     assert "REMORA_RAY_JOBS_PORT is of heads that Remora starts" in said
