@@ -26,3 +26,14 @@ def free_port(host: str = "") -> int:
                 continue
             return port
     raise OSError(f"no free TCP port between {FIRST} and {LAST} on this machine")
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen on the port now; connections that have just ended do not keep it."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True

@@ -238,6 +238,11 @@ class Settings(BaseSettings):
     retention_rows: int = Field(default=1_000_000, ge=1000)
 
     @property
+    def nodes_have_agents(self) -> bool:
+        """Whether nodes run an agent, which says when their machine is sick."""
+        return self.cloud in ("azure", "azure-emulated", "kuberay")
+
+    @property
     def database(self) -> str:
         """SQLAlchemy URL in force."""
         return self.database_url or f"sqlite:///{self.home / 'remora.db'}"

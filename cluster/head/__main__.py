@@ -21,7 +21,7 @@ from cluster.provider import ProviderError
 from cluster.ray import job_api
 from cluster.ray.addresses import address_towards
 from cluster.ray.joining import ray_start
-from remora.free_ports import free_port
+from remora.free_ports import free_port, is_free
 
 
 def main(words: Sequence[str]) -> int:
@@ -58,10 +58,8 @@ def main(words: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"{given.head} is not the address and port of a head that is reached: {error}", file=sys.stderr)
         return 2
+    jobs_port = job_api.usable_port(os.environ, is_free, _report) if part is Part.HEAD else 0
     try:
-        jobs_port = job_api.port_of(os.environ) if part is Part.HEAD else 0
-        if jobs_port:
-            job_api.check_packages()
         own = flags(
             part,
             name=name,
@@ -72,7 +70,7 @@ def main(words: Sequence[str]) -> int:
             jobs_port=jobs_port,
             agent_port=free_port("127.0.0.1") if jobs_port else 0,
         )
-    except (OSError, job_api.JobApiMissing) as error:
+    except OSError as error:
         print(error, file=sys.stderr)
         return 2
     command = ray_start(sys.executable, own)
@@ -90,6 +88,10 @@ def main(words: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     return os.execve(command[0], command, environment)  # noqa: S606  # a list, no shell
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _address(part: Part, head: str) -> str:

@@ -31,6 +31,26 @@ def port_of(environment: Mapping[str, str]) -> int:
     return int(said)
 
 
+def usable_port(
+    environment: Mapping[str, str], is_free: Callable[[int], bool], report: Callable[[str], None]
+) -> int:
+    """The port at which a head can serve the API now; 0, and a report of why, where it cannot or need not.
+
+    A head that did not start for it would take the whole cluster with it.
+    """
+    try:
+        port = port_of(environment)
+        if port:
+            check_packages()
+    except JobApiMissing as error:
+        report(f"{error}; the head starts without Ray's job API")
+        return 0
+    if port and not is_free(port):
+        report(f"port {port} of {PORT_VARIABLE} is taken: the head starts without Ray's job API")
+        return 0
+    return port
+
+
 def flags_of(port: int, free_port: Callable[[], int]) -> list[str]:
     """Flags of `ray start --head`; `port` 0: nothing is served over HTTP.
 
@@ -45,11 +65,11 @@ def flags_of(port: int, free_port: Callable[[], int]) -> list[str]:
 def variables_of(port: int) -> dict[str, str]:
     """Variables of such a head.
 
-    Ray's measurements would be served to everyone who reaches the machine, without the secret.  It has a variable that
-    leaves those of the head's node out, and none for those of its HTTP server: without a port that exists it only logs
-    an error.
+    The measurements of its HTTP server would be served to everyone who reaches the machine, without the secret.  Ray
+    has no variable that leaves them out, as for those of nodes (`RAY_SETTINGS`): without a port that exists it only
+    logs an error.
     """
-    return {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"} if port else {}
+    return {"DASHBOARD_METRIC_PORT": "-1"} if port else {}
 
 
 def check_packages() -> None:

@@ -25,6 +25,8 @@ RAY_SETTINGS = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
+    # Where `ray[default]` is installed they would be served to everyone who reaches the machine, without the secret.
+    "RAY_enable_metrics_collection": "0",
     # Draining is our decision with our deadline; a SIGTERM means now.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }

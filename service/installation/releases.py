@@ -57,6 +57,10 @@ def make(layout: Layout, wheel: Path, python: str, packages_of: str = "") -> str
     release = name_of(wheel)
     folder = layout.releases / release
     if (folder / _WHOLE).exists():
+        # A setting may have come since then that needs more.
+        if (more := packages_beside(layout.read_settings())) and not packages_of:
+            pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+            _call([*pip, "install", "--quiet", *more])
         return release
     shutil.rmtree(folder, ignore_errors=True)
     layout.releases.mkdir(parents=True, exist_ok=True)

@@ -7,25 +7,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from remora.process_log import about
 from remora.states import EndReason
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.tick import Tick
 from service.queue import driver_records
-from service.queue.sick_exits import JOINED_S, GpuEnd, is_held, nodes_of, sick_node
+from service.queue.sick_exits import LEAVES_S, GpuEnd, is_held, nodes_of, sick_node
 from service.store import nodes
 from trainers.plan import Record
 
 log = logging.getLogger(__name__)
 
 
-def judge_ends(
-    tick: Tick, live: LiveAttempts, records: Mapping[str, Sequence[Record]]
-) -> dict[str, Sequence[Record]]:
-    """The records that are to be stored now, by the ids of their attempts."""
-    judged = dict(records)
+@dataclass(frozen=True)
+class JudgedEnds:
+    """What is stored now, and which attempts are over without it."""
+
+    #: By the ids of attempts.
+    records: Mapping[str, Sequence[Record]]
+    #: Attempts whose end waits for a report.
+    held: frozenset[str] = frozenset()
+
+
+def judge_ends(tick: Tick, live: LiveAttempts, records: Mapping[str, Sequence[Record]]) -> JudgedEnds:
+    """Which records are to be stored now."""
+    judged, held = dict(records), set()
     pairs = {attempt.id: (job, attempt) for job, attempt in live.pairs()}
     ends = {
         one: end
@@ -33,9 +41,9 @@ def judge_ends(
         if one in pairs and (end := _end_of(pairs[one], said, tick.now))
     }
     if not ends:
-        return judged
+        return JudgedEnds(judged)
     rows = tick.load(
-        lambda connection: nodes.current_nodes(connection, tick.cluster, tick.now - 2 * JOINED_S)
+        lambda connection: nodes.current_nodes(connection, tick.cluster, tick.now - 2 * LEAVES_S)
     )
     sick = {row.address: row for row in rows if row.address is not None and row.sick_since is not None}
     since = {address: row.sick_since for address, row in sick.items() if row.sick_since is not None}
@@ -47,9 +55,18 @@ def judge_ends(
             log.warning("an attempt ended because node %s is sick", address, extra=about(attempt=attempt_id))
             body = {**said[-1].body, "end_reason": EndReason.NODE_LOST.value, "message": text}
             judged[attempt_id] = [*said[:-1], replace(said[-1], body=body)]
-        elif is_held(end, tick.now):
-            judged[attempt_id] = said[:-1]
-    return judged
+        elif tick.settings.nodes_have_agents and is_held(end, tick.now):
+            judged[attempt_id] = _before_the_end(said)
+            held.add(attempt_id)
+    return JudgedEnds(judged, frozenset(held))
+
+
+def _before_the_end(records: Sequence[Record]) -> Sequence[Record]:
+    """Those before the report that the workers are gone, with which an end begins: it would forget their nodes."""
+    said = records[:-1]
+    if said and said[-1].kind == "progress" and said[-1].body.get("workers") == {}:
+        return said[:-1]
+    return said
 
 
 def _end_of(pair: JobAttempt, records: Sequence[Record], now: float) -> GpuEnd | None:

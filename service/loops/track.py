@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 
 from cluster.policies.policies import BudgetStep
@@ -48,14 +48,15 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     answers = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
     gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
     records = {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
-    live.store_records({one: said for one, said in judge_ends(tick, live, records).items() if said})
+    judged = judge_ends(tick, live, records)
+    live.store_records({one: said for one, said in judged.records.items() if said})
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Let drivers know how many workers their jobs may have now.
     _resize_all(tick, live, launcher)
     _request_stacks(tick, live, launcher)
     follow_profiles(tick, live, launcher)
     # 4. Stop what must stop; what was just stored may have ended it already.
-    _stop_all(tick, live, launcher)
+    _stop_all(tick, live, launcher, judged.held)
 
 
 def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
@@ -113,7 +114,7 @@ def _stacks_taken(order: float) -> store.Decide:
     return decide
 
 
-def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
+def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher, over: Collection[str]) -> None:
     pairs = live.pairs()
     spent, without_domain = (
         _spent(tick, [job for job, _ in pairs]),
@@ -122,7 +123,7 @@ def _stop_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
     asked: dict[str, store.Decide] = {}
     ends: dict[str, tuple[EndReason, str]] = {}
     for job, attempt in pairs:
-        reason = _must_stop(job, attempt, spent.get(job.id, 0.0), tick.now)
+        reason = _must_stop(job, attempt, spent.get(job.id, 0.0), tick.now, is_over=attempt.id in over)
         if reason is None and attempt.id in without_domain:
             reason = EndReason.NODE_LOST
         if reason is None:
@@ -163,7 +164,10 @@ def _without_domain(tick: Tick, attempts: Sequence[AttemptRow]) -> set[str]:
     return {one.id for one in bound if is_domain_lost(one, nodes)}
 
 
-def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> EndReason | None:
+def _must_stop(
+    job: JobRow, attempt: AttemptRow, spent: float, now: float, *, is_over: bool = False
+) -> EndReason | None:
+    """Why it has to stop; what `is_over`, and waits for a report, is not stopped for what it would use."""
     if attempt.stop_reason not in (None, EndReason.PAUSED):
         return attempt.stop_reason
     if job.cancel_requested_at is not None:
@@ -172,6 +176,8 @@ def _must_stop(job: JobRow, attempt: AttemptRow, spent: float, now: float) -> En
         return EndReason.STOPPED_EARLY
     if attempt.stop_reason is not None or job.pause_requested_at is not None:
         return EndReason.PAUSED
+    if is_over:
+        return None
     if job.budget_step is BudgetStep.PAUSE and _has_no_workers(attempt, now):
         return EndReason.EVICTED
     budget = job.budget

@@ -19,10 +19,23 @@ SICK = AgentStatus(
 SIGABRT = "The command of rank 0 was ended by SIGABRT."
 
 
+class OfMachines(Settings):
+    """Of a cloud whose nodes run agents."""
+
+    @property
+    def nodes_have_agents(self) -> bool:
+        """They do."""
+        return True
+
+
 @pytest.fixture
 def world(database: Database, tmp_path: Path) -> World:
     """Two nodes with a GPU each."""
-    made = World(database, Settings(home=tmp_path, nodes=2, node_cpus=1, node_gpus=1, lease_s=5.0))
+    return with_two_nodes(database, OfMachines(home=tmp_path, nodes=2, node_cpus=1, node_gpus=1, lease_s=5.0))
+
+
+def with_two_nodes(database: Database, settings: Settings) -> World:
+    made = World(database, settings)
     for _ in made.ticks_until("two ready nodes"):
         if [node.state for node in made.nodes()] == [NodeState.READY] * 2:
             break
@@ -49,6 +62,8 @@ def sicken(world: World) -> None:
 
 
 def end(world: World, driver: FakeDriver, message: str = SIGABRT, reason: str = "signal") -> None:
+    """As a driver ends: without workers first."""
+    driver.tell("progress", at=world.now, state="running", world_size=0, workers={})
     driver.tell("ended", at=world.now, end_reason=reason, message=message, exit_code=None)
 
 
@@ -87,9 +102,44 @@ def test_without_a_report_it_is_the_scripts_fault_after_a_minute(world: World) -
     assert (attempt.end_reason, job.state, job.reason) == (EndReason.SIGNAL, JobState.FAILED, "signal")
 
 
+def test_a_node_that_is_drained_as_sick_takes_the_blame_until_it_has_gone(world: World) -> None:
+    job_id, driver = started(world)
+    world.tick()
+    sicken(world)
+    world.now += 1.5 * JOINED_S
+    end(world, driver)
+    world.tick()
+    assert world.attempts(job_id)[0].end_reason is EndReason.NODE_LOST
+
+
+def test_an_end_that_waits_is_not_stopped_for_the_time_that_it_would_use(world: World) -> None:
+    job_id, driver = started(world, run_time_s=10.0)
+    world.tick()
+    end(world, driver)
+    world.tick()
+    world.now += JOINED_S / 2
+    world.tick()
+    assert world.attempts(job_id)[0].stop_reason is None
+    world.now += JOINED_S / 2
+    world.tick()
+    assert world.attempts(job_id)[0].end_reason is EndReason.SIGNAL
+
+
+def test_where_no_agent_runs_nothing_waits_for_its_report(database: Database, tmp_path: Path) -> None:
+    world = with_two_nodes(database, Settings(home=tmp_path, nodes=2, node_cpus=1, node_gpus=1, lease_s=5.0))
+    job_id, driver = started(world)
+    end(world, driver)
+    world.tick()
+    assert world.job(job_id).state is JobState.FAILED
+
+
 @pytest.mark.parametrize(
     ("message", "fields"),
-    [("ended with exit code 1: ValueError: 3 is not 4", {}), (SIGABRT, {"worker_resources": {"CPU": 1.0}})],
+    [
+        ("ended with exit code 1: torch.OutOfMemoryError: CUDA out of memory", {}),
+        ("ended with exit code 1: ValueError: 3 is not 4", {}),
+        (SIGABRT, {"worker_resources": {"CPU": 1.0}}),
+    ],
 )
 def test_an_error_that_no_gpu_makes_is_not_held(
     world: World, message: str, fields: dict[str, object]

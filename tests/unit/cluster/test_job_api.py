@@ -11,6 +11,7 @@ from cluster.local.environment import is_of_machines
 from cluster.local.head import start_head
 from cluster.provider import ProviderError
 from cluster.ray import job_api
+from cluster.ray.joining import RAY_SETTINGS
 from service.installation.releases import packages_beside
 from service.settings import Settings
 
@@ -35,7 +36,8 @@ def test_a_head_serves_it_on_loopback_alone_and_only_where_a_port_is_set() -> No
     assert not [flag for flag in of(Part.HEAD) if "dashboard" in flag and flag != "--include-dashboard=false"]
     assert not [flag for flag in of(Part.DRIVERS, 8265) if "dashboard" in flag]
     # What Ray measures is not served to everyone beside it.
-    more = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
+    assert RAY_SETTINGS["RAY_enable_metrics_collection"] == "0"
+    more = {"DASHBOARD_METRIC_PORT": "-1"}
     assert more.items() <= variables(Part.HEAD, Path("gcs"), 8265).items()
     assert not more.keys() & variables(Part.HEAD, Path("gcs")).keys()
 
@@ -56,6 +58,28 @@ def test_the_heads_process_gets_the_setting_that_the_service_has() -> None:
     assert is_of_machines(job_api.PORT_VARIABLE)
     assert Settings(ray_jobs_port=8265).ray_jobs_port == 8265
     assert "REMORA_" + "ray_jobs_port".upper() == job_api.PORT_VARIABLE
+
+
+@pytest.mark.parametrize(
+    ("said", "needed", "is_free", "why"),
+    [
+        ("8265", "json", True, ""),
+        ("8265", "no_such_package.of_ray", True, "cannot be imported"),
+        ("8265", "json", False, "port 8265 of REMORA_RAY_JOBS_PORT is taken"),
+        ("8265x", "json", True, "it is a port, 0 for none"),
+        ("", "no_such_package.of_ray", False, ""),
+    ],
+)
+def test_a_head_that_cannot_serve_it_starts_without_it(
+    said: str, needed: str, is_free: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_api, "_NEEDED", (needed,))
+    reports: list[str] = []
+    port = job_api.usable_port({job_api.PORT_VARIABLE: said}, lambda _: is_free, reports.append)
+    assert port == (8265 if said == "8265" and not why else 0)
+    assert [why in one and one.endswith("starts without Ray's job API") for one in reports] == (
+        [True] if why else []
+    )
 
 
 def test_a_head_without_the_packages_is_refused_in_one_sentence(
