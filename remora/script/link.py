@@ -110,6 +110,8 @@ class Link:
         self._boundary = 0
         self._hold: object | None = None
         self._target: int | None = None
+        #: Whether what was decided last came to all ranks at one boundary: after a long wait each goes on by itself.
+        self.is_agreed = False
         self._action = "checkpoint"
         #: The decision under way is the one before the end of this process.
         self._stops = False
@@ -171,6 +173,7 @@ class Link:
             self._boundary = self._boundary + 1 if at is None else at
             while True:
                 if self._target is not None and self._boundary >= self._target:
+                    self.is_agreed = self._boundary == self._target
                     self._target = None
                     self._asked = self._action == "checkpoint"
                     self._asked_by = self._deciding

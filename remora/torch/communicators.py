@@ -38,20 +38,44 @@ class Forming:
     """A group that is being formed, as the thread sees it that waits for it."""
 
     def __init__(self) -> None:
-        #: Its communicators while they are being made.
-        self.backend: Any = None
-        #: When all members were here, by `time.monotonic`; None: not all are.
-        self.complete_at: float | None = None
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        #: Its communicators, from when they are being made on.
+        self._backend: Any = None
+        #: When all members were here, by `time.monotonic`; None: not all are, or the communicators are made.
+        self._complete_at: float | None = None
 
     @property
     def is_late(self) -> bool:
         """True when all are here, and the communicators should have been made."""
-        return self.complete_at is not None and time.monotonic() - self.complete_at > FORM_S
+        complete_at = self._complete_at
+        return complete_at is not None and time.monotonic() - complete_at > FORM_S
+
+    def check(self) -> None:
+        """Raise RuntimeError when the thread that waited has given up."""
+        if self._is_given_up:
+            raise RuntimeError("the group is not needed any more")
+
+    def began(self, backend: Any) -> None:
+        """All members are here, and communicators are being made.  Raises RuntimeError, and aborts them."""
+        with self._lock:
+            self._backend, self._complete_at = backend, time.monotonic()
+            is_given_up = self._is_given_up
+        if is_given_up:
+            abort_beside(backend, holds_device=True)
+        self.check()
+
+    def ended(self) -> None:
+        """They are made."""
+        self._complete_at = None
 
     def give_up(self) -> None:
-        """Begin to abort what has been made so far."""
-        if self.backend is not None:
-            abort_beside(self.backend, holds_device=True)
+        """Begin to abort what has been made, and what is made from now on."""
+        with self._lock:
+            self._is_given_up = True
+            backend = self._backend
+        if backend is not None:
+            abort_beside(backend, holds_device=True)
 
 
 def make_communicators(
@@ -65,18 +89,20 @@ def make_communicators(
     # So that they can be aborted while they are made.
     options.config.blocking = 0
     await_all(store, place, timeout)
+    forming.check()
     backend = dist.ProcessGroupNCCL(store, place.rank, place.world_size, options)
-    forming.backend, forming.complete_at = backend, time.monotonic()
+    forming.began(backend)
     # What is not blocking has only begun when this returns; the first collective waits for it, and connects peers.
     backend.eager_connect_single_device(device)
-    with torch.cuda.device(device):
+    # In a stream of its own: where it never ends, nothing of the script's waits for it.
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
         work = backend.allreduce([torch.zeros(1, device=device)])
         work.wait()
         event = torch.cuda.Event()
         event.record()
         while not event.query():
             time.sleep(_DEVICE_POLL_S)
-    forming.backend = forming.complete_at = None
+    forming.ended()
     return backend
 
 
@@ -93,8 +119,10 @@ def abort_beside(backend: Any, *, holds_device: bool) -> threading.Thread:
 
     def abort() -> None:
         try:
-            with contextlib.suppress(RuntimeError):
-                backend.abort()
+            backend.abort()
+        except RuntimeError as error:
+            if holds_device:
+                end_process(f"a communicator's abort failed: {str(error).partition(chr(10))[0]}")
         finally:
             returned.set()
 

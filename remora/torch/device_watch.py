@@ -65,6 +65,8 @@ class DeviceWatch:
             if not oldest.event.query():
                 self.host_waits += 1
             self._wait_for([oldest], check)
+            # It may have ended because communicators were aborted.
+            check()
         with self._lock:
             self._marks.append(_Mark(event, time.monotonic()))
             if self._thread is None and not self._stopped.is_set():

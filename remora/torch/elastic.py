@@ -169,7 +169,7 @@ class ElasticLoop(ABC):
         """
         if isinstance(self._data, ShardedStream):
             with suppress(PeerLost):
-                places = shared_places(group, device, self._progress.data)
+                places = shared_places(group, device, self._progress.data, self._own_shards)
                 self._progress = replace(self._progress, data=places)
 
     def _feed_of(self, step: AnyStep, shard: int) -> Feed:

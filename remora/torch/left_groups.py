@@ -16,11 +16,13 @@ _EXIT_JOIN_S = 0.5
 exit_begun = threading.Event()
 #: Threads that end groups which were left.
 _ending_threads: list[threading.Thread] = []
+_lock = threading.Lock()
 
 
 def track(thread: threading.Thread) -> None:
     """The end of the process waits for this thread, which ends a group that was left."""
-    _ending_threads[:] = [*(one for one in _ending_threads if one.is_alive()), thread]
+    with _lock:
+        _ending_threads[:] = [*(one for one in _ending_threads if one.is_alive()), thread]
 
 
 @atexit.register

@@ -244,7 +244,8 @@ class ReplicatedTraining(ElasticLoop):
             return
         self._compute_time.report()
         decided = self._link.reach_boundary(step.number)
-        if decided is not None or is_due(step.number, self._settings.check_every):
+        is_decided = decided is not None and self._link.is_agreed
+        if is_decided or is_due(step.number, self._settings.check_every):
             self._share_places(self._members.group, self._device)
         match decided:
             case "checkpoint":

@@ -6,6 +6,7 @@ A dataset that a script has already divided by rank, as for DistributedSampler, 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,8 @@ def sample_fingerprint(sample: int, epoch: int, item: Any) -> SampleFingerprint:
                 words.update(held.view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, float):
             bits.update(leaf.hex().encode())
-            total, squares = total + leaf, squares + leaf * leaf
+            if math.isfinite(leaf):
+                total, squares = total + leaf, squares + leaf * leaf
         else:
             words.update(repr(leaf).encode())
     bits.update(words.digest())

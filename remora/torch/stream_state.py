@@ -78,10 +78,16 @@ def load(data: Any, state: Any) -> None:
 
 def _copied(value: Any, name: str, depth: int) -> tuple[Any, int]:
     """A value in containers of its own, and about how many bytes it takes."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool):
         return value, _SMALL
-    if isinstance(value, str | bytes):
-        return value, len(value)
+    # Those of a class of their own, as NumPy's are, could be written and not be read.
+    for base in (int, float):
+        if isinstance(value, base):
+            return base(value), _SMALL
+    if isinstance(value, str):
+        return str.__str__(value), len(value)
+    if isinstance(value, bytes):
+        return bytes(value), len(value)
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().clone(), value.nbytes
     if depth < _DEPTH and isinstance(value, Mapping):
@@ -97,8 +103,10 @@ def _copied(value: Any, name: str, depth: int) -> tuple[Any, int]:
 
 
 def _key(key: Any, name: str) -> Any:
-    if isinstance(key, str | int):
-        return key
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int):
+        return key if isinstance(key, bool) else int(key)
     raise ValueError(
         f"the state of {name} has a key of type {type(key).__name__}: let it have text or numbers"
     )
@@ -126,6 +134,8 @@ def check_mark(mark: Any, item: Any, name: str) -> None:
 
 def merged(before: Any, after: Any) -> Any:
     """What is known of a dataset's places with what is known now; of two places of a shard the later one."""
+    if after is None:
+        return before
     if not (isinstance(before, Mapping) and "shards" in before):
         return after
     if not (isinstance(after, Mapping) and "shards" in after):

@@ -12,7 +12,7 @@ a state it is read from the start of its epoch.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -250,12 +250,16 @@ def sample_of(source: Source, shards: int) -> Any:
     return next(iter(source.data)) if source.sample is None else source.sample
 
 
-def shared_places(group: Group, device: torch.device, known: Any) -> Any:
+def shared_places(group: Group, device: torch.device, known: Any, own_shards: range) -> Any:
     """What all workers know of where the streams of their shards are; raises PeerLost.  All workers call it alike."""
+    mine = known
+    if isinstance(known, Mapping) and "shards" in known:
+        # Of its own shards alone: each worker has what the others knew before.
+        mine = {**known, "shards": {one: at for one, at in known["shards"].items() if one in own_shards}}
     # What comes from a worker of the same job is code of the same user.
-    own = torch.frombuffer(bytearray(pickle.dumps(known)), dtype=torch.uint8).to(device)
+    own = torch.frombuffer(bytearray(pickle.dumps(mine)), dtype=torch.uint8).to(device)
     lengths = gathered(group, torch.tensor([len(own)], device=device)).view(-1).tolist()
     rows = gathered(group, torch.nn.functional.pad(own, (0, max(lengths) - len(own)))).cpu()
     for row, length in zip(rows, lengths, strict=True):
-        known = merged(known, pickle.loads(bytes(row[:length].tolist())))  # noqa: S301
+        known = merged(known, pickle.loads(row[:length].numpy().tobytes()))  # noqa: S301
     return known

@@ -73,7 +73,7 @@ def load(folder: Path, sharded: ShardedState, grid: Grid, host_group: Group) -> 
     here = sorted(path.name for path in folder.glob(checkpoint_io.FILES))
     found: list[list[str]] = gather_objects(host_group, here)
     readers = readers_of(found)
-    if all(is_whole(one) for one in found) or not readers or host_group.world_size == 1:
+    if all(is_whole(one) for one in found) or not readers:
         return checkpoint_io.load(folder, sharded)
     if not is_whole(list(readers)):
         raise StateLost("files of the checkpoint were on a node that is gone")

@@ -21,7 +21,7 @@ from remora.torch.layout import Writer
 from remora.torch.loop_settings import Settings, fingerprint
 from remora.torch.optimizers import EARLY
 from remora.torch.order import shards_of
-from remora.torch.sharded import checkpoint_parts
+from remora.torch.sharded import checkpoint_io, checkpoint_parts
 from remora.torch.sharded.building import Build, BuiltModel, construct
 from remora.torch.sharded.grid import Parallel
 from remora.torch.sharded.mesh import MeshProcessGroup, open_mesh
@@ -166,6 +166,9 @@ class ShardedRecovery(ElasticLoop):
         """Begin with the newest checkpoint, or from the start."""
         folder, built = training.resume_from(), self._present
         if folder is None:
+            return
+        if self._link is None:
+            self._restore_state(checkpoint_io.load(folder, built.sharded))
             return
         try:
             state = checkpoint_parts.load(folder, built.sharded, built.grid, self._groups.host_group)

@@ -88,6 +88,8 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     monkeypatch.setattr(communicators.dist, "ProcessGroupNCCL", Made, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     return one
 
@@ -135,6 +137,29 @@ def test_communicators_that_take_too_long_are_given_up_and_aborted(
         pytest.raises(PeerLost, match=r"^the worker group could not be formed: .* longer than .* s$"),
     ):
         formed(port)
+    assert nccl.aborted.wait(FOR_EVER_S)
+
+
+def test_a_group_that_was_given_up_makes_no_communicators_when_its_last_member_comes(nccl: Nccl) -> None:
+    def leave() -> None:
+        raise PeerLost("the group is to be left")
+
+    port = free_port()
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    with pytest.raises(PeerLost, match="to be left"):
+        formed(port, check=leave)
+    (forming,) = [one for one in threading.enumerate() if one.name == "remora-rendezvous"]
+    inside = torch.distributed.PrefixStore("remora/1/0", store)
+    communicators.await_all(inside, place(0, port), datetime.timedelta(seconds=5))
+    forming.join(FOR_EVER_S)
+    assert nccl.order == []
+
+
+def test_what_was_made_while_its_group_was_given_up_is_aborted(nccl: Nccl) -> None:
+    forming = communicators.Forming()
+    forming.give_up()
+    with pytest.raises(RuntimeError, match="not needed any more"):
+        forming.began(SimpleNamespace(abort=nccl.abort))
     assert nccl.aborted.wait(FOR_EVER_S)
 
 
