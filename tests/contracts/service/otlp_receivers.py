@@ -59,6 +59,11 @@ class OtlpReceiver:
         for _ in range(requests):
             assert self.arrived.acquire(timeout=30.0), "nothing came"
 
+    def wait_for(self, name: str) -> None:
+        """Wait until a span of that name has come; a request may have several."""
+        while not self.named(name):
+            self.wait()
+
     def named(self, name: str) -> list[ReceivedSpan]:
         with self.lock:
             return [one for one in self.spans if one.name == name]

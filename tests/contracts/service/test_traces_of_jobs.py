@@ -181,7 +181,7 @@ def test_log_lines_of_an_attempt_and_of_a_request_have_the_ids_of_their_spans(
         asked = service.owner.client.get(f"/v1/jobs/{job_id}", headers={"traceparent": SENDER})
     assert asked.status_code == 200
     reading = [one for one in lines if one["message"] == "it reads"][-1]
-    service.receiver.wait(3)
+    service.receiver.wait_for("GET /v1/jobs/{job_id}")
     request = service.receiver.only("GET /v1/jobs/{job_id}")
     assert (reading["job"], reading["trace_id"], reading["span_id"]) == (
         job_id,
