@@ -8,6 +8,8 @@ import socket
 #: Below the range from which Linux takes the ports of outgoing connections (`net.ipv4.ip_local_port_range`, from 32768
 #: by default), and above the ports of Ray's workers (10002 to 19999 by default).
 FIRST, LAST = 20000, 29999
+#: Scripts and tests seed the usual one, and then several processes would try the same ports in the same order.
+_random = random.SystemRandom()
 
 
 def free_port(host: str = "") -> int:
@@ -18,7 +20,7 @@ def free_port(host: str = "") -> int:
     take it, and a server that listens on all addresses then fails.  Raises OSError when there is none.
     """
     for _ in range(200):
-        port = random.randint(FIRST, LAST)  # noqa: S311 - not a secret
+        port = _random.randint(FIRST, LAST)
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             try:
                 probe.bind((host, port))
