@@ -26,7 +26,7 @@ def test_a_port_that_is_taken_on_one_address_is_not_free_on_all(monkeypatch: pyt
         server.listen()
         other = free_ports.free_port()
         drawn = iter([taken, other])
-        monkeypatch.setattr(random, "randint", lambda _first, _last: next(drawn))
+        monkeypatch.setattr(free_ports._random, "randint", lambda _first, _last: next(drawn))
         assert free_ports.free_port() == other
 
 
@@ -35,6 +35,14 @@ def test_without_a_free_port_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
         taken = free_ports.free_port("127.65.3.1")
         server.bind(("127.65.3.1", taken))
         server.listen()
-        monkeypatch.setattr(random, "randint", lambda _first, _last: taken)
+        monkeypatch.setattr(free_ports._random, "randint", lambda _first, _last: taken)
         with pytest.raises(OSError, match="no free TCP port"):
             free_ports.free_port()
+
+
+def test_processes_that_seed_alike_try_other_ports() -> None:
+    tried: list[list[int]] = []
+    for _ in range(2):
+        random.seed(7)
+        tried.append([free_ports.free_port("127.0.0.1") for _ in range(4)])
+    assert tried[0] != tried[1]
