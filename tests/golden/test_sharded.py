@@ -59,7 +59,7 @@ def assert_same(job: ShardedJob, driver: Driver) -> None:
 
 @pytest.mark.framework("FSDP2 with ShardedLoop", "in place")
 @pytest.mark.framework("FSDP2 with ShardedLoop", "exact samples")
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.soak), 0])
 def test_a_killed_worker_costs_no_state(victim: int, tmp_path: Path) -> None:
     job = ShardedJob()
     with ShardedDriver(job, tmp_path) as driver:

@@ -287,7 +287,7 @@ def test_input_that_the_rank_does_not_take_and_output_that_is_not_read_are_bound
     [
         (AWAY_S + 1, "its client has not asked for output for 60 s"),
         (IDLE_S + 1, "nothing was typed or printed for 15 min"),
-        (WHOLE_S + 1, "it was open for 8 h"),
+        pytest.param(WHOLE_S + 1, "it was open for 8 h", marks=pytest.mark.soak),
     ],
 )
 def test_one_ends_when_its_client_is_gone_when_it_is_idle_and_after_its_longest_time(

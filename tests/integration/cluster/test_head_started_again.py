@@ -78,6 +78,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         ClusterFolders(server.home).remove_temporary()
 
 
+@pytest.mark.soak
 def test_a_head_that_is_killed_costs_no_step(server: Server, tmp_path: Path) -> None:
     server.start("drivers")
     until(lambda: _connect(server), "the node for drivers can be reached")

@@ -138,6 +138,7 @@ def assert_nothing_left(home: Path, machines: set[str], url: str) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=1.0)
 
 
+@pytest.mark.soak
 def test_whatever_dies_comes_back_and_the_end_leaves_nothing(
     home: Path, start: Callable[[], Service]
 ) -> None:

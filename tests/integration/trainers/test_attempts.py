@@ -239,6 +239,7 @@ def test_drivers_start_on_the_head_while_all_other_nodes_stand_still(lab: Lab) -
             lab.provider.kill(node_id)
 
 
+@pytest.mark.soak
 def test_a_killed_driver_takes_its_workers_with_it(lab: Lab) -> None:
     lab.nodes(2)
     run = endless(lab)

@@ -170,6 +170,7 @@ def test_a_script_that_is_killed_alone_is_replaced_where_it_was(
     assert [one["data"] for one in training.run.events("worker.killed")] == [{"rank": 1}, {"rank": 0}]
 
 
+@pytest.mark.soak
 def test_a_frozen_node_is_left_behind(
     lab: Lab, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:

@@ -45,6 +45,7 @@ def test_a_rendezvous_to_which_nobody_can_come_any_more_ends_the_attempt(lab: La
     assert "(init_process_group) still keeps rank 0 waiting" in ended["message"]
 
 
+@pytest.mark.soak
 def test_a_script_that_can_go_on_leaves_the_one_that_hangs_behind(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     finish = tmp_path / "finish"
