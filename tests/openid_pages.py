@@ -15,7 +15,7 @@ from examples.openid_issuer import Issuer
 
 
 class PageIssuer(Issuer):
-    """Whoever opens its page is `person` at once, as one is who has a session there; None: who refuses."""
+    """A visitor of its page is signed in as `person` at once, as with a session there; None: consent is refused."""
 
     def __init__(self, url: str, audience: str = "remora") -> None:
         super().__init__(url, audience)

@@ -48,7 +48,7 @@ class Context:
     replays: Replays = field(default_factory=Replays)
     streams: OpenStreams = field(default_factory=OpenStreams)
     checks: Checks = field(default_factory=Checks)
-    #: By which people sign in on the page; None: nobody has to.
+    #: By which people sign in on the page; None: no one is configured.
     exchange: CodeExchange | None = None
     #: Sign-ins of each address: each may ask an issuer.
     sign_in_rates: Rates = field(default_factory=lambda: Rates(Rate(per_s=0.5, burst=30.0)))

@@ -31,7 +31,7 @@ def plan_of(**changed: Any) -> FeedPlan:
 
 
 def steps_of(feed: Feed, most: int) -> list[list[int]]:
-    """The numbers that each step trains, of at most so many steps."""
+    """The numbers that each step trains, up to a limit of steps."""
     found: list[list[int]] = []
     while len(found) < most and feed.peek() is not None:
         found.append([item["n"] for _, items in feed.step() for item in items])

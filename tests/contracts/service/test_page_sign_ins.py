@@ -1,4 +1,4 @@
-"""Signing in on the page at an issuer that really answers: a session at the end, and none for whoever cheats."""
+"""Signing in on the page at an issuer that really answers: a session at the end, and none for a forged answer."""
 
 from __future__ import annotations
 

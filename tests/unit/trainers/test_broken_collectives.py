@@ -63,7 +63,7 @@ async def test_the_others_go_on_without_a_process_whose_abort_did_not_return() -
     stage = Stage(3)
     stage.hanging.add(1)
     stage.say(1, "killed", stuck=STUCK)
-    assert await stage.settled() < 1.0, "nobody's patience is needed"
+    assert await stage.settled() < 1.0, "no wait for a timeout is needed"
     assert (stage.order, stage.regrouped) == ([0, 2], [("loss", 2)])
     assert stage.events("worker.collectives_failed") == [{"rank": 1}]
     assert stage.events("worker.killed") == [], "it counts as no kill"

@@ -83,7 +83,7 @@ async def test_a_second_loss_while_the_group_is_formed() -> None:
 
     stage.watch = lose_another
     stage.kill(1)
-    assert await stage.settled() < PARK_S, "nobody's patience is needed"
+    assert await stage.settled() < PARK_S, "no wait for a timeout is needed"
     assert (stage.order, stage.attempt.generation) == ([0, 2], 3)
     assert stage.regrouped == [("loss", 2)]
 
@@ -570,7 +570,7 @@ async def test_a_loss_while_all_park_as_agreed_is_a_loss() -> None:
     assert stage.messages("part") == []
     stage.dead.add(3)
     stage.park(2)
-    assert await stage.settled() < 0.5, "nobody's patience is needed"
+    assert await stage.settled() < 0.5, "no wait for a timeout is needed"
     assert (stage.order, stage.regrouped) == ([0, 2], [("loss", 2)])
     assert 1 in stage.messages("part")
 

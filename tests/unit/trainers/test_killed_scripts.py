@@ -45,7 +45,7 @@ async def test_the_others_go_on_when_a_script_is_killed() -> None:
     stage = Stage(3)
     stage.hanging.add(1)
     stage.say(1, "killed")
-    assert await stage.settled() < 1.0, "nobody's patience is needed"
+    assert await stage.settled() < 1.0, "no wait for a timeout is needed"
     assert (stage.order, stage.regrouped) == ([0, 2], [("loss", 2)])
     assert stage.events("worker.killed") == [{"rank": 1}]
     assert stage.events("node.lost") == [], "its node lives"
