@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 ROOT = Path(__file__).parents[1]
 #: What there is only one of: the folder of the files that may take it, and how a test takes it.
@@ -19,8 +20,14 @@ SHARED = {
 }
 
 
+#: Their tests read the whole repository, once for a process.
+READ_EVERYTHING = "tests/architecture/"
+
+
 def group_of(node_id: str, root: Path = ROOT) -> str:
     """All slow tests of a file are one group, and all that share something; any other test is its own."""
+    if node_id.startswith(READ_EVERYTHING):
+        return READ_EVERYTHING
     return _group_of_file(node_id.partition("::")[0], root) or node_id
 
 
@@ -40,3 +47,11 @@ class Lanes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Forget groups that are done: the scheduler walks over all it knows at each test that ends."""
+        super().mark_test_complete(node, item_index, duration)
+        groups = self.assigned_work[node]
+        group = self._split_scope(self.registered_collections[node][item_index])
+        if all(groups[group].values()):
+            del groups[group]

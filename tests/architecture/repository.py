@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -46,6 +47,13 @@ def sources(*packages: str) -> dict[str, str]:
     }
 
 
+@cache
+def tree_of(name: str) -> ast.Module:
+    """The syntax tree of a source, by its path from the root: many tests read it, and it takes milliseconds to make."""
+    return ast.parse(texts()[name])
+
+
+@cache
 def pages() -> dict[str, str]:
     """Every page for people."""
     return {name: text for name, text in texts().items() if name.endswith(".md")}

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.architecture.repository import PACKAGES, ROOT, blocks, pages, sources, texts
+from tests.architecture.repository import PACKAGES, ROOT, blocks, pages, sources, texts, tree_of
 
 PAGE = "docs/architecture.md"
 #: What the table of changes has a row for.
@@ -134,7 +134,7 @@ def box_of(name: str, paths: dict[str, str]) -> str | None:
 @cache
 def imported_by(name: str) -> frozenset[str]:
     """Modules of ours that a file imports, also inside of functions."""
-    return frozenset(imports_of(ast.parse(texts()[name])))
+    return frozenset(imports_of(tree_of(name)))
 
 
 def imports_of(tree: ast.Module) -> Iterator[str]:

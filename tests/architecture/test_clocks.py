@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.architecture.repository import sources
+from tests.architecture.repository import sources, tree_of
 
 #: Modules that may, and what they use it for.
 MAY = {
@@ -40,20 +40,18 @@ MAY = {
 _NAMES = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
 
 
-def asks_for_the_time(text: str) -> bool:
+def asks_for_the_time(tree: ast.Module) -> bool:
     """True when a module names one of the functions that say the time of day."""
     return any(
         isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
         and (node.value.id, node.attr) in _NAMES
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(tree)
     )
 
 
 def test_the_time_of_day_is_asked_for_where_it_is_no_length_of_time() -> None:
-    asking = {
-        name for name, text in sources("service", "cluster", "trainers").items() if asks_for_the_time(text)
-    }
+    asking = {name for name in sources("service", "cluster", "trainers") if asks_for_the_time(tree_of(name))}
     assert asking - MAY.keys() == set(), (
         "use time.monotonic, or CLOCK of service.steady_clock for what is stored"
     )
@@ -61,5 +59,5 @@ def test_the_time_of_day_is_asked_for_where_it_is_no_length_of_time() -> None:
 
 
 def test_who_asks_is_found() -> None:
-    assert asks_for_the_time("import time\nclock = time.time\n")
-    assert not asks_for_the_time("import time\nclock = time.monotonic\n")
+    assert asks_for_the_time(ast.parse("import time\nclock = time.time\n"))
+    assert not asks_for_the_time(ast.parse("import time\nclock = time.monotonic\n"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import get_args
 
 from cluster.scheduling.actions import WaitsFor
 from remora.states import JobState, NodeState
-from tests.architecture.repository import ROOT, sources
+from tests.architecture.repository import ROOT, sources, tree_of
 from trainers.driver.regrouping import Cause
 
 PAGE = (ROOT / "docs/events.md").read_text()
@@ -54,10 +55,11 @@ def on_the_page() -> dict[str, set[str]]:
     return {kind: set(re.findall(r"`(\w+)`", fields)) for kind, fields in rows}
 
 
+@cache
 def in_the_code() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for source in sources("service", "cluster", "trainers").values():
-        for node in ast.walk(ast.parse(source)):
+    for name in sources("service", "cluster", "trainers"):
+        for node in ast.walk(tree_of(name)):
             if isinstance(node, ast.Call):
                 for kind in kinds_of(node):
                     found.setdefault(kind, set()).update(fields_of(node))

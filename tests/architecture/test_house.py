@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+
 from tests.architecture import house
-from tests.architecture.repository import PACKAGES, sources
+from tests.architecture.repository import PACKAGES, sources, tree_of
 
 LONG = "def long():\n" + "    print()\n" * 61
 SOURCES = {
@@ -16,7 +18,7 @@ SOURCES = {
 
 
 def figures(texts: dict[str, str]) -> dict[str, house.Row]:
-    return {row.what: row for row in house.rows(texts)}
+    return {row.what: row for row in house.rows(texts, lambda name: ast.parse(texts[name]))}
 
 
 def test_a_long_function_is_named_with_its_line() -> None:
@@ -54,6 +56,6 @@ def test_a_percentile_is_a_value_that_stands_there() -> None:
 
 
 def test_the_table_of_this_repository_can_be_printed() -> None:
-    printed = [str(row) for row in house.rows(sources(*PACKAGES))]
+    printed = [str(row) for row in house.rows(sources(*PACKAGES), tree_of)]
     assert len(printed) == 11
     assert all(len(line) < 110 for line in printed)

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import remora
 from deploy.wheel_contents import CONTENTS, FOLDER
-from tests.architecture.repository import PACKAGES, ROOT, sources, texts
+from tests.architecture.repository import PACKAGES, ROOT, sources, texts, tree_of
 from tests.installed_wheel import build_wheel
 
 
@@ -50,17 +50,17 @@ def test_everything_that_the_service_imports_is_declared() -> None:
     of_import = importlib.metadata.packages_distributions()
     undeclared = {
         f"{path}: {module}"
-        for path, text in sources(*PACKAGES).items()
-        for module in imported(text) - set(sys.stdlib_module_names) - set(PACKAGES)
+        for path in sources(*PACKAGES)
+        for module in imported(tree_of(path)) - set(sys.stdlib_module_names) - set(PACKAGES)
         if module in of_import and not names & {canonicalize_name(name) for name in of_import[module]}
     }
     assert undeclared == set()
 
 
-def imported(text: str) -> set[str]:
+def imported(tree: ast.Module) -> set[str]:
     """The top names of everything that a source imports, wherever it does."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
