@@ -153,7 +153,8 @@ def hand_over(
         yield folder
     except BaseException as error:
         if link is not None and not (is_tried_again and isinstance(error, OSError)):
-            link.send({"type": "abandoned", "step": step})
+            of = {} if generation is None else {"generation": generation}
+            link.send({"type": "abandoned", "step": step, **of})
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if link is not None:

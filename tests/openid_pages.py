@@ -55,6 +55,7 @@ class PageIssuer(Issuer):
         form = dict(parse_qsl((await request.body()).decode()))
         if form.get("grant_type") != "authorization_code":
             return await super()._token(request)
+        self.requests["token"] = self.requests.get("token", 0) + 1
         if not self._is_client(request.headers.get("authorization"), form):
             return JSONResponse({"error": "invalid_client"}, 401)
         asked = self._codes.pop(form.get("code", ""), None)

@@ -230,6 +230,7 @@ PARTS: Mapping[str, Part] = {
         ),
         (
             "examples/demo_server.py",
+            "examples/installed_server.py",
             "examples/demo_team.py",
             "examples/team",
             "examples/demo.py",

@@ -23,6 +23,8 @@ _SHARE = {DRIVERS: DRIVER_SHARE}
 _OF_ATTEMPT = b"driver:"
 #: Under which heads of Ray an attempt's driver was asked for.
 _HEADS = b"heads-of-driver:"
+#: Drivers that an attempt had before, of which nothing has proved that they ended.
+_FORMER = b"former-drivers:"
 
 
 def make(name: str) -> Any:
@@ -80,6 +82,36 @@ def forget(attempt_id: str) -> None:
     """Let the attempt have no driver; fine when it has none."""
     internal_kv._internal_kv_del(_key(attempt_id), namespace=KV_NAMESPACE)
     internal_kv._internal_kv_del(_HEADS + attempt_id.encode(), namespace=KV_NAMESPACE)
+
+
+def replace(attempt_id: str) -> None:
+    """Let the attempt have another driver than its present one, which is to be ended before the attempt is released.
+
+    The head may only have lost sight of it.
+    """
+    name = name_of(attempt_id)
+    if name is not None:
+        # Before it is forgotten: this process may end between the two.
+        value = " ".join(dict.fromkeys((*former(attempt_id), name))).encode()
+        internal_kv._internal_kv_put(_FORMER + attempt_id.encode(), value, namespace=KV_NAMESPACE)
+    forget(attempt_id)
+
+
+def former(attempt_id: str) -> tuple[str, ...]:
+    """Names of the drivers that the attempt had before."""
+    return tuple((_read(_FORMER + attempt_id.encode()) or "").split())
+
+
+def end_former(attempt_id: str) -> bool:
+    """End the drivers that the attempt had before; False while Ray's head says of one that it lives or is to."""
+    names = former(attempt_id)
+    for name in names:
+        end(name)
+    if not all(map(is_lost, names)):
+        return False
+    if names:
+        internal_kv._internal_kv_del(_FORMER + attempt_id.encode(), namespace=KV_NAMESPACE)
+    return True
 
 
 def heads_of(attempt_id: str) -> frozenset[str]:

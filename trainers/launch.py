@@ -219,8 +219,8 @@ class RayLauncher:
             )
             driver_actors.end(name)
             if is_lost:
-                # By its name this process would find the dead one again.
-                driver_actors.forget(attempt_id)
+                # By its name this process would find the dead one again; and it may be that no head knows of it yet.
+                driver_actors.replace(attempt_id)
             for known in (self._handles, self._starting, self._limits, self._kept, self._asked):
                 known.pop(attempt_id, None)
             self._protocols.forget(attempt_id)
@@ -374,6 +374,8 @@ class RayLauncher:
                 ray.kill(handle, no_restart=True)
         self._forget(attempt_id)
         if handle is not None and driver_actors.find(driver_actors.name_of(attempt_id)) is not None:
+            return False
+        if not driver_actors.end_former(attempt_id):
             return False
         driver_actors.forget(attempt_id)
         return True

@@ -187,9 +187,41 @@ class Programs:
             for node in self.kept_in_use(nodes)
         ]
 
+    def of_turns(self, nodes: Iterable[NodeView]) -> list[NodeView]:
+        """The nodes, of which those that wait for a turn that is no more wait for another turn of the same request.
+
+        Turns are counted from the first one, so that the last one vanishes whichever task has got its place.
+        """
+        turns: dict[str, list[str]] = {}
+        for one in self.waiting:
+            turns.setdefault(request_of(one.id), []).append(one.id)
+        known = {one.id for one in self.waiting}
+        found = list(nodes)
+        owning = {node.bought_for for node in found if self._is_unused(node)}
+        for at, node in enumerate(found):
+            owner = node.bought_for
+            if owner is None or owner in known or not self._is_unused(node):
+                continue
+            of_request = turns.get(request_of(owner))
+            if of_request:
+                # The last turn is for several tasks.
+                turn = next((one for one in of_request if one not in owning), of_request[-1])
+                owning.add(turn)
+                found[at] = replace(node, bought_for=turn)
+        return found
+
+    def _is_unused(self, node: NodeView) -> bool:
+        return not node.jobs and node.id not in self.held
+
     def kept_in_use(self, nodes: Iterable[NodeView]) -> list[NodeView]:
-        """The nodes, of which those are in use that are drained with something of a program on them."""
-        return [replace(node, is_in_use=True) if node.id in self.leaving else node for node in nodes]
+        """The nodes, of which those are in use that are drained with something of a program on them.
+
+        Those that were bought for a turn that is no more are for another one of its request.
+        """
+        return [
+            replace(node, is_in_use=True) if node.id in self.leaving else node
+            for node in self.of_turns(nodes)
+        ]
 
 
 NO_PROGRAMS = Programs()

@@ -22,7 +22,8 @@ Script to supervisor:
   (`remora.script.collectives`).
 - `profiled` `{token, steps}` or `{token, error}`: answer to `profile`; the compressed trace of `steps` steps lies in
   the storage area `scratch`, in the file that `remora.script.step_profiler.trace_name` names, or why there is none.
-- `abandoned` `{step}`: the script raised inside `checkpoint(step)`; there will be no files.
+- `abandoned` `{step, generation}`: the script raised inside `checkpoint(step)`; there will be no files of the worker
+  group of that number (by default the present one).
 
 Supervisor to script:
 

@@ -50,8 +50,10 @@ class Context:
     checks: Checks = field(default_factory=Checks)
     #: By which people sign in on the page; None: no one is configured.
     exchange: CodeExchange | None = None
-    #: Sign-ins of each address: each may ask an issuer.
+    #: Sign-ins of each network.
     sign_in_rates: Rates = field(default_factory=lambda: Rates(Rate(per_s=0.5, burst=30.0)))
+    #: Codes that are redeemed in all, of each issuer: each is a request to it.
+    redeem_rates: Rates = field(default_factory=lambda: Rates(Rate(per_s=10.0, burst=200.0)))
     #: Seconds since 1970.
     clock: Callable[[], float] = CLOCK
     #: The newest request that waits for output of a shell, by its job and number: an earlier one waits no more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -51,6 +52,19 @@ class Rates:
             bucket.level -= 1.0
             return 0.0
         return (1.0 - bucket.level) / self._rate.per_s
+
+
+def network_of(address: str) -> str:
+    """What is counted as one sender: an address of IPv4, and of IPv6 the network of 64 bits that one host may have."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def retry_after(wait_s: float) -> str:

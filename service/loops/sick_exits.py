@@ -1,22 +1,25 @@
 """Ends of attempts on GPUs wait until it is known whether a node of theirs is sick, and are its fault then.
 
-They wait with their driver, which hands out a record until it is stored; so nothing about them has to be kept here.
+They wait with their driver, which hands out a record until it is stored; and in the row of the attempt, for the driver
+may be lost meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from remora.process_log import about
 from remora.states import EndReason
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.tick import Tick
-from service.queue import driver_records
+from service.queue import driver_records, lifecycle
+from service.queue.rows import AttemptRow, JobRow
 from service.queue.sick_exits import LEAVES_S, GpuEnd, is_held, nodes_of, sick_node
 from service.store import nodes
-from trainers.plan import Record
+from service.store.jobs import Decide
+from trainers.plan import DriverGone, Record
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +30,27 @@ class JudgedEnds:
 
     #: By the ids of attempts.
     records: Mapping[str, Sequence[Record]]
-    #: Attempts whose end waits for a report.
+    #: Attempts whose end waits for a report, and what is to be remembered of those that have begun to wait.
     held: frozenset[str] = frozenset()
+    begun: Mapping[str, Decide] = field(default_factory=dict)
+
+
+def ends_of_lost_drivers(
+    live: LiveAttempts, answers: Mapping[str, Sequence[Record] | DriverGone]
+) -> dict[str, Sequence[Record] | DriverGone]:
+    """The answers, with the ends that wait in place of the loss of the drivers that had reported them."""
+    found = dict(answers)
+    for _, attempt in live.pairs():
+        end = attempt.held_end
+        if end is not None and isinstance(answers.get(attempt.id), DriverGone):
+            seq = attempt.last_record_seq + 1
+            found[attempt.id] = [Record(seq=seq, at=end["at"], kind="ended", body=end["body"])]
+    return found
 
 
 def judge_ends(tick: Tick, live: LiveAttempts, records: Mapping[str, Sequence[Record]]) -> JudgedEnds:
     """Which records are to be stored now."""
-    judged, held = dict(records), set()
+    judged, held, begun = dict(records), set(), dict[str, Decide]()
     pairs = {attempt.id: (job, attempt) for job, attempt in live.pairs()}
     ends = {
         one: end
@@ -58,7 +75,18 @@ def judge_ends(tick: Tick, live: LiveAttempts, records: Mapping[str, Sequence[Re
         elif tick.settings.nodes_have_agents and is_held(end, tick.now):
             judged[attempt_id] = _before_the_end(said)
             held.add(attempt_id)
-    return JudgedEnds(judged, frozenset(held))
+            if pairs[attempt_id][1].held_end is None:
+                begun[attempt_id] = _holding(said[-1])
+    return JudgedEnds(judged, frozenset(held), begun)
+
+
+def _holding(end: Record) -> Decide:
+    body = driver_records.read(end).model_dump(mode="json")
+
+    def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:
+        return None if attempt.ended_at is not None else lifecycle.hold_end(job, attempt, end.at, body)
+
+    return decide
 
 
 def _before_the_end(records: Sequence[Record]) -> Sequence[Record]:

@@ -14,7 +14,7 @@ from service.loops.attempt_traces import about_attempt
 from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.profiles import follow_profiles
-from service.loops.sick_exits import judge_ends
+from service.loops.sick_exits import ends_of_lost_drivers, judge_ends
 from service.loops.tick import Tick
 from service.queue import lifecycle, owners_changes
 from service.queue.demand import is_domain_lost
@@ -45,11 +45,13 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     launching.launch(tick, live, launcher, wanted)
     launching.forget_others(attempt.id for _, attempt in live.pairs())
     # 2. Poll the drivers, and store all answers together.
-    answers = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
+    said = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
+    answers = ends_of_lost_drivers(live, said)
     gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
     records = {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
     judged = judge_ends(tick, live, records)
     live.store_records({one: said for one, said in judged.records.items() if said})
+    live.change(judged.begun)
     live.end({one: (said.reason, said.message) for one, said in gone.items()})
     # 3. Let drivers know how many workers their jobs may have now.
     _resize_all(tick, live, launcher)

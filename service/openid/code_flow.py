@@ -1,9 +1,10 @@
 """Signing in on the page by the authorization-code flow of OpenID Connect, with PKCE (pure, but for what is random).
 
 A sign-in begins with a redirect to the issuer's page and ends with one back to the service, with a code for tokens.
-What has begun is kept by the browser in a cookie, so that any process of the API can go on with it: the `state` proves
-that the answer belongs to this browser, the `nonce` that the token belongs to this sign-in, and the `verifier`
-(RFC 7636) that who redeems the code is who asked for it.
+What has begun is kept by the browser in a cookie that the service signs, so that any process of the API can go on with
+it, and asks nothing of an issuer for a forged one: the `state` proves that the answer belongs to this browser, the
+`nonce` that the token belongs to this sign-in, and the `verifier` (RFC 7636) that who redeems the code is who asked
+for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote_plus, urlencode
@@ -25,6 +26,10 @@ from service.openid.issuers import Issuer
 #: Views of the page to which a sign-in may lead back, such as `jobs/job_...`: nothing that leaves the page.
 VIEW_FORM = r"[a-z]{1,40}(?:/[A-Za-z0-9_]{1,80})?"
 _VIEW = re.compile(VIEW_FORM)
+#: Seconds that a person has to sign in.
+LIFETIME_S = 600
+#: Characters of the cookie.
+_MOST_CHARACTERS = 2000
 #: The scope of refresh tokens, which the page has no use for.
 _OFFLINE = "offline_access"
 
@@ -51,6 +56,8 @@ class SignInBegun(BaseModel):
     verifier: _Random
     #: The view of the page that is shown afterwards.
     view: Annotated[str, Field(pattern=f"^{VIEW_FORM}$")]
+    #: Seconds since 1970 until which an answer is taken.
+    until: float
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class CodeAnswer:
     issuer: str | None = None
 
 
-def begin(issuer: str, view: str) -> SignInBegun:
+def begin(issuer: str, view: str, now: float) -> SignInBegun:
     """A new sign-in at the issuer of that name; what is no view leads to the jobs."""
     return SignInBegun(
         issuer=issuer,
@@ -71,20 +78,35 @@ def begin(issuer: str, view: str) -> SignInBegun:
         nonce=secrets.token_urlsafe(32),
         verifier=secrets.token_urlsafe(32),
         view=view if _VIEW.fullmatch(view) else "jobs",
+        until=now + LIFETIME_S,
     )
 
 
-def to_cookie(begun: SignInBegun) -> str:
-    """The value of a cookie."""
-    return base64.urlsafe_b64encode(begun.model_dump_json().encode()).decode().rstrip("=")
+def to_cookie(begun: SignInBegun, key: bytes) -> str:
+    """The value of a cookie, signed with the key."""
+    content = _base64(begun.model_dump_json().encode())
+    return f"{content}.{_signature(content, key)}"
 
 
-def from_cookie(text: str) -> SignInBegun | None:
-    """What such a value holds; None where it is none."""
+def from_cookie(text: str, keys: Iterable[bytes], now: float) -> SignInBegun | None:
+    """What such a value holds; None where none of the keys has signed it, or its time is over."""
+    content, _, signature = text[: _MOST_CHARACTERS + 1].partition(".")
+    given = signature.encode("utf-8", "surrogateescape")
+    if not any(hmac.compare_digest(_signature(content, key).encode(), given) for key in keys):
+        return None
     try:
-        return SignInBegun.model_validate_json(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        begun = SignInBegun.model_validate_json(base64.urlsafe_b64decode(content + "=" * (-len(content) % 4)))
     except (ValueError, ValidationError):
         return None
+    return begun if now < begun.until else None
+
+
+def _signature(content: str, key: bytes) -> str:
+    return _base64(hmac.digest(key, content.encode("utf-8", "surrogateescape"), "sha256"))
+
+
+def _base64(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def scopes_of(issuer: Issuer) -> tuple[str, ...]:
@@ -94,7 +116,7 @@ def scopes_of(issuer: Issuer) -> tuple[str, ...]:
 
 def address_of(begun: SignInBegun, issuer: Issuer, endpoint: str, redirect_uri: str) -> str:
     """The page of the issuer at which the person signs in."""
-    challenge = base64.urlsafe_b64encode(hashlib.sha256(begun.verifier.encode()).digest())
+    challenge = _base64(hashlib.sha256(begun.verifier.encode()).digest())
     asked = {
         "response_type": "code",
         "client_id": issuer.client_id or "",
@@ -102,7 +124,7 @@ def address_of(begun: SignInBegun, issuer: Issuer, endpoint: str, redirect_uri: 
         "scope": " ".join(scopes_of(issuer)),
         "state": begun.state,
         "nonce": begun.nonce,
-        "code_challenge": challenge.decode().rstrip("="),
+        "code_challenge": challenge,
         "code_challenge_method": "S256",
     }
     return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked)}"

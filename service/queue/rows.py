@@ -217,6 +217,8 @@ class AttemptRow:
     resized_at: float | None = None
     #: Which request for stacks its driver knows: `JobRow.stacks_requested_at`; None: none.
     stacks_requested_at: float | None = None
+    #: Its end, which waits until it is known whether a node of it is sick: `{at, body}` of its record; None: none.
+    held_end: dict[str, Any] | None = None
     #: What it does now, and since when; None: it began before that was recorded.
     phase: WorkPhase | None = None
     phase_at: float | None = None

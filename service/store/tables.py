@@ -284,6 +284,7 @@ attempts = sa.Table(
     sa.Column("stop_requested_at", sa.Double),
     sa.Column("resized_at", sa.Double),
     sa.Column("stacks_requested_at", sa.Double),
+    sa.Column("held_end", sa.JSON(none_as_null=True)),
     sa.Column("phase", Word(WorkPhase)),
     sa.Column("phase_at", sa.Double),
     sa.Column("phase_number", sa.BigInteger, nullable=False, server_default="0"),

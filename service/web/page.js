@@ -55,6 +55,7 @@ const FAILURES = {
   sign_in_expired: "The sign-in took too long, or another one was begun. Sign in again.",
   sign_in_refused: "The account was not accepted. The log of the service says why.",
   issuer_unreachable: "The service could not ask the issuer of accounts. Try again in a minute.",
+  sign_in_unavailable: "The service cannot read its keys. Its log says what to do.",
   token_too_long: "The issuer's token is too long for a browser: assign fewer groups to the application.",
 };
 

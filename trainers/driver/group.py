@@ -232,7 +232,8 @@ class WorkerGroup:
                 self._saving.pop(rank, None)
                 yield from self._collect(rank, message, now)
             case "abandoned":
-                yield from self._abandon(rank, _step(message["step"]), now)
+                if int(message.get("generation", self.generation)) == self.generation:
+                    yield from self._abandon(rank, _step(message["step"]), now)
             # After the end of a command others have trouble because of it, e.g. with an mpirun that went with it.
             case "trouble" if not self._has_failed:
                 self.troubles.setdefault(rank, str(message["message"]))

@@ -74,9 +74,10 @@ class CheckpointUploads:
     def count_abandoned(self, message: Mapping[str, Any], generation: int) -> None:
         """This rank made no checkpoint of a step: the others may have made theirs, and counted it.
 
+        `generation` is that of the present worker group, and a message may name the one before.
         Raises KeyError, TypeError, ValueError or OverflowError for a malformed message.
         """
-        self._take_counter.count(int(message["step"]), generation)
+        self._take_counter.count(int(message["step"]), int(message.get("generation", generation)))
 
     def take(self, offer: CheckpointOffer, identity: WorkerIdentity) -> None:
         """Take a rank's files of a checkpoint, and store them in a thread."""
@@ -92,7 +93,7 @@ class CheckpointUploads:
         except OSError as error:
             why = self._clean(f"the checkpoint of step {offer.step} could not be taken: {error}")
             self._outbox.put_lines("remora", why[:1000])
-            self._outbox.put({"type": "abandoned", "step": offer.step})
+            self._abandon(offer.step, offer.generation)
         else:
             upload = threading.Thread(target=self._upload, args=(taken, offer, identity, number))
             self._uploads.append(upload)
@@ -121,7 +122,7 @@ class CheckpointUploads:
             if in_time or not send(self._driver, shard, taken.folder):
                 self._store(taken, shard)
         except OSError as error:
-            self._report_unstored(offer.step, error)
+            self._report_unstored(offer.step, offer.generation, error)
         finally:
             taken.discard()
 
@@ -145,7 +146,7 @@ class CheckpointUploads:
         except (StorageError, OSError) as error:
             with self._lock:
                 self._speed.drop(write)
-            self._report_unstored(shard.step, error)
+            self._report_unstored(shard.step, shard.generation, error)
             return
         with self._lock:
             self._speed.end(write, time.monotonic())
@@ -155,6 +156,10 @@ class CheckpointUploads:
         of = {"generation": shard.generation, "take": shard.take, "token": shard.token}
         self._outbox.put({**message, **of})
 
-    def _report_unstored(self, step: int, error: Exception) -> None:
+    def _report_unstored(self, step: int, generation: int, error: Exception) -> None:
         self._outbox.put_lines("remora", f"the checkpoint of step {step} could not be stored: {error}"[:1000])
-        self._outbox.put({"type": "abandoned", "step": step})
+        self._abandon(step, generation)
+
+    def _abandon(self, step: int, generation: int) -> None:
+        # The worker group may have changed in place meanwhile, and repeat that step.
+        self._outbox.put({"type": "abandoned", "step": step, "generation": generation})

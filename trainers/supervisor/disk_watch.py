@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,16 @@ _UNCOUNTABLE = 1 << 62
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+@dataclass(frozen=True)
+class Spared:
+    """Files that do not count, as others have asked for them: those of one folder whose names begin so."""
+
+    folder: Path
+    prefix: str
+    #: Bytes of all of them together; what they have beyond that counts.
+    most_bytes: int
+
+
 class DiskWatch:
     """Looks at some folders until `close`."""
 
@@ -44,14 +55,15 @@ class DiskWatch:
         uid: int | None = None,
         workers: int = 1,
         pause_s: float | None = None,
+        spared: Callable[[], Spared | None] = lambda: None,
     ) -> None:
         """`on_excess` is called once, from another thread, with the bytes when they are more than `most_bytes`.
 
         With `uid` only the files of that user count; `workers` of the node look at the same folders, after `pause_s`
-        seconds at least (ten by default).
+        seconds at least (ten by default).  `spared` is asked at each look for what does not count.
         """
         self._folders, self._most_bytes, self._on_excess = tuple(folders), most_bytes, on_excess
-        self._uid, self._workers = uid, workers
+        self._uid, self._workers, self._spared = uid, workers, spared
         self._pause_s = _PAUSE_S if pause_s is None else pause_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="disk", daemon=True)
@@ -70,7 +82,7 @@ class DiskWatch:
         while not self._over.is_set():
             began_at = time.monotonic()
             try:
-                size = used_bytes(self._folders, self._uid, self._over.is_set)
+                size = used_bytes(self._folders, self._uid, self._over.is_set, self._spared())
             except OSError:
                 log.exception("the files of a job could not be counted")
             else:
@@ -82,7 +94,10 @@ class DiskWatch:
 
 
 def used_bytes(
-    folders: Iterable[Path], uid: int | None = None, is_over: Callable[[], bool] = lambda: False
+    folders: Iterable[Path],
+    uid: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+    spared: Spared | None = None,
 ) -> int:
     """What the files below some folders take of the disk, each counted once however many names it has.
 
@@ -99,7 +114,10 @@ def used_bytes(
         except FileNotFoundError:
             continue
         look.devices.add(os.fstat(opened).st_dev)
-        total += look.used_in(opened, _MOST_DEEP)
+        of_others = spared.prefix if spared is not None and spared.folder == folder else None
+        total += look.used_in(opened, _MOST_DEEP, of_others)
+    if spared is not None:
+        total += max(0, look.spared_bytes - spared.most_bytes)
     return total + (0 if uid is None else look.held_open(uid))
 
 
@@ -112,9 +130,11 @@ class _Look:
         self._seen: set[tuple[int, int]] = set()
         #: File systems of the folders.
         self.devices: set[int] = set()
+        #: What files take that others have asked for.
+        self.spared_bytes = 0
 
-    def used_in(self, folder: int, depth: int) -> int:
-        """What an open folder takes with all below, and close it."""
+    def used_in(self, folder: int, depth: int, of_others: str | None = None) -> int:
+        """What an open folder takes with all below, and close it; without its files whose names begin so."""
         try:
             if depth == 0:
                 return _UNCOUNTABLE
@@ -130,7 +150,12 @@ class _Look:
                 except OSError:
                     # Gone, or another thing by now.
                     continue
-                total += self._counted(status) if below is None else self.used_in(below, depth - 1)
+                if below is not None:
+                    total += self.used_in(below, depth - 1)
+                elif of_others is not None and name.startswith(of_others):
+                    self.spared_bytes += self._counted(status)
+                else:
+                    total += self._counted(status)
         finally:
             os.close(folder)
         return total

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Protocol
 
 from remora.script import channel
-from remora.script.step_profiler import trace_name
+from remora.script.step_profiler import MOST_TRACE_BYTES, trace_name
 from trainers.confined_folders import ConfinedFolder
 from trainers.plan import AttemptPlan
 from trainers.profiles import MOST_BYTES, profile_name
 from trainers.storage import Storage, StorageError
+from trainers.supervisor.disk_watch import Spared
 from trainers.supervisor.redacted_messages import Messages
 
 #: Seconds that the end of a worker waits for its trace.
@@ -51,11 +52,21 @@ class WorkerProfiles:
         self._token: str | None = None
         self._uses_library = False
         self._scratch: ConfinedFolder | None = None
+        self._folder: Path | None = None
+        #: Names the profile whose trace may be on the disk.
+        self._traced: str | None = None
         self._upload: threading.Thread | None = None
 
     def open(self, scratch: Path) -> None:
         """Take traces that the script writes in `scratch`; before it runs.  Raises OSError."""
-        self._scratch = ConfinedFolder(scratch)
+        self._scratch, self._folder = ConfinedFolder(scratch), scratch
+
+    def spared(self) -> Spared | None:
+        """The trace that the script was asked for, as it is written and then compressed: its job did not want it."""
+        token, folder = self._traced, self._folder
+        if token is None or folder is None:
+            return None
+        return Spared(folder, trace_name(token).removesuffix(".gz"), MOST_TRACE_BYTES + MOST_BYTES)
 
     def close(self) -> None:
         """Take nothing more."""
@@ -77,7 +88,7 @@ class WorkerProfiles:
         if script is None or not self._uses_library:
             self._fail(token, _NOT_STARTED if script is None else _NO_LIBRARY)
             return
-        self._token = token
+        self._token = self._traced = token
         script.send({**message, "most_bytes": MOST_BYTES})
 
     def receive(self, message: channel.Message) -> None:
@@ -86,6 +97,8 @@ class WorkerProfiles:
         if token is None or message.get("token") != token:
             self._token = token
         elif "error" in message:
+            # There is no trace.
+            self._traced = None
             self._fail(token, str(message["error"]))
         else:
             steps = message.get("steps")
@@ -96,6 +109,13 @@ class WorkerProfiles:
             self._upload.start()
 
     def _take(self, token: str, steps: int) -> None:
+        try:
+            self._store(token, steps)
+        finally:
+            if self._traced == token:
+                self._traced = None
+
+    def _store(self, token: str, steps: int) -> None:
         try:
             content = self._content(trace_name(token))
             name = profile_name(self._plan.job_id, token)

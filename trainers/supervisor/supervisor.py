@@ -565,6 +565,7 @@ class Supervisor:
             self._end_for_disk,
             uid=None if job is None or job.has_namespaces else job.uid,
             workers=self._identity.local_world_size,
+            spared=self._profiles.spared,
         )
 
     def _say(self, text: str) -> None:

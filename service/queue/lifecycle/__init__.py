@@ -7,6 +7,7 @@ changed rows with the events of the change, and the store writes both in one tra
 from service.queue.lifecycle.attempts import (
     PREPARING,
     end_attempt,
+    hold_end,
     launched,
     listed,
     observe,
@@ -78,6 +79,7 @@ __all__ = [
     "end_spent",
     "fail_preflight",
     "give_up_waiting",
+    "hold_end",
     "launched",
     "listed",
     "move_node",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from cluster.policies.policies import BudgetStep
 from remora.states import AttemptState, EndReason, JobState
@@ -227,6 +228,11 @@ def listed(attempt: AttemptRow, now: float) -> AttemptRow:
     return replace(attempt, listed_at=now)
 
 
+def hold_end(job: JobRow, attempt: AttemptRow, at: float, body: dict[str, Any]) -> Decision:
+    """Its driver has reported the end at that time, which waits for what its nodes report."""
+    return Decision(job, replace(attempt, held_end={"at": at, "body": body}))
+
+
 def request_stop(job: JobRow, attempt: AttemptRow, reason: EndReason, now: float) -> Decision:
     """The driver was asked to end the attempt."""
     if attempt.stop_requested_at is not None:
@@ -267,6 +273,7 @@ def end_attempt(
         world_size=0,
         workers={},
         short_since=None,
+        held_end=None,
         lost_s=attempt.lost_s + open_lost_s,
         ended_at=now,
     )

@@ -12,6 +12,7 @@ from service.queue.sick_exits import JOINED_S
 from service.settings import Settings
 from service.store.database import Database
 from tests.service_fakes import FakeDriver, World
+from trainers.plan import DriverGone
 
 SICK = AgentStatus(
     heartbeat=Heartbeat(at=1.0, leaves="this machine is sick: XID 79 on 0000:3b:00", is_sick=True)
@@ -100,6 +101,32 @@ def test_without_a_report_it_is_the_scripts_fault_after_a_minute(world: World) -
     world.tick()
     attempt, job = world.attempts(job_id)[0], world.job(job_id)
     assert (attempt.end_reason, job.state, job.reason) == (EndReason.SIGNAL, JobState.FAILED, "signal")
+
+
+@pytest.mark.parametrize("is_sick", [True, False])
+def test_a_driver_that_is_lost_while_its_end_waits_does_not_take_the_end_with_it(
+    world: World, is_sick: bool
+) -> None:
+    job_id, driver = started(world)
+    world.tick()
+    end(world, driver)
+    world.tick()
+    driver.gone = DriverGone(EndReason.DRIVER_LOST, "the driver died")
+    world.succeed()
+    world.tick()
+    assert world.attempts(job_id)[0].ended_at is None, "the report may still come"
+    world.now += JOINED_S / 2
+    if is_sick:
+        sicken(world)
+    world.now += JOINED_S / 2
+    world.tick()
+    attempt, job = world.attempts(job_id)[0], world.job(job_id)
+    assert attempt.held_end is None
+    if is_sick:
+        assert (attempt.end_reason, job.user_failures) == (EndReason.NODE_LOST, 0)
+    else:
+        assert (attempt.end_reason, attempt.message) == (EndReason.SIGNAL, SIGABRT)
+        assert (job.state, job.reason) == (JobState.FAILED, "signal")
 
 
 def test_a_node_that_is_drained_as_sick_takes_the_blame_until_it_has_gone(world: World) -> None:

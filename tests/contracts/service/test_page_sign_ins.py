@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,6 +16,8 @@ from fastapi.testclient import TestClient
 
 from examples.openid_issuer import SigningKey, serve
 from service.api.app import create_app
+from service.api.rates import Rate, Rates
+from service.openid import code_flow
 from service.openid.issuers import Issuer as IssuerSettings
 from service.settings import Settings
 from tests.openid_pages import PageIssuer
@@ -131,6 +135,60 @@ def test_an_answer_of_another_browser_or_another_sign_in_gives_no_session(
     assert is_nobody(client)
 
 
+def forged(state: str) -> str:
+    """A cookie as the service writes it, but for who has signed it."""
+    begun = code_flow.begin("corp", "jobs", time.time()).model_copy(update={"state": state})
+    return code_flow.to_cookie(begun, b"of a stranger")
+
+
+def test_forged_sign_ins_ask_nothing_of_the_issuer_and_leave_others_room(
+    client: TestClient, issuer: PageIssuer
+) -> None:
+    back = at_the_issuer(begin(client))
+    kept, asked, state = client.cookies["remora_sign_in"], dict(issuer.requests), "s" * 43
+    client.cookies.clear()
+    client.cookies.set("remora_sign_in", forged(state))
+    for _ in range(100):
+        answer = f"/v1/sign-in/corp/answer?state={state}&code=guessed"
+        assert signed_in(client, answer) == "/#/sign-in/sign_in_expired"
+    assert issuer.requests == asked
+    client.cookies.clear()
+    client.cookies.set("remora_sign_in", kept)
+    assert signed_in(client, back) == "/#/jobs"
+
+
+def test_codes_that_are_redeemed_are_limited_in_all(client: TestClient, issuer: PageIssuer) -> None:
+    limited = replace(client.app.state.remora, redeem_rates=Rates(Rate(per_s=1e-3, burst=1.0)))  # type: ignore[attr-defined]
+    client.app.state.remora = limited  # type: ignore[attr-defined]
+    assert signed_in(client, at_the_issuer(begin(client))) == "/#/jobs"
+    asked, refused = issuer.requests["token"], client.get(at_the_issuer(begin(client)))
+    assert (refused.status_code, issuer.requests["token"]) == (429, asked)
+    assert "remora_sign_in" in client.cookies, "the page can be loaded again"
+
+
+def test_a_sign_in_is_taken_until_its_time_is_over_and_by_the_keys_in_force() -> None:
+    begun = code_flow.begin("corp", "jobs", 1000.0)
+    kept = code_flow.to_cookie(begun, b"old")
+    for keys, now, expected in (
+        ((b"new", b"old"), 1000.0 + code_flow.LIFETIME_S - 1, begun),
+        ((b"new", b"old"), 1000.0 + code_flow.LIFETIME_S, None),
+        ((b"new",), 1000.0, None),
+        ((), 1000.0, None),
+    ):
+        assert code_flow.from_cookie(kept, keys, now) == expected
+    assert code_flow.from_cookie(f"x{kept}", (b"old",), 1000.0) is None
+
+
+def test_a_key_file_that_others_may_read_is_said_to_the_operator(
+    client: TestClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin(client)
+    (tmp_path / "home" / "secrets.key").chmod(0o644)
+    with caplog.at_level(logging.WARNING):
+        assert begin(client) == "/#/sign-in/sign_in_unavailable"
+    assert "chmod 600" in caplog.text
+
+
 def test_an_answer_is_good_once(client: TestClient, issuer: PageIssuer) -> None:
     back = at_the_issuer(begin(client))
     kept = client.cookies["remora_sign_in"]
@@ -193,8 +251,10 @@ def test_only_issuers_with_pages_are_asked_and_each_address_not_without_end(clie
     for name in ("ci", "none", "corp%2f.."):
         answer = client.get(f"/v1/sign-in/{name}/page")
         assert answer.status_code == 404, name
-    answers = [client.get("/v1/sign-in/corp/page").status_code for _ in range(100)]
-    assert set(answers) == {303, 429}
+    answers = [client.get("/v1/sign-in/corp/page") for _ in range(100)]
+    assert {one.status_code for one in answers} == {303, 429}
+    assert answers[-1].headers["content-type"].startswith("text/html"), "a person reads it"
+    assert f"again in {answers[-1].headers['retry-after']} s" in answers[-1].text
     shown = {one["name"]: one["pages"] for one in client.get("/v1/sign-in").json()["issuers"]}
     assert shown == {"corp": True}, "how to sign in is still answered"
 

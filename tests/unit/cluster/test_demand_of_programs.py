@@ -411,6 +411,24 @@ def test_turns_are_of_one_request_and_few() -> None:
     assert len(programs(RayDemand(tasks=((CPU, 100),))).waiting) == 1
 
 
+def test_a_node_of_a_turn_that_vanishes_is_for_another_turn_of_the_same_request() -> None:
+    shared = read_stored(DOCUMENT.replace("gpus: 3", "gpus: 3, share: 2"))
+    before = programs(RayDemand(tasks=((CPU, 3), (FOUR, 2))), (), shared)
+    bought = [ready(f"n{at}", bought_for=one.id) for at, one in enumerate(before.waiting)]
+    assert before.kept_in_use(bought) == bought
+    # The node of the first turn has got its task, and one task of the other shape is over.
+    first = before.waiting[0].id
+    after = programs(RayDemand(tasks=((CPU, 2), (FOUR, 1)), held={"n0": {"CPU": 1.0}}), bought, shared)
+    turns = [one.id for one in after.waiting]
+    owners = [one.bought_for for one in after.kept_in_use(bought)]
+    assert set(owners) == set(turns)
+    assert [request_of(str(one)) for one in owners] == [request_of(str(one.bought_for)) for one in bought]
+    assert owners[:3] == [first, turns[1], first], "the turn that had no node left has one"
+    # What is not asked for any more is no one's, as before.
+    gone = programs(RayDemand(tasks=((FOUR, 1),)), bought, shared).kept_in_use(bought)
+    assert [one.bought_for for one in gone[:3]] == [one.bought_for for one in bought[:3]]
+
+
 @pytest.mark.parametrize("held", [{"CPU": 1.0}, {}], ids=["counted", "without-resources"])
 def test_what_programs_have_on_a_node_that_leaves_keeps_it_in_use_and_is_not_replaced(
     held: dict[str, float],

@@ -286,6 +286,10 @@ def test_a_script_that_raises_in_its_checkpoint_says_so(supervisor: Supervisor) 
     supervisor.hear("saving")
     assert supervisor.hear("abandoned")["step"] == 5
     assert not folder.exists()
+    with pytest.raises(RuntimeError), training.hand_over(6, generation=3):
+        raise RuntimeError
+    assert supervisor.hear("saving")["step"] == 6
+    assert supervisor.hear("abandoned") == {"type": "abandoned", "step": 6, "generation": 3}
 
 
 def test_a_preemption_is_seen_and_withdrawn(supervisor: Supervisor) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from service.api import rates
-from service.api.rates import Rate, Rates, retry_after
+from service.api.rates import Rate, Rates, network_of, retry_after
 
 
 def test_after_a_pause_the_whole_burst_is_there_again() -> None:
@@ -49,6 +50,22 @@ def test_the_number_of_buckets_is_bounded(monkeypatch) -> None:
     for number in range(100):
         buckets.take(f"user-{number}", float(number))
     assert len(buckets._buckets) == 10
+
+
+@pytest.mark.parametrize(
+    ("address", "other", "is_one"),
+    [
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("192.0.2.1", "::ffff:192.0.2.1", True),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("", "testclient", False),
+    ],
+)
+def test_a_host_is_one_sender_by_whichever_of_its_addresses(address: str, other: str, is_one: bool) -> None:
+    assert (network_of(address) == network_of(other)) is is_one
 
 
 def test_retry_after_is_in_whole_seconds() -> None:

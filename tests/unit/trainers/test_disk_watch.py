@@ -15,7 +15,7 @@ import pytest
 from tests.unit.trainers.supervisor_stage import Stage
 from trainers.confined_folders import remove_tree
 from trainers.supervisor import disk_watch
-from trainers.supervisor.disk_watch import DiskWatch, used_bytes
+from trainers.supervisor.disk_watch import DiskWatch, Spared, used_bytes
 
 
 def write(path: Path, size: int = 1 << 20) -> None:
@@ -32,6 +32,18 @@ def test_files_count_once_and_links_do_not_lead_away(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     found = used_bytes([tmp_path / "job", tmp_path / "missing", tmp_path / "job/a"])
     assert 1 << 20 <= found < 3 << 19
+
+
+def test_what_others_have_asked_for_does_not_count_up_to_its_own_limit(tmp_path: Path) -> None:
+    for name in ("trace-1.json", "trace-1.json.gz", "below/trace-1.json", "trace-2.json"):
+        write(tmp_path / name)
+    all_of_it = used_bytes([tmp_path])
+
+    def without(most_bytes: int) -> int:
+        return all_of_it - used_bytes([tmp_path], spared=Spared(tmp_path, "trace-1.json", most_bytes))
+
+    assert without(1 << 30) == 2 << 20, "in that folder alone, and of that name alone"
+    assert without(3 << 19) == 3 << 19
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

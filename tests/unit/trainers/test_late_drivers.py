@@ -126,6 +126,31 @@ def test_one_that_the_next_head_calls_dead_is_asked_for_again_under_another_name
     assert ray.ended == [DRIVER], "the next one is given its time"
 
 
+def test_one_that_was_lost_from_sight_is_ended_before_its_attempt_counts_as_over(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = RayLauncher()
+    look(ray, launcher, 1.0)
+    ray.heads, ray.pending, ray.lost = frozenset({"head-2"}), False, {DRIVER}
+    monkeypatch.setattr(driver_actors, "end", ray.ended.append)
+    look(ray, launcher, AFTER_HEAD_S + 3.0)
+    (name,) = ray.drivers.keys() - {DRIVER}
+    # It lives after all, and another controller ends the attempt.
+    ray.lost = set()
+    ray.ended.clear()
+    monkeypatch.setattr(launch.ray, "kill", lambda *_, **__: ray.drivers.pop(name, None))
+    monkeypatch.setattr(launch, "free_resources", lambda _: None)
+    later = RayLauncher()
+    assert not later.kill(PLAN.attempt_id)
+    assert ray.ended == [DRIVER]
+    ray.lost = {DRIVER}
+    assert later.kill(PLAN.attempt_id)
+    assert (driver_actors.former(PLAN.attempt_id), driver_actors.name_of(PLAN.attempt_id)) == ((), None)
+    ray.ended.clear()
+    assert later.kill(PLAN.attempt_id)
+    assert ray.ended == [], "nothing is ended twice"
+
+
 def test_one_that_has_begun_is_not_ended(ray: Ray) -> None:
     launcher = RayLauncher()
     look(ray, launcher, 1.0)

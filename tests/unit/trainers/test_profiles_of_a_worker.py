@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 
 from tests.unit.trainers.supervisor_stage import Stage
 from trainers.profiles import MOST_BYTES, profile_name
+from trainers.supervisor import disk_watch
 
 TOKEN = "0123456789abcdef" * 2
 #: Speaks for itself on the channel, as a stranger may.
@@ -39,6 +41,40 @@ def test_the_trace_is_stored_and_leaves_the_node(stage: Stage) -> None:
     digest = hashlib.sha256(b"a trace").hexdigest()
     assert answer == {"type": "profile", "token": TOKEN, "steps": 3, "size_bytes": 7, "sha256": digest}
     assert stage.storage.read_bytes(profile_name("job_1", TOKEN)) == b"a trace"
+
+
+#: Writes a trace that is not compressed yet, and ends it when the node was looked at some times since.
+WRITES_LONG = """
+raw = trace.with_suffix("")
+raw.write_bytes(bytes(8_192_000))
+before = looks.stat().st_size
+while looks.stat().st_size < before + 3: pass
+raw.unlink()
+trace.write_bytes(b"a trace")
+"""
+
+
+def test_a_trace_does_not_count_against_what_the_job_may_have_on_the_disk(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, count = stage.folder / "looks", disk_watch.used_bytes
+    looks.touch()
+
+    def note(*asked: Any) -> int:
+        size = count(*asked)
+        with looks.open("a") as file:
+            file.write(".")
+        return size
+
+    monkeypatch.setattr(disk_watch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(disk_watch, "used_bytes", note)
+    answer = answer_of(
+        stage,
+        f"looks = pathlib.Path({str(looks)!r})\n{WRITES_LONG}{ANSWER}",
+        max_disk_bytes=4_096_000,
+        isolation="none",
+    )
+    assert answer["size_bytes"] == 7
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def test_a_checkpoint_that_cannot_be_stored_is_abandoned(stage: Stage) -> None:
         checkpoint_url=str(blocked),
     )
     assert stage.end()["exit_code"] == 0
-    assert stage.driver.wait_for("abandoned")["step"] == 7
+    assert stage.driver.wait_for("abandoned") == {"type": "abandoned", "step": 7, "generation": 1}
     assert "could not be stored" in stage.driver.all("log")[0]["text"]
 
 

@@ -390,6 +390,16 @@ def test_a_periodic_checkpoint_that_never_comes_does_not_end_all_others() -> Non
     assert scene.sent("hold")
 
 
+def test_what_the_group_before_abandoned_leaves_the_checkpoint_of_this_one_as_it_is() -> None:
+    scene = Scene()
+    generation = scene.group.generation
+    scene.hear(0, type="shard", step=40, files=(shard("a", 0),), generation=generation)
+    scene.hear(1, type="abandoned", step=40, generation=generation - 1)
+    assert scene.events() == []
+    scene.hear(1, type="shard", step=40, files=(shard("b", 1),), generation=generation)
+    assert isinstance(scene.said[-1], Commit)
+
+
 def test_an_abandoned_checkpoint_lets_ranks_go_on_that_wait_for_their_planned_end() -> None:
     scene = Scene()
     scene.stop("drain", scene.now + 100)
