@@ -66,7 +66,8 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.COMPLETED: "every rank returned 0",
     EndReason.EXIT_CODE: "some rank returned another exit code",
     EndReason.SIGNAL: "some rank was ended by a signal; for a script that uses `remora.torch` a single SIGKILL is no"
-    " end, as long as others hold the state; or its files had more than `REMORA_MAX_SHM_BYTES` in `/dev/shm`,"
+    " end, as long as others hold the state, and for other scripts none where a checkpoint was committed since the last"
+    " restart; or its files had more than `REMORA_MAX_SHM_BYTES` in `/dev/shm`,"
     " or more than `REMORA_MAX_DISK_BYTES` on a node",
     EndReason.ENVIRONMENT_FAILED: "the Python environment of the job could not be built on a node, or its image could"
     " not be run there; the message has the last lines of uv or podman; or a secret of the job is not there any more",
@@ -79,8 +80,9 @@ _REASONS: Mapping[EndReason, str] = {
     EndReason.NODE_LOST: "nodes were lost and `workers.min` could not be had again in time; for a job that InfiniBand "
     "joins, all nodes of its fabric domain were lost; or it ended within a minute of the report that a GPU of its node"
     " is sick",
-    EndReason.HANG: "no step ended for far longer than the job's own steps take, or the worker group broke four times"
-    " at one step although no worker was lost, or all ranks wait in PyTorch's rendezvous",
+    EndReason.HANG: "no step ended for far longer than the job's own steps take, and no checkpoint was committed from"
+    " which a script that owns its training could start again; or the worker group broke four times at one step"
+    " although no worker was lost, or all ranks wait in PyTorch's rendezvous",
     EndReason.DIVERGED: "the workers of a script that uses `remora.torch` do not hold the same weights any more, and"
     " its checkpoints may mix them; the message names the first parameter that differs",
     EndReason.RUN_TIME_EXCEEDED: "`limits.run_time` passed",

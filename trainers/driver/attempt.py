@@ -22,6 +22,7 @@ from trainers.driver.account import Account
 from trainers.driver.commits import Commits
 from trainers.driver.group import Commit, Count, Deadline, Effect, Note, Send, WorkerGroup
 from trainers.driver.hang import StepWatch
+from trainers.driver.kills import Restarts
 from trainers.driver.members import GroupMembers
 from trainers.driver.outputs import Outputs
 from trainers.driver.phases import Lifecycle
@@ -84,6 +85,8 @@ class Attempt:
         self._pause_until: Deadline | None = None
         self._start_failures = 0
         self._start_error = ""
+        #: Of worker groups whose scripts own their training.
+        self.restarts = Restarts()
         #: Nodes that must get no worker of this attempt.
         self.sick = SickNodes()
         #: The checkpoint that the workers were given, until they have trained from it.
@@ -134,6 +137,26 @@ class Attempt:
     def restart_group(self) -> None:
         """End all workers, so that a new worker group starts from the storage, or the attempt ends."""
         self._carry_out(self.lifecycle.restart_group())
+
+    def start_again(self) -> bool:
+        """A process hangs or was killed: end all, so that a new worker group resumes from what their nodes keep.
+
+        False, and nothing is done, where nothing new would come of it.
+        """
+        group = self.group
+        if (
+            group is None
+            or group.has_failed
+            or group.diverged
+            or group.is_stopping
+            or self.lifecycle.is_final
+        ):
+            return False
+        if not self.restarts.allow(self.commits.newest_step, self.now()):
+            return False
+        group.progress = self.progress = group.progress.lose(self.now())
+        self.restart_group()
+        return True
 
     def finish(self) -> None:
         """Ray Train's controller has returned."""

@@ -46,6 +46,8 @@ class Commits:
         #: Folders of damaged checkpoints that were reported, and of those that the job's list names, by step.
         self._damaged: set[str] = set()
         self._reported: dict[int, str] = {}
+        #: Step of the newest checkpoint that this attempt has committed.
+        self.newest_step: int | None = None
         #: Values of the metric that chooses the best checkpoint, by step.
         self._scores: dict[int, float] = {}
 
@@ -106,6 +108,7 @@ class Commits:
             then(False)
             return
         self._report(manifest, location)
+        self.newest_step = max(manifest.step, self.newest_step or 0)
         then(True)
         self._has_surplus = True
         await self._delete_surplus()

@@ -507,6 +507,11 @@ class WorkerGroup:
         self._has_failed = self._has_failed or self.exits[rank].is_failure
 
     @property
+    def has_failed(self) -> bool:
+        """True once a command has failed by itself."""
+        return self._has_failed
+
+    @property
     def is_done(self) -> bool:
         """True when the command of every rank returned 0."""
         return len(self.exits) == self.world_size and not self._has_failed

@@ -125,7 +125,12 @@ class HangMonitor:
         if attempt.group_members.is_elastic and attempt.lifecycle.suspect(verdict):
             self._in_place.park_all()
             return
-        # 4. No rank makes progress.
+        # 4. Scripts that own their training begin again together, once for each new checkpoint.
+        if not attempt.group_members.is_elastic and attempt.start_again():
+            said = f"{text[:-1]}. The workers start again from the newest checkpoint."
+            attempt.account.event("worker_group.hung", said, quiet_s=round(overdue.quiet_s, 1))
+            return
+        # 5. No rank makes progress.
         attempt.conclude(verdict)
 
     def _report(

@@ -66,6 +66,8 @@ class InPlace:
         #: The worker group in which collectives last failed, and whether that was tolerated.
         self._incident = (-1, False)
         self._failures = RepeatedFailures()
+        #: Slots after whose kill the worker group starts again.
+        self._killed_alone: set[int] = set()
         #: Of the newest change.
         self._durations = ScriptDurations()
         #: The sizes have changed, and the worker group may be too large for them.
@@ -160,7 +162,12 @@ class InPlace:
     def _note_kill(self, slot: int, message: channel.Message) -> None:
         """Go on without a script that got SIGKILL, where others hold the state and it does not happen too often."""
         attempt, group_members = self._attempt, self._group_members
-        if slot not in group_members.present or not self._may_lose({slot}):
+        if slot not in group_members.present:
+            return
+        if not group_members.elastic & group_members.present and not message.get("stuck"):
+            self._start_again_after_kill(slot)
+            return
+        if not self._may_lose({slot}):
             return
         if stuck := message.get("stuck"):
             self._note_collectives(slot, str(stuck)[:MOST_WORDS])
@@ -171,6 +178,18 @@ class InPlace:
         text = f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the others go on without it."
         attempt.account.event("worker.killed", text, rank=rank)
         self._go_on_without({slot})
+
+    def _start_again_after_kill(self, slot: int) -> None:
+        """Of scripts that own their training none can go on without the others: all begin again, where that helps."""
+        attempt = self._attempt
+        rank = self._group_members.ranks[slot]
+        if attempt.start_again():
+            text = (
+                f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the workers start again"
+                " from the newest checkpoint."
+            )
+            attempt.account.event("worker.killed", text, rank=rank)
+            self._killed_alone.add(slot)
 
     def _note_wrong(self, slot: int, ranks: set[int], text: str) -> None:
         """Go on without workers of which another one says that they compute wrongly; their nodes get no other ones."""
@@ -255,6 +274,9 @@ class InPlace:
         if ranks := self._kills.discount(gone):
             # Their scripts were the first of their nodes to die.
             self._report_lost(ranks)
+        if self._killed_alone & gone:
+            self._killed_alone.clear()
+            attempt.restarts.discount()
         # Whatever else has failed is the script's own fault; and some have to be left that can go on.
         if not failed <= gone | group_members.departed | group_members.unranked or not self._may_lose(gone):
             return set()

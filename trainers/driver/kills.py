@@ -24,6 +24,34 @@ class _Kill:
     at: float
 
 
+class Restarts:
+    """When a worker group whose script owns its training starts again although a process was killed or hung.
+
+    Its state is in checkpoints alone, so each restart needs one that is newer than that of the restart before: what
+    hangs or dies at the same place every time ends the attempt.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[float, int]] = []
+
+    def allow(self, checkpoint: int | None, now: float) -> bool:
+        """Take note that a process hung or was killed; True when a worker group may follow from that checkpoint.
+
+        `checkpoint` is the step of the newest one that the attempt has committed.
+        """
+        if checkpoint is None or any(checkpoint <= step for _, step in self._steps):
+            return False
+        if sum(now - at < REMEMBERED_S for at, _ in self._steps) >= MOST_KILLS:
+            return False
+        self._steps.append((now, checkpoint))
+        return True
+
+    def discount(self) -> None:
+        """The newest one died with its node, so that it does not count."""
+        if self._steps:
+            self._steps.pop()
+
+
 class Kills:
     """The kills of an attempt that count."""
 

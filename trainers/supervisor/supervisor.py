@@ -650,7 +650,11 @@ class Supervisor:
         elif self._stuck is not None and status.get("exit_code") != 0 and not self._stop_requested:
             status = {**status, "stuck": self._stuck}
             self._outbox.put({"type": "killed", "stuck": self._stuck})
-        elif status.get("signal") == signal.SIGKILL and not self._stop_requested:
+        elif (
+            status.get("signal") == signal.SIGKILL
+            and not self._stop_requested
+            and self._sidecar_failure is None
+        ):
             # At once: the others may go on without this rank while its files are still being stored.
             self._outbox.put({"type": "killed"})
         self._checkpoints.join()

@@ -22,6 +22,8 @@ from remora.torch.tensor_files import holds
 #: Returns a model that is sharded over the mesh, its optimizer, and a scheduler if there is one.
 Build = Callable[[DeviceMesh], tuple[Any, ...]]
 
+#: In the state that all ranks hold alike, and in no state of a model that is not sharded.
+SHARDED_PART = "sharded"
 _UNKNOWN = (
     "an optimizer that build did not return changes parameters of the model: ShardedLoop saves one, so put all"
     " parameters into its groups"
@@ -58,7 +60,7 @@ class BuiltModel:
 
     def parts(self, scaler: Stateful | None) -> dict[str, Stateful]:
         """What has a state that is the same on all ranks."""
-        named = {"sharded": self.sharded, "scheduler": self.scheduler, "scaler": scaler}
+        named = {SHARDED_PART: self.sharded, "scheduler": self.scheduler, "scaler": scaler}
         return {name: part for name, part in named.items() if part is not None}
 
 

@@ -17,6 +17,7 @@ import torch
 
 from remora.torch.group import Group
 from remora.torch.sharded import checkpoint_io
+from remora.torch.sharded.building import SHARDED_PART
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.process_groups import StateLost, gather_objects
 from remora.torch.sharded.reshard import exchange
@@ -73,8 +74,10 @@ def load(folder: Path, sharded: ShardedState, grid: Grid, host_group: Group) -> 
     here = sorted(path.name for path in folder.glob(checkpoint_io.FILES))
     found: list[list[str]] = gather_objects(host_group, here)
     readers = readers_of(found)
-    if all(is_whole(one) for one in found) or not readers:
+    if all(is_whole(one) for one in found):
         return checkpoint_io.load(folder, sharded)
+    if not readers and not _is_sharded(folder):
+        raise CheckpointUnusable(f"{folder} holds no sharded state: it was not written by ShardedLoop")
     if not is_whole(list(readers)):
         raise StateLost("files of the checkpoint were on a node that is gone")
     own, tables = _read_own(
@@ -84,6 +87,11 @@ def load(folder: Path, sharded: ShardedState, grid: Grid, host_group: Group) -> 
     for name in sorted({name for table in tables for name in table}):
         _take(name, own.get(name), tables, sharded, grid, host_group)
     return read(folder)
+
+
+def _is_sharded(folder: Path) -> bool:
+    """Whether the files that every node has are those of a sharded model.  Raises CheckpointUnusable."""
+    return SHARDED_PART in read(folder)["parts"]
 
 
 def _read_own(

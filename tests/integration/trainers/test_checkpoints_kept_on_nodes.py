@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +41,26 @@ def test_a_worker_group_that_follows_on_its_nodes_reads_there(size_bytes: int | 
     assert run.end()["end_reason"] == "cancelled"
     until(lambda: lab.work_folders() == [], "nothing is left on the nodes", 20.0)
     assert kept_in_memory(run.plan.attempt_id) == []
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_hangs_ends_no_attempt(signal_: signal.Signals, lab: Lab) -> None:
+    lab.nodes(2)
+    script = LOCKSTEP.replace("checkpoint(step)", "checkpoint(step, size_bytes=1000)")
+    run = lab.run(
+        {"train.py": script}, "python", "train.py", "1000000", "0.02",
+        checkpoint_interval_s=1.0, step_time_s=2.0,
+    )  # fmt: skip
+    run.until(lambda: len(run.checkpoints) >= 2, "it has saved")
+    run.child(1).send_signal(signal_)
+    run.until(lambda: run.world_sizes == [2, 2], "both begin again")
+    resumed = run.events("worker_group.started")[1]["data"]["resumed_from_step"]
+    run.until(lambda: run.checkpoints[-1] > resumed, "it trains on")
+    assert run.text("remora").count("of the checkpoint were still on this node") == 2
+    kind = "worker.killed" if signal_ is signal.SIGKILL else "worker_group.hung"
+    assert len(run.events(kind)) == 1
+    lab.stop(run, EndReason.CANCELLED)
+    assert run.end()["end_reason"] == "cancelled"
 
 
 def test_nodes_share_out_the_files_of_a_sharded_model(lab: Lab) -> None:

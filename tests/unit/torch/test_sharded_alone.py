@@ -17,12 +17,13 @@ from torch.utils.data import TensorDataset, WeightedRandomSampler
 from remora.torch import Diverged, Loop, NotFinite
 from remora.torch.layout import Writer
 from remora.torch.randomness import derive, seed_everything
-from remora.torch.sharded import ShardedLoop, checkpoint_io, snapshots
+from remora.torch.sharded import ShardedLoop, checkpoint_io, checkpoint_parts, snapshots
 from remora.torch.sharded.mesh import close_mesh
+from remora.torch.sharded.process_groups import StateLost
 from remora.torch.sharded.snapshot_choice import SnapshotId
 from remora.torch.sharded.state_shards import ShardOffsets
 from remora.torch.sharded.step_runner import all_finite, mark_nonfinite
-from remora.torch.state import CheckpointUnusable, Progress
+from remora.torch.state import CheckpointUnusable, LoopState, Progress, write
 
 DATA = TensorDataset(torch.arange(48.0).view(12, 4) / 48, torch.arange(12) % 3)
 ARGUMENTS: dict[str, Any] = {"data": DATA, "global_batch": 4, "shards": 2, "total_steps": 5, "seed": 3}
@@ -178,6 +179,32 @@ def test_a_checkpoint_without_all_files_is_refused(
     monkeypatch.setenv("REMORA_RESUME_DIR", str(tmp_path))
     with pytest.raises(CheckpointUnusable, match=said):
         next(iter(ShardedLoop(build, **ARGUMENTS)))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_files_that_went_with_their_nodes_are_asked_for_again(left: int, tmp_path: Path) -> None:
+    loop = ShardedLoop(build, **ARGUMENTS)
+    next(iter(loop)).backward(compute)
+    write_now(loop, tmp_path)
+    (path,) = tmp_path.glob(checkpoint_io.FILES)
+    if left:
+        path.rename(tmp_path / "sharded-00001-of-00002.safetensors")
+    else:
+        path.unlink()
+    present = loop._present
+    with pytest.raises(StateLost, match="files of the checkpoint were on a node that is gone"):
+        checkpoint_parts.load(tmp_path, present.sharded, present.grid, loop._groups.host_group)
+
+
+def test_a_checkpoint_of_a_whole_model_is_not_asked_for_again(tmp_path: Path) -> None:
+    model = network()
+    whole = LoopState({"model": model}, {}).capture(Progress(1, 0, 1))
+    write(whole, tmp_path)
+    loop = ShardedLoop(build, **ARGUMENTS)
+    next(iter(loop)).backward(compute)
+    present = loop._present
+    with pytest.raises(CheckpointUnusable, match="it was not written by ShardedLoop"):
+        checkpoint_parts.load(tmp_path, present.sharded, present.grid, loop._groups.host_group)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,24 @@ async def test_a_step_that_hangs_again_after_all_went_on_together_is_a_hang() ->
 
 
 @scene
+async def test_scripts_that_own_their_training_begin_again_once_for_each_checkpoint() -> None:
+    at = Scene(2, elastic=False)
+    at.stage.attempt.commits.newest_step = 10
+    await at.train()
+    await at.after(LIMIT_S + 30.0)
+    assert (at.reason, sorted(at.stage.messages("stop"))) == (None, [0, 1])
+    assert len(at.stage.events("worker_group.hung")) == 1
+    assert await at.stage.attempt.judge(set(), set()), "another worker group follows"
+    at.stage.attempt.open_group(at.stage.new_members(2), None)
+    at.say(0, "hello")
+    at.say(1, "hello")
+    at.step = 9
+    await at.train()
+    await at.after(LIMIT_S + 30.0)
+    assert at.reason is EndReason.HANG, "at the same place"
+
+
+@scene
 async def test_a_supervisor_that_does_not_tell_is_not_waited_for() -> None:
     at = Scene(2, elastic=False)
     at.mute.add(1)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import scene
-from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills
+from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills, Restarts
 
 
 def test_a_limited_number_of_kills_is_tolerated() -> None:
@@ -38,6 +38,56 @@ def test_a_script_that_died_with_its_node_was_not_killed_alone() -> None:
     assert kills.discount({1, 7}) == [6], "whose loss is to be reported"
     assert kills.tolerate(8, 0, 10, 0.0)
     assert not kills.tolerate(9, 0, 10, 0.0)
+
+
+def test_a_restart_needs_a_new_checkpoint_and_there_are_three_in_an_hour() -> None:
+    restarts = Restarts()
+    assert not restarts.allow(None, 0.0), "nothing is saved"
+    assert restarts.allow(10, 0.0)
+    assert not restarts.allow(10, 100.0), "it died again before anything new was saved"
+    assert restarts.allow(20, 200.0)
+    assert restarts.allow(30, 300.0)
+    assert not restarts.allow(40, 400.0), "too often"
+    assert restarts.allow(40, REMEMBERED_S), "the first one is long ago"
+    assert not restarts.allow(40, 9 * REMEMBERED_S)
+
+
+def plain(workers: int, saved: int | None) -> Stage:
+    """Scripts that own their training, with the step of their newest checkpoint."""
+    stage = Stage(workers)
+    stage.group_members.elastic.clear()
+    stage.attempt.commits.newest_step = saved
+    return stage
+
+
+@scene
+async def test_scripts_that_own_their_training_all_begin_again_when_one_is_killed() -> None:
+    stage = plain(3, saved=10)
+    stage.say(1, "killed")
+    await stage.after(1.0)
+    assert stage.events("worker.killed") == [{"rank": 1}]
+    assert sorted(stage.messages("stop")) == [0, 1, 2], "the others wait for nothing"
+    assert await stage.attempt.judge(set(), set()), "another worker group follows"
+    assert stage.attempt.progress.losses == 1
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+@scene
+async def test_a_kill_that_is_not_the_first_failure_or_has_no_checkpoint_is_judged(is_early: bool) -> None:
+    stage = plain(2, saved=None if is_early else 10)
+    if not is_early:
+        stage.attempt.receive(0, {"type": "exit", "exit_code": 1, "signal": None})
+    stage.say(1, "killed")
+    await stage.after(1.0)
+    assert (stage.events("worker.killed"), stage.messages("stop")) == ([], [])
+
+
+@scene
+async def test_scripts_that_died_with_their_node_cost_no_restart() -> None:
+    stage = plain(2, saved=10)
+    stage.say(1, "killed")
+    assert stage.in_place.absorb({1}, {1}, {1}) == set()
+    assert stage.attempt.restarts.allow(10, stage.now())
 
 
 @scene
