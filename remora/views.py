@@ -224,6 +224,40 @@ class MetricPoint(View):
     greatest: dict[str, float] | None = None
 
 
+class LoadPoint(View):
+    """How busy something was at one time."""
+
+    at: float
+    #: Processors that were busy: 1.5 is one and a half of them.
+    cpu: float
+    #: The mean part of the time in which GPUs computed, 0 to 1; None: there are none, or they do not say it.
+    gpu: float | None = None
+
+
+class WorkerLoad(View):
+    """How busy one worker of a running job was in the last ten minutes."""
+
+    rank: int
+    attempt: int
+    #: Of its node.
+    address: str
+    #: GPUs that say how busy they are.
+    gpus: int
+    #: Every 20 s or more, the newest last.
+    points: list[LoadPoint]
+
+
+class NodeLoad(View):
+    """How busy the workers of jobs kept a node in the last ten minutes."""
+
+    node_id: str
+    #: Of the jobs that have said it.
+    workers: int
+    gpus: int
+    #: Every 20 s or more, the newest last; `cpu` is the sum of the workers.
+    points: list[LoadPoint]
+
+
 class Pruned(View):
     """What was deleted because it was old."""
 

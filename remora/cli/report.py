@@ -30,13 +30,26 @@ table { border-collapse: collapse; width: 100%; margin-bottom: 2rem }
 th, td { text-align: right; padding: .2rem .6rem; border-bottom: 1px solid #8884 }
 th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
 meter { width: 8rem }
+@page { size: A4; margin: 18mm 16mm }
+@media print {
+  :root { color-scheme: light }
+  body { font-size: 10pt; max-width: none; margin: 0; padding: 0; print-color-adjust: exact }
+  h2 { break-after: avoid }
+  tr { break-inside: avoid }
+}
 """
 
 
 def report(
     week: Annotated[bool, typer.Option("--week", help="Of the last seven days.")] = False,
     file: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Write the page to this file.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the page to this file: HTML, or PDF by the name *.pdf.",
+        ),
     ] = Path("remora-report.html"),
     server: ServerOption = None,
 ) -> None:
@@ -49,11 +62,20 @@ def report(
         goodput = client.goodput(since=since, until=until)
         names = ("cause", "project", "pool", "job")
         tables = [client.costs([name], since=since, until=until) for name in names]
+    _write(page_of(goodput, tables), file)
+    output.say(f"{goodput.sentence} Written to {neutral(str(file))}.")
+
+
+def _write(page: str, file: Path) -> None:
+    if file.suffix.lower() == ".pdf":
+        from remora.cli.printing import print_page
+
+        print_page(page, file)
+        return
     try:
-        file.write_text(page_of(goodput, tables), encoding="utf-8")
+        file.write_text(page, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{neutral(str(file))} cannot be written: {error.strerror}") from error
-    output.say(f"{goodput.sentence} Written to {neutral(str(file))}.")
 
 
 def page_of(goodput: GoodputReport, tables: list[CostReport]) -> str:
@@ -76,8 +98,8 @@ def page_of(goodput: GoodputReport, tables: list[CostReport]) -> str:
         f"<title>Remora: {begins} to {ends}</title><style>{_STYLE}</style>"
         f"<h1>{begins} to {ends}</h1><p>{escape(goodput.sentence)}</p>"
         f"<h2>Goodput</h2><table>{parts}</table>"
-        "<h2>What was lost</h2><table><tr><th>to</th><th>USD</th><th>node time</th><th>saved USD</th><th>by</th>"
-        f"</tr>{lost}</table>" + "".join(map(_table, tables)) + "</html>\n"
+        "<h2>What was lost</h2><table><thead><tr><th>to</th><th>USD</th><th>node time</th><th>saved USD</th><th>by</th>"
+        f"</tr></thead>{lost}</table>" + "".join(map(_table, tables)) + "</html>\n"
     )
 
 
@@ -100,7 +122,8 @@ def _table(found: CostReport) -> str:
         "</tr>"
         for label, cost, node_s, gpu_s in rows
     )
-    heading = "<tr><th></th><th>USD</th><th>node time</th><th>GPU time</th></tr>"
+    # A table that goes on on the next sheet repeats its head.
+    heading = "<thead><tr><th></th><th>USD</th><th>node time</th><th>GPU time</th></tr></thead>"
     return f"<h2>By {name}</h2><table>{heading}{body}</table>"
 
 

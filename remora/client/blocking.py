@@ -67,6 +67,7 @@ from remora.views import (
     ModelVersion,
     Node,
     NodeEvent,
+    NodeLoad,
     OutputFile,
     Policy,
     PolicyCheck,
@@ -85,6 +86,7 @@ from remora.views import (
     ShellSession,
     SignInWays,
     WhatIf,
+    WorkerLoad,
 )
 
 T = TypeVar("T")
@@ -513,6 +515,14 @@ class Client(Shell):
     def nodes(self, *, state: str | None = None) -> list[Node]:
         """The cluster's nodes, in one of these states (with commas between them) or in all."""
         return self._run(flows.all_pages(lambda cursor: requests.list_nodes(cursor, state)))
+
+    def worker_loads(self, job_id: str) -> list[WorkerLoad]:
+        """How busy each worker of a running job was in the last ten minutes, by rank."""
+        return self._run(flows.all_pages(lambda cursor: requests.list_worker_loads(job_id, cursor)))
+
+    def node_loads(self) -> list[NodeLoad]:
+        """How busy the workers on each node kept it in the last ten minutes, the newest node first."""
+        return self._run(flows.all_pages(requests.list_node_loads))
 
     def ray_requests(self) -> list[RayRequest]:
         """What Ray programs that are no jobs ask for and do not have yet, the oldest first."""

@@ -37,6 +37,7 @@ from remora.views import (
     ModelVersion,
     Node,
     NodeEvent,
+    NodeLoad,
     OutputFile,
     Page,
     Policy,
@@ -56,6 +57,7 @@ from remora.views import (
     ShellExchange,
     ShellSession,
     WhatIf,
+    WorkerLoad,
 )
 
 T = TypeVar("T")
@@ -515,6 +517,17 @@ def put_bundle(digest: str, file: Path) -> Request[None]:
     """Upload a bundle."""
     headers = {"Content-Type": "application/zip", "Content-Length": str(file.stat().st_size)}
     return Request(method="PUT", path=_bundle_path(digest), body_file=file, headers=headers, parse=_nothing)
+
+
+def list_worker_loads(job_id: str, cursor: str | None = None) -> Request[Page[WorkerLoad]]:
+    """One page of how busy the workers of a job are."""
+    path, params = job_path(job_id, "loads"), _params(cursor=cursor)
+    return Request(method="GET", path=path, params=params, parse=_one(Page[WorkerLoad]))
+
+
+def list_node_loads(cursor: str | None = None) -> Request[Page[NodeLoad]]:
+    """One page of how busy workers keep nodes."""
+    return Request(method="GET", path="/v1/loads", params=_params(cursor=cursor), parse=_one(Page[NodeLoad]))
 
 
 def list_nodes(cursor: str | None = None, state: str | None = None) -> Request[Page[Node]]:

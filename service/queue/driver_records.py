@@ -16,6 +16,8 @@ from trainers.plan import Record
 MAX_INTEGER = 2**53
 #: Nodes on which an attempt can have workers.
 MAX_ADDRESSES = 4096
+#: Workers of an attempt that say at once how busy they are.
+MAX_LOADS = 100_000
 #: Checkpoints on the list of a job: more than `checkpoint.keep` may be, for those that could not be deleted.
 MAX_CHECKPOINTS = 10_000
 
@@ -168,6 +170,18 @@ class ProfileRecord(RecordBody):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
 
 
+class LoadOfWorker(RecordBody):
+    """How busy a worker was for some seconds."""
+
+    at: Seconds
+    address: Word
+    #: Processors that it kept busy.
+    cpu: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+    #: The mean part of the time in which its GPUs computed; None: not known.
+    gpu: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    gpus: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
 class ProgressRecord(RecordBody):
     """The state of the attempt; None: not reported."""
 
@@ -190,6 +204,11 @@ class ProgressRecord(RecordBody):
     environment: Word | None = None
     #: Samples of a step that its first workers made of their own configuration.
     global_batch: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    #: By rank; those that have said so since the record before.
+    loads: (
+        Annotated[dict[Annotated[int, Field(ge=0, le=2**31 - 1)], LoadOfWorker], Field(max_length=MAX_LOADS)]
+        | None
+    ) = None
 
 
 class AttemptEndRecord(RecordBody):

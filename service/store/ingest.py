@@ -17,7 +17,7 @@ from service.queue import driver_records, early_stop, lifecycle, owners_changes
 from service.queue.early_stop import Score
 from service.queue.intake import LINES_LEFT
 from service.queue.rows import AttemptRow, JobRow, NewEvent, PhaseRow
-from service.store import arrays, checkpoints, jobs, outputs, profiles
+from service.store import arrays, checkpoints, jobs, loads, outputs, profiles
 from service.store.leases import Lease
 from service.store.log_storage import NewLines, store_lines
 from service.store.rows import upsert
@@ -56,6 +56,8 @@ class _Batch:
     sick: list[SickReport] = field(default_factory=list)
     #: How profiles went.
     profiles: list[dict[str, Any]] = field(default_factory=list)
+    #: How busy its workers are.
+    loads: list[dict[str, Any]] = field(default_factory=list)
     #: The job's outputs when they changed.
     outputs: dict[str, Any] | None = None
     #: False when the driver could not bring that list up to date.
@@ -190,7 +192,9 @@ def _take(batch: _Batch, record: Record) -> None:
             if said.kind in SICK_EVENTS:
                 _note_sick(batch, said, _since(batch, at))
         case driver_records.ProgressRecord():
-            batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
+            batch.loads += _loads(batch, said.loads or {})
+            if said.model_fields_set != {"loads"}:
+                batch.decide(lifecycle.observe(batch.job, batch.attempt, said, _since(batch, at)))
             if said.global_batch is not None:
                 batch.decide(
                     owners_changes.keep_batch(batch.job, batch.attempt, said.global_batch, _since(batch, at))
@@ -213,6 +217,14 @@ def _take(batch: _Batch, record: Record) -> None:
             batch.append_event(
                 at, "record.refused", f"a record could not be read: {said.why}", {"kind": said.kind}
             )
+
+
+def _loads(batch: _Batch, said: Mapping[int, driver_records.LoadOfWorker]) -> list[dict[str, Any]]:
+    place = {"job_id": batch.job.id, "attempt": batch.attempt.attempt}
+    return [
+        {**place, "rank": rank, **load.model_dump(), "at": _since(batch, load.at)}
+        for rank, load in said.items()
+    ]
 
 
 def _profile(batch: _Batch, said: driver_records.ProfileRecord, at: float) -> dict[str, Any]:
@@ -306,6 +318,7 @@ def _store(connection: sa.Connection, batches: Sequence[_Batch], policies: Polic
     _compare(connection, [batch for batch in batches if batch.scores])
     if sick := [report for batch in batches for report in batch.sick]:
         add_reports(connection, sick)
+    loads.write(connection, [one for batch in batches for one in batch.loads])
     profiles.end(connection, [one for batch in batches for one in batch.profiles])
     with_outputs = [batch for batch in batches if batch.outputs is not None]
     outputs.save_outputs(

@@ -24,6 +24,7 @@ from service.store.tables import (
     idempotency,
     job_labels,
     jobs,
+    loads,
     log_lines,
     metrics,
     models,
@@ -128,6 +129,7 @@ def empty_job(connection: sa.Connection, job_id: str, most: int) -> tuple[int, b
     for table, number, upto in (
         (log_lines, log_lines.c.seq, None),
         (metrics, metrics.c.step, None),
+        (loads, loads.c.rank, None),
         (events, events.c.seq, newest - 1),
     ):
         gone = _first(connection, table, number, job_id, upto, most - removed)

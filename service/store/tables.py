@@ -343,6 +343,21 @@ metrics = sa.Table(
     sa.Column("data", sa.JSON, nullable=False),
 )
 
+loads = sa.Table(
+    "loads",
+    metadata,
+    sa.Column("job_id", sa.String(40), sa.ForeignKey("jobs.id"), primary_key=True),
+    sa.Column("rank", sa.Integer, primary_key=True, autoincrement=False),
+    # Its place among those of the rank, which are written round and round: what is old needs no deletion.
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("address", sa.String(200), nullable=False),
+    sa.Column("cpu", sa.Double, nullable=False),
+    sa.Column("gpu", sa.Double),
+    sa.Column("gpus", sa.Integer, nullable=False),
+)
+
 checkpoints = sa.Table(
     "checkpoints",
     metadata,

@@ -4,8 +4,9 @@ import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead } from "./api.js";
 import { Act, Problem, Sentence, State, Table, useNow } from "./parts.js";
 import { addressOf } from "./addresses.js";
+import { Cpu, Gpu } from "./loads.js";
 import { Projects } from "./projects.js";
-import { counted, duration, moment, money, offering, percent, phrase, shortId } from "./words.js";
+import { counted, duration, isKnown, moment, money, offering, percent, phrase, shortId } from "./words.js";
 
 const LIVE = "requested,launched,joined,ready,draining,terminating";
 
@@ -13,6 +14,7 @@ export function Cluster({ isOperator }) {
   const now = useNow(5);
   const pools = useRead("pools", () => getAll("/v1/pools"), 3);
   const nodes = useRead("nodes", () => getAll(`/v1/nodes?limit=1000&state=${LIVE}`), 3);
+  const loads = useRead("loads", async () => new Map((await get("/v1/loads?limit=200")).items.map((one) => [one.node_id, one])), 10).value ?? new Map();
   const old = useRead("ended nodes", () => get(`/v1/nodes?limit=200&state=gone,failed`), 15);
   const events = useRead("cluster events", () => (isOperator ? getAll("/v1/events?limit=200", 5) : []), 10);
   const alive = nodes.value ?? [], ended = old.value?.items ?? [];
@@ -22,16 +24,14 @@ export function Cluster({ isOperator }) {
   const price = alive.reduce((sum, node) => sum + node.price_per_hour, 0);
   return html`<div class="title"><h1>Cluster</h1><span class="muted">${counted(alive.length, "node")}, ${money(price)} per hour</span></div>
     <${Problem} error=${pools.error ?? nodes.error} />
-    ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
+    ${(pools.value ?? []).map((pool) => html`<${Pool} key=${pool.name} pool=${pool} nodes=${alive.filter((node) => node.pool === pool.name)} names=${names.value ?? new Map()} loads=${loads} now=${now} isOperator=${isOperator} reload=${pools.reload} />`)}
     ${pools.value && !pools.value.length ? html`<p class="muted">No pool is known yet: the controller writes them at its first tick.</p>` : null}
     <${Projects} />
-    ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><${Table} label="nodes that have ended"><thead><tr><th>node</th><th>pool</th><th>lived</th><th>why it ended</th></tr></thead>
-      <tbody>${ended.map((node) => html`<tr key=${node.id}><td>${node.id}</td><td>${node.pool}</td><td>${duration((node.ended_at ?? now) - node.created_at)}</td><td class="message">${node.message ?? ""}</td></tr>`)}</tbody><//></details>` : null}
-    ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><${Table} label="events of the cluster">
-      <tbody>${[...(events.value ?? [])].reverse().slice(0, 200).map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody><//></details>` : null}`;
+    ${ended.length ? html`<details class="card"><summary>${old.value?.next_cursor ? "The newest 200 nodes that" : counted(ended.length, "node")} ended</summary><${Table} label="nodes that have ended" heads="node|pool|lived|~why it ended" rows=${ended.map((node) => [node.id, node.pool, duration((node.ended_at ?? now) - node.created_at), node.message])} /></details>` : null}
+    ${events.value?.length || events.error ? html`<details class="card"><summary>${counted((events.value ?? []).length, "event")} of the cluster</summary><${Problem} error=${events.error} /><${Table} label="events of the cluster" heads="time|event|~message" rows=${[...(events.value ?? [])].reverse().slice(0, 200).map((event) => [moment(event.at), event.kind, event.message])} /></details>` : null}`;
 }
 
-function Pool({ pool, nodes, names, now, isOperator, reload }) {
+function Pool({ pool, nodes, names, loads, now, isOperator, reload }) {
   const drill = async () => { await request("POST", `/v1/pools/${encodeURIComponent(pool.name)}/drill`, { notice_s: 30 }); await reload(); };
   const ready = nodes.filter((node) => node.state === "ready"), hit = new Set(ready.flatMap((node) => node.jobs)).size;
   const reopen = async () => { await request("POST", `/v1/pools/${encodeURIComponent(pool.name)}/reopen`); await reload(); };
@@ -40,21 +40,21 @@ function Pool({ pool, nodes, names, now, isOperator, reload }) {
         ${ready.length ? html`<${Act} question=${`Rehearse the preemption of ${ready.map((node) => shortId(node.id)).join(", ")} of the pool ${pool.name}, with a notice of 30 s? ${hit ? `${counted(hit, "job")} on them will move, which costs time.` : "No job runs on them."}`} act=${drill}>Rehearse a preemption<//>` : null}</div>` : null}</div>
     <p>Planned: ${planned(pool, nodes)}.</p>
     ${pool.waits.map((wait) => html`<div class="notice"><b>Held up: </b><${Sentence} text=${wait.reason} /> <span class="muted">for ${duration(now - wait.since)}</span></div>`)}
-    ${pool.refused.length ? html`<${Table} label="refused by the cloud"><thead><tr><th>the cloud refuses</th><th>why</th><th>asked again in</th></tr></thead>
-      <tbody>${pool.refused.map((one) => html`<tr><td>${one.offering}</td><td class="message">${one.reason}</td><td>${duration(Math.max(0, one.until - now))}</td></tr>`)}</tbody><//>` : null}
+    ${pool.refused.length ? html`<${Table} label="refused by the cloud" heads="the cloud refuses|~why|asked again in" rows=${pool.refused.map((one) => [one.offering, one.reason, duration(Math.max(0, one.until - now))])} />` : null}
     <${Market} pool=${pool} now=${now} />
-    <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} now=${now} />`)}</div></section>`;
+    <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} load=${loads.get(node.id)} now=${now} />`)}</div></section>`;
 }
 
 /** What the pool may buy now, as its planner counts it; nothing where that was not recorded. */
 function Market({ pool, now }) {
   if (!pool.offerings.length) return null;
   const prices = pool.offerings.filter((one) => !one.closed_until).map((one) => one.price_per_hour);
-  return html`<details><summary>${counted(pool.offerings.length, "offering")}${prices.length ? `, from ${money(Math.min(...prices))} per hour` : ", all of them refused now"}${pool.offerings_at ? html` <span class="muted">unchanged since ${moment(pool.offerings_at)}, as far as the controller has asked the cloud</span>` : null}</summary><${Table} label=${`offerings of ${pool.name}`}><thead><tr><th>size</th><th>zone</th><th>capacity</th><th class="number">per hour</th><th class="number">preempted in an hour</th><th>the cloud</th></tr></thead>
-      <tbody>${[...pool.offerings].sort((one, other) => one.price_per_hour - other.price_per_hour).map((one) => {
+  return html`<details><summary>${counted(pool.offerings.length, "offering")}${prices.length ? `, from ${money(Math.min(...prices))} per hour` : ", all of them refused now"}${pool.offerings_at ? html` <span class="muted">unchanged since ${moment(pool.offerings_at)}, as far as the controller has asked the cloud</span>` : null}</summary><${Table} label=${`offerings of ${pool.name}`} heads="size|zone|capacity|#per hour|#preempted in an hour|the cloud"
+      rows=${[...pool.offerings].sort((one, other) => one.price_per_hour - other.price_per_hour).map((one) => {
         const sold = offering(one.offering);
-        return html`<tr key=${one.offering}><td>${sold.size}</td><td>${sold.zone || "any"}</td><td>${sold.capacity}</td><td class="number">${money(one.price_per_hour)}${one.is_price_assumed ? " (assumed)" : ""}</td><td class="number">${one.evictions_per_hour === null || one.evictions_per_hour === undefined ? "never" : percent(one.evictions_per_hour, 1)}</td><td>${one.closed_until ? `refuses it for ${duration(Math.max(0, one.closed_until - now))}` : "sells it"}</td></tr>`;
-      })}</tbody><//></details>`;
+        return [sold.size, sold.zone || "any", sold.capacity, `${money(one.price_per_hour)}${one.is_price_assumed ? " (assumed)" : ""}`,
+          isKnown(one.evictions_per_hour) ? percent(one.evictions_per_hour, 1) : "never", one.closed_until ? `refuses it for ${duration(Math.max(0, one.closed_until - now))}` : "sells it"];
+      })} /></details>`;
 }
 
 /** What the planner is doing with the nodes of a pool, by their states. */
@@ -67,12 +67,13 @@ function planned(pool, nodes) {
   return pool.waits.length ? "no node now" : "nothing, as no job needs more of its nodes";
 }
 
-function Node({ node, names, now }) {
+function Node({ node, names, load, now }) {
   const bought = offering(node.offering);
   const resources = Object.entries(node.resources).filter(([name]) => name === "CPU" || name === "GPU").map(([name, count]) => `${count} ${name}`).join(", ");
   return html`<div class="tile ${bought.capacity}"><div class="title"><strong title=${node.id}>${shortId(node.id)}</strong><${State} state=${node.state} /></div>
     <div class="muted">${[bought.size, bought.zone && `zone ${bought.zone}`, bought.capacity].filter(Boolean).join(", ")}</div>
     <div class="muted">${[resources, node.price_per_hour ? `${money(node.price_per_hour)} per hour` : "", node.ready_at ? `up ${duration(now - node.ready_at)}` : `requested ${duration(now - node.created_at)} ago`].filter(Boolean).join(" · ")}</div>
     <div>${node.jobs.length ? html`runs ${node.jobs.map((id, index) => html`${index ? ", " : ""}<a href=${addressOf(`jobs/${id}`)}>${names.get(id) ?? shortId(id)}</a>`)}` : node.state === "ready" ? html`<span class="muted">runs no job</span>` : null}</div>
+    ${load ? html`<div><${Cpu} load=${load} /> <${Gpu} load=${load} /></div>` : null}
     ${node.reason ?? node.message ? html`<div>${node.reason ?? node.message}</div>` : null}</div>`;
 }

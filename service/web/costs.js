@@ -6,7 +6,7 @@ import { Problem, Sentence, Table } from "./parts.js";
 import { addressOf, go } from "./addresses.js";
 import { Budgets } from "./budgets.js";
 import { barsOf } from "./cost_bars.js";
-import { asOf, cause, duration, money, percent, phrase } from "./words.js";
+import { asOf, cause, duration, isKnown, money, percent, phrase } from "./words.js";
 
 const RANGES = [[1, "day"], [7, "7 days"], [31, "31 days"]];
 /** Jobs and pools that are shown; `remora ledger` lists all. */
@@ -67,22 +67,21 @@ function Bars({ all, days }) {
 }
 
 function Goodput({ goodput }) {
-  const part = (some) => (some === null || some === undefined ? "–" : percent(some, 1));
+  const part = (some) => (isKnown(some) ? percent(some, 1) : "–");
   // What rounds to nothing is no advice.
   const saving = (one) => (one.saved_cost >= 0.01 ? money(one.saved_cost) : !goodput.cost && one.saved_node_s >= 60 ? duration(one.saved_node_s) : null);
   const losses = goodput.losses.filter((one) => one.node_s);
   return html`<div class="card"><h2>Goodput</h2><p><b>${part(goodput.goodput)}</b> of the paid time trained <span class="muted">(scheduling: ${part(goodput.scheduling)} of it was held by jobs; runtime: ${part(goodput.runtime)} of that made new steps)</span></p>
-    ${losses.length ? html`<${Table} label="what did not train"><thead><tr><th>what did not train</th><th class="number">time</th><th class="number">cost</th><th class="number">could save</th><th>how</th></tr></thead>
-      <tbody>${losses.map((one) => html`<tr><td>${cause(one.cause)}</td><td class="number">${duration(one.node_s)}</td><td class="number">${money(one.cost)}</td><td class="number">${saving(one) ?? "–"}</td><td class="message">${saving(one) ? html`<${Sentence} text=${one.by} />` : html`<span class="muted">too little to matter</span>`}</td></tr>`)}</tbody><//>` : null}</div>`;
+    ${losses.length ? html`<${Table} label="what did not train" heads="what did not train|#time|#cost|#could save|~how"
+      rows=${losses.map((one) => [cause(one.cause), duration(one.node_s), money(one.cost), saving(one) ?? "–", saving(one) ? html`<${Sentence} text=${one.by} />` : html`<span class="muted">too little to matter</span>`])} />` : null}</div>`;
 }
 
 function Lines({ title, names, report, jobs }) {
   const lines = dearest(report);
   const shown = lines.slice(0, MOST_LINES);
-  return html`<div class="card"><h2>${title}</h2><${Table} label=${`costs of ${title.toLowerCase()}`}>
-      <thead><tr>${names.map((name) => html`<th>${phrase(name)}</th>`)}<th class="number">time</th><th class="number">cost</th><th class="number">share</th></tr></thead>
-      <tbody>${shown.map((line) => html`<tr key=${names.map((name) => line.of[name]).join(" ")}>${names.map((name) => html`<td><${Name} name=${name} value=${line.of[name]} jobs=${jobs} /></td>`)}<td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td>
-        <td class="number">${report.cost ? percent(line.cost, report.cost) : percent(line.node_s, report.node_s)}</td></tr>`)}</tbody><//>
+  return html`<div class="card"><h2>${title}</h2><${Table} label=${`costs of ${title.toLowerCase()}`} heads=${`${names.map(phrase).join("|")}|#time|#cost|#share`}
+      rows=${shown.map((line) => [...names.map((name) => html`<${Name} name=${name} value=${line.of[name]} jobs=${jobs} />`), duration(line.node_s), money(line.cost),
+        report.cost ? percent(line.cost, report.cost) : percent(line.node_s, report.node_s)])} />
     ${lines.length > shown.length ? html`<p class="muted">The ${MOST_LINES} dearest of ${lines.length}; <code>remora ledger --by ${names.join(",")}</code> lists all.</p>` : null}</div>`;
 }
 

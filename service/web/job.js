@@ -2,9 +2,10 @@
 
 import { html, useEffect, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, request, useRead, useStream } from "./api.js";
-import { Act, Problem, Sentence, State, Table, useNow } from "./parts.js";
+import { Act, Diff, Problem, Sentence, State, Table, useNow } from "./parts.js";
 import { Steps } from "./jobs.js";
 import { lifeLine } from "./life_line.js";
+import { WorkerLoads } from "./loads.js";
 import { LifeLine } from "./life_line_view.js";
 import { Metrics } from "./plots.js";
 import { Logs } from "./logs.js";
@@ -45,10 +46,9 @@ function Shown({ job, error, reload, query }) {
     <${Events} events=${events} />
     <${Money} costs=${costs} />
     <${Metrics} job=${job} others=${compared.value ?? []} isLive=${isLive} />
+    ${isLive ? html`<${WorkerLoads} id=${id} />` : null}
     <${Logs} job=${job} />
-    <${Checkpoints} id=${id} isLive=${isLive} /><${Outputs} id=${id} isLive=${isLive} />
-    <${Profiles} id=${id} isLive=${isLive} />
-    <${Attempts} id=${id} isLive=${isLive} />
+    <${Files} job=${job} />
     <${Compare} id=${id} query=${query} others=${compared.value ?? []} error=${compared.error} />
     <${Specification} job=${job} other=${compared.value?.[0]} />`;
 }
@@ -112,9 +112,7 @@ function Life({ job, line, losses }) {
 function Events({ events }) {
   const [isOpen, setOpen] = useState(false);
   return html`<details class="card" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>All ${events.length} events</summary>
-    ${isOpen ? html`<${Table} label="events">
-      <thead><tr><th>time</th><th>event</th><th>message</th></tr></thead>
-      <tbody>${events.slice(-500).reverse().map((event) => html`<tr key=${event.seq}><td>${moment(event.at)}</td><td>${event.kind}</td><td class="message">${event.message}</td></tr>`)}</tbody><//>` : null}
+    ${isOpen ? html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />` : null}
     ${events.length > 500 ? html`<p class="muted">The newest 500 are shown; <code>remora events</code> prints all.</p>` : null}</details>`;
 }
 
@@ -141,8 +139,8 @@ function Money({ costs }) {
   const { ledger, lines = [], goodput } = costs.value ?? {};
   return html`<div class="card"><h2>Costs <span class="muted">${asOf(costs.at)}</span></h2><${Problem} error=${costs.error} />
     ${ledger ? html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}.</p>` : null}
-    ${ledger?.lines.length ? html`<${Table} label="costs by kind of node"><thead><tr><th>pool</th><th>size</th><th>capacity</th><th class="number">nodes</th><th class="number">time</th><th class="number">cost</th></tr></thead>
-      <tbody>${ledger.lines.map((line) => html`<tr key=${`${line.pool} ${line.size} ${line.zone} ${line.capacity}`}><td>${line.pool}</td><td>${line.size}</td><td>${line.capacity ?? "–"}</td><td class="number">${line.nodes}</td><td class="number">${duration(line.node_s)}</td><td class="number">${money(line.cost)}</td></tr>`)}</tbody><//>` : null}
+    ${ledger?.lines.length ? html`<${Table} label="costs by kind of node" heads="pool|size|capacity|#nodes|#time|#cost"
+      rows=${ledger.lines.map((line) => [line.pool, line.size, line.capacity ?? "–", line.nodes, duration(line.node_s), money(line.cost)])} />` : null}
     <${Causes} lines=${lines} goodput=${goodput} /></div>`;
 }
 
@@ -170,45 +168,31 @@ function Compare({ id, query, others, error }) {
     <p class="muted">Its metrics are laid over those of this job, and the specification below shows what differs from the first one.</p></details>`;
 }
 
-function Checkpoints({ id, isLive }) {
-  const found = useRead(`checkpoints ${id}`, () => get(`/v1/jobs/${id}/checkpoints`), isLive ? 5 : 0);
-  const items = [...(found.value?.items ?? [])].reverse();
-  if (!items.length) return found.error ? html`<${Problem} error=${found.error} />` : null;
-  return html`<div class="card"><h2>Checkpoints</h2><${Problem} error=${found.error} />
-    <${Table} label="checkpoints"><thead><tr><th class="number">step</th><th class="number">workers</th><th class="number">size</th><th>committed</th><th></th></tr></thead>
-    <tbody>${items.map((one) => html`<tr key=${one.step}><td class="number">${COUNT.format(one.step)}</td><td class="number">${one.world_size}</td><td class="number">${bytes(one.size_bytes)}</td><td>${moment(one.committed_at)}</td>
-      <td><a href=${`/v1/jobs/${id}/checkpoints/${one.step}/content`} download>download</a></td></tr>`)}</tbody><//></div>`;
+/** A card with what the job has of something, which is read again while it lives; nothing where there is none. */
+function Listed({ title, job, path, heads, row, note }) {
+  const found = useRead(path, () => get(`/v1/jobs/${job.id}/${path}`), job.terminal ? 0 : 5);
+  const items = found.value?.items ?? [];
+  if (!items.length) return html`<${Problem} error=${found.error} />`;
+  return html`<div class="card"><h2>${title}</h2><${Problem} error=${found.error} />
+    <${Table} label=${title.toLowerCase()} heads=${heads} rows=${items.map(row)} />${note?.(found.value)}</div>`;
 }
 
-function Profiles({ id, isLive }) {
-  const found = useRead(`profiles ${id}`, () => get(`/v1/jobs/${id}/profiles`), isLive ? 5 : 0);
-  const items = found.value?.items ?? [];
-  if (!items.length) return null;
-  return html`<div class="card"><h2>Profiles</h2><${Problem} error=${found.error} />
-    <${Table} label="profiles"><thead><tr><th class="number">rank</th><th class="number">steps</th><th>asked for</th><th>state</th><th class="number">size</th></tr></thead>
-    <tbody>${items.map((one) => html`<tr key=${one.number}><td class="number">${one.rank}</td><td class="number">${one.profiled_steps ?? one.steps}</td><td>${moment(one.requested_at)}</td>
-      <td class="message">${one.state === "ready" ? html`<a href=${`/v1/jobs/${id}/profiles/${one.number}/content`} download>download</a>` : one.message ?? one.state}</td><td class="number">${one.size_bytes === null ? "" : bytes(one.size_bytes)}</td></tr>`)}</tbody><//>
-    <p class="muted">Traces open in Perfetto and in <code>chrome://tracing</code>.</p></div>`;
-}
+const download = (path, name = "download") => html`<a href=${`/v1/jobs/${path}`} download>${name}</a>`;
 
-function Outputs({ id, isLive }) {
-  const found = useRead(`outputs ${id}`, () => get(`/v1/jobs/${id}/outputs?limit=200`), isLive ? 5 : 0);
-  const items = found.value?.items ?? [];
-  if (!items.length) return found.error ? html`<${Problem} error=${found.error} />` : null;
-  return html`<div class="card"><h2>Outputs</h2><${Problem} error=${found.error} />
-    <${Table} label="outputs"><thead><tr><th>name</th><th class="number">size</th></tr></thead>
-    <tbody>${items.map((one) => html`<tr key=${one.name}><td class="message"><a href=${`/v1/jobs/${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`} download>${one.name}</a></td><td class="number">${bytes(one.size_bytes)}</td></tr>`)}</tbody><//>
-    ${found.value?.next_cursor ? html`<p class="muted">The first 200; <code>remora outputs ${id}</code> lists all.</p>` : null}</div>`;
-}
-
-function Attempts({ id, isLive }) {
-  const found = useRead(`attempts ${id}`, () => get(`/v1/jobs/${id}/attempts`), isLive ? 5 : 0);
-  const items = found.value?.items ?? [];
-  if (!items.length && !found.error) return null;
-  return html`<div class="card"><h2>Attempts</h2><${Problem} error=${found.error} />
-    <${Table} label="attempts"><thead><tr><th class="number">attempt</th><th>state</th><th>from step</th><th>began</th><th>took</th><th>end</th></tr></thead>
-    <tbody>${items.map((one) => html`<tr key=${one.id}><td class="number">${one.attempt}</td><td><${State} state=${one.state} /></td><td>${one.resumed_from_step ?? "the beginning"}</td><td>${moment(one.created_at)}</td>
-      <td>${one.ended_at ? duration(one.ended_at - one.created_at) : "–"}</td><td class="message">${one.end_reason ? `${phrase(one.end_reason)}: ` : ""}${one.message ?? ""}</td></tr>`)}</tbody><//></div>`;
+function Files({ job }) {
+  const id = job.id;
+  return html`<${Listed} title="Checkpoints" job=${job} path="checkpoints" heads="#step|#workers|#size|committed|"
+      row=${(one) => [COUNT.format(one.step), one.world_size, bytes(one.size_bytes), moment(one.committed_at), download(`${id}/checkpoints/${one.step}/content`)]} />
+    <${Listed} title="Outputs" job=${job} path="outputs?limit=200" heads="~name|#size"
+      row=${(one) => [download(`${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`, one.name), bytes(one.size_bytes)]}
+      note=${(page) => page.next_cursor && html`<p class="muted">The first 200; <code>remora outputs ${id}</code> lists all.</p>`} />
+    <${Listed} title="Profiles" job=${job} path="profiles" heads="#rank|#steps|asked for|~state|#size"
+      row=${(one) => [one.rank, one.profiled_steps ?? one.steps, moment(one.requested_at),
+        one.state === "ready" ? download(`${id}/profiles/${one.number}/content`) : one.message ?? one.state, one.size_bytes === null ? "" : bytes(one.size_bytes)]}
+      note=${() => html`<p class="muted">Traces open in Perfetto and in <code>chrome://tracing</code>.</p>`} />
+    <${Listed} title="Attempts" job=${job} path="attempts" heads="#attempt|state|from step|began|took|~end"
+      row=${(one) => [one.attempt, html`<${State} state=${one.state} />`, one.resumed_from_step ?? "the beginning", moment(one.created_at),
+        one.ended_at ? duration(one.ended_at - one.created_at) : "–", `${one.end_reason ? `${phrase(one.end_reason)}: ` : ""}${one.message ?? ""}`]} />`;
 }
 
 function Specification({ job, other }) {
@@ -216,5 +200,5 @@ function Specification({ job, other }) {
   const text = JSON.stringify(job.spec, null, 2), otherText = other ? JSON.stringify(other.spec, null, 2) : text;
   const lines = useMemo(() => (isOpen ? difference(otherText, text) : []), [isOpen, text, otherText]);
   return html`<details class="card" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>Specification${other ? `, and what differs from ${other.name}` : ""}</summary>
-    <pre tabindex="0">${lines.map((line) => html`<span class="diff-${line.kind}">${{ more: "+ ", less: "- ", same: "  " }[line.kind]}${line.text}${"\n"}</span>`)}</pre></details>`;
+    <${Diff} lines=${lines} /></details>`;
 }

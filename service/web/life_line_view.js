@@ -75,10 +75,9 @@ const since = (at, line) => (at - line.from < 0.05 ? "0" : duration(at - line.fr
 /** When it lost workers, why, and what each loss cost until the first new step. */
 function Losses({ losses }) {
   if (!losses.length) return html`<p>It has lost no worker to a preemption or failure.</p>`;
-  return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures">
-    <thead><tr><th>when</th><th>what happened</th><th class="number">cost until a new step</th><th class="number">time</th><th>of it</th><th class="number">steps repeated</th></tr></thead>
-    <tbody>${losses.slice(-MOST_LOSSES).reverse().map((one) => html`<tr key=${one.at}><td>${moment(one.at)}</td><td class="message">${one.cause}</td><td class="number">${one.cost === undefined ? "–" : money(one.cost)}</td>
-      <td class="number">${duration(one.total_s)}${one.isOver ? "" : " so far"}</td><td class="message">${lossText({ ...one, steps: null, cost: undefined })}</td><td class="number">${one.steps ?? (one.isOver ? "–" : "not known yet")}</td></tr>`)}</tbody><//>
+  return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures" heads="when|~what happened|#cost until a new step|#time|~of it|#steps repeated"
+    rows=${losses.slice(-MOST_LOSSES).reverse().map((one) => [moment(one.at), one.cause, one.cost === undefined ? "–" : money(one.cost),
+      `${duration(one.total_s)}${one.isOver ? "" : " so far"}`, lossText({ ...one, steps: null, cost: undefined }), one.steps ?? (one.isOver ? "–" : "not known yet")])} />
     ${losses.length > MOST_LOSSES ? html`<p class="muted">The newest ${MOST_LOSSES} of ${losses.length}.</p>` : null}`;
 }
 

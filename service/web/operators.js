@@ -2,16 +2,15 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { ApiError, get, getAll, getLong, request, useRead } from "./api.js";
-import { Act, Problem, Sentence, Table } from "./parts.js";
-import { COUNT, counted, difference, duration, moment, money, phrase } from "./words.js";
+import { Act, Diff, Problem, Sentence, Table } from "./parts.js";
+import { COUNT, counted, difference, duration, isKnown, moment, money, phrase } from "./words.js";
 
 export function Policies() {
   const newest = useRead("policies", () => get("/v1/policies/newest"), 0);
   const versions = useRead("versions", () => getAll("/v1/policies?limit=100", 3), 0);
   const [text, setText] = useState(null), [comment, setComment] = useState("");
   const [check, setCheck] = useState(null);
-  const document = text ?? newest.value?.document ?? "";
-  const isChanged = text !== null && text !== newest.value?.document;
+  const applied = newest.value?.document ?? "", document = text ?? applied, isChanged = document !== applied;
   useEffect(() => {
     if (!isChanged) { setCheck(null); return undefined; }
     let isOver = false;
@@ -29,7 +28,7 @@ export function Policies() {
   const restore = (version) => async () => { await request("POST", "/v1/policies", { restores: version, based_on: newest.value.version, comment: `Back to version ${version}.` }); await reload(); };
   const problems = check?.found?.problems ?? [];
   const isGood = isChanged && check?.found && !problems.length;
-  const changed = isChanged ? difference(newest.value?.document ?? "", document).filter((line) => line.kind !== "same").length : 0;
+  const lines = isChanged ? difference(applied, document) : [], changed = lines.filter(isOther).length;
   return html`<div class="title"><h1>Policies</h1>${newest.value ? html`<span class="muted">version ${newest.value.version}${newest.value.created_at ? `, applied on ${moment(newest.value.created_at)}` : ", made from the settings, with which the service began"}</span>` : null}</div>
     <${Problem} error=${newest.error} />
     <div class="two"><div class="card"><h2 id="editor">1. Edit</h2>
@@ -40,31 +39,27 @@ export function Policies() {
       ${problems.map((problem) => html`<div class="problem"><${Sentence} text=${problemText(problem)} /></div>`)}
       ${isGood ? html`<div class="notice">No problems; ${counted(changed, "line")} changed; ${check.found.is_in_force ? "in effect already" : "not applied yet"}.</div>` : null}
       ${(check?.found?.notes ?? []).map((note) => html`<div class="notice"><${Sentence} text=${note} /></div>`)}
-      ${isChanged ? html`<${Difference} before=${newest.value?.document ?? ""} after=${document} />` : html`<p class="muted">Change the document: it is checked while you type, and the difference is shown here.</p>`}</div></div>
-    <${WhatIf} document=${document} newest=${newest.value?.document ?? ""} isChanged=${isChanged && !problems.length} />
+      ${isChanged ? html`<${Diff} lines=${lines.filter((_, index) => lines.slice(Math.max(0, index - 2), index + 3).some(isOther))} />` : html`<p class="muted">Change the document: it is checked while you type, and the difference is shown here.</p>`}</div></div>
+    <${WhatIf} document=${document} applied=${applied} isChanged=${isChanged && !problems.length} />
     <div class="card"><h2>4. Apply</h2><p class="muted">From the next tick on, these policies decide what is bought, kept and given back. Running jobs go on; nodes above a maximum or of a removed pool are drained, so that their jobs continue elsewhere.</p><div class="filters"><label>comment<input value=${comment} onInput=${(event) => setComment(event.target.value)} /></label>
       ${isGood ? html`<${Act} first act=${apply} question=${`Apply these policies, with ${counted(changed, "changed line")}?`}>Apply<//>` : html`<button disabled>Apply</button>`}</div></div>
-    <div class="card"><h2>History</h2><${Table} label="versions of the policies"><thead><tr><th class="number">version</th><th>applied</th><th>by</th><th>comment</th><th></th></tr></thead>
-      <tbody>${(versions.value ?? []).map((one) => html`<tr key=${one.version}><td class="number">${one.version}</td><td>${one.created_at ? moment(one.created_at) : "when the service began"}</td><td>${one.author}</td><td class="message">${one.comment}${one.restores === null || one.restores === undefined ? "" : ` (restores ${one.restores})`}</td>
-        <td>${one.version === newest.value?.version ? "in effect" : html`<${Act} question=${`Apply the document of version ${one.version} again?`} act=${restore(one.version)}>Restore<//>`}</td></tr>`)}</tbody><//></div>`;
+    <div class="card"><h2>History</h2><${Table} label="versions of the policies" heads="#version|applied|by|~comment|"
+      rows=${(versions.value ?? []).map((one) => [one.version, one.created_at ? moment(one.created_at) : "when the service began", one.author, `${one.comment}${isKnown(one.restores) ? ` (restores ${one.restores})` : ""}`,
+        one.version === newest.value?.version ? "in effect" : html`<${Act} key=${one.version} question=${`Apply the document of version ${one.version} again?`} act=${restore(one.version)}>Restore<//>`])} /></div>`;
 }
 
 const problemText = (problem) => (typeof problem === "string" ? problem : [problem.lines?.length ? `${problem.lines.length > 1 ? "lines" : "line"} ${problem.lines.join(", ")}` : "", problem.field, problem.message].filter(Boolean).join(": "));
 
-function Difference({ before, after }) {
-  const lines = difference(before, after);
-  const near = (index) => lines.slice(Math.max(0, index - 2), index + 3).some((line) => line.kind !== "same");
-  return html`<pre tabindex="0" aria-label="difference">${lines.map((line, index) => (near(index) ? html`<span class="diff-${line.kind}">${{ more: "+ ", less: "- ", same: "  " }[line.kind]}${line.text}${"\n"}</span>` : null))}</pre>`;
-}
+const isOther = (line) => line.kind !== "same";
 
 /** Replay the recorded history under the policies in effect and those of the editor. */
-function WhatIf({ document, newest, isChanged }) {
+function WhatIf({ document, applied, isChanged }) {
   const [days, setDays] = useState(7), [plan, setPlan] = useState(null);
   const run = async () => {
     setPlan(null);
     const trace = await getLong(`/v1/trace?since=${Math.max(0, Date.now() / 1000 - days * 86400)}`);
     if (!trace.jobs) throw new ApiError(0, "", "No job trained in that time, so there is nothing to replay.", "");
-    const policies = [{ name: "in effect", text: newest }, ...(isChanged ? [{ name: "edited", text: document }] : [])];
+    const policies = [{ name: "in effect", text: applied }, ...(isChanged ? [{ name: "edited", text: document }] : [])];
     let found = await request("POST", "/v1/plans", { traces: [{ name: "history.jsonl", text: trace.text }], policies });
     setPlan(found);
     while (!found.terminal) {
@@ -87,8 +82,7 @@ const FIGURES = [
 
 function Plan({ plan }) {
   return html`<p role="status">${plan.terminal ? phrase(plan.state) : `${Math.round(100 * plan.progress)} % of the replay of ${COUNT.format(plan.jobs)} jobs`}${plan.message ? `: ${plan.message}` : ""}</p>
-    ${plan.reports.length ? html`<${Table} label="result of the replay"><thead><tr><th></th>${plan.reports.map((one) => html`<th class="number">${one.policy}</th>`)}</tr></thead>
-      <tbody>${FIGURES.map(([name, figure]) => html`<tr><td>${name}</td>${plan.reports.map((one) => html`<td class="number">${figure(one)}</td>`)}</tr>`)}</tbody><//>` : null}
+    ${plan.reports.length ? html`<${Table} label="result of the replay" heads=${["", ...plan.reports.map((one) => `#${one.policy}`)].join("|")} rows=${FIGURES.map(([name, figure]) => [name, ...plan.reports.map(figure)])} />` : null}
     ${plan.plot ? html`<img alt="nodes and waiting jobs over time under each policy" style=${{ maxWidth: "100%", background: "#fff" }} src=${`data:image/svg+xml;charset=utf-8,${encodeURIComponent(plan.plot)}`} />` : null}
     ${plan.notes.map((note) => html`<p class="muted">${note}</p>`)}`;
 }

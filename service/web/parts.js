@@ -14,8 +14,15 @@ export function Problem({ error }) {
   return html`<div class="problem" role="alert">${error.message} ${error.hint ? html`<span class="muted">${error.hint}</span>` : null}</div>`;
 }
 
-/** A table that is moved sideways where the screen is narrow. */
-export const Table = ({ label, children }) => html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>${children}</table></div>`;
+/** A table that is moved sideways where the screen is narrow; `heads` are "time|#count|~words": numbers and long texts are marked. */
+export function Table({ label, heads, rows }) {
+  const columns = heads.split("|").map((head) => ({ name: head.replace(/^[#~]/, ""), kind: { "#": "number", "~": "message" }[head[0]] }));
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table><thead><tr>${columns.map((one) => html`<th class=${one.kind}>${one.name}</th>`)}</tr></thead>
+    <tbody>${rows.map((cells) => html`<tr>${cells.map((cell, index) => html`<td class=${columns[index].kind}>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
+}
+
+/** Lines of `difference`. */
+export const Diff = ({ lines }) => html`<pre tabindex="0" aria-label="difference">${lines.map((line) => html`<span class="diff-${line.kind}">${{ more: "+ ", less: "- ", same: "  " }[line.kind]}${line.text}${"\n"}</span>`)}</pre>`;
 
 export function Bar({ part, label }) {
   const percent = Math.round(100 * Math.min(1, Math.max(0, part)));

@@ -3,7 +3,7 @@
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { getAll, useRead } from "./api.js";
 import { Bar, Problem, Table } from "./parts.js";
-import { COUNT, asOf, percent } from "./words.js";
+import { COUNT, asOf, isKnown, percent } from "./words.js";
 
 /** Projects that are shown; `remora projects` lists all. */
 const MOST_PROJECTS = 50;
@@ -15,11 +15,11 @@ export function Projects() {
   const shown = [...all].sort((one, other) => other.uses.gpus.used - one.uses.gpus.used || other.uses.jobs.used - one.uses.jobs.used || (one.name < other.name ? -1 : 1)).slice(0, MOST_PROJECTS);
   if (!shown.length) return html`<${Problem} error=${found.error} />`;
   return html`<section class="card"><h2>Projects <span class="muted">${asOf(found.at)}</span></h2><${Problem} error=${found.error} />
-    <${Table} label="projects"><thead><tr><th>project</th><th class="number">share</th><th class="number">jobs</th><th class="number">GPUs in use</th><th class="number">part of all that there may be</th></tr></thead>
-      <tbody>${shown.map((one) => html`<tr key=${one.name}><td>${one.name}</td><td class="number">${COUNT.format(one.share)}</td><td class="number"><${Use} use=${one.uses.jobs} label=${`jobs of ${one.name}`} /></td><td class="number"><${Use} use=${one.uses.gpus} label=${`GPUs of ${one.name}`} /></td><td class="number">${one.share_held === null || one.share_held === undefined ? "–" : percent(one.share_held, 1)}</td></tr>`)}</tbody><//>
+    <${Table} label="projects" heads="project|#share|#jobs|#GPUs in use|#part of all that there may be"
+      rows=${shown.map((one) => [one.name, COUNT.format(one.share), html`<${Use} use=${one.uses.jobs} label=${`jobs of ${one.name}`} />`, html`<${Use} use=${one.uses.gpus} label=${`GPUs of ${one.name}`} />`, isKnown(one.share_held) ? percent(one.share_held, 1) : "–"])} />
     ${all.length > shown.length ? html`<p class="muted">${shown.length} of ${all.length}; <code>remora projects</code> lists all.</p>` : null}</section>`;
 }
 
 /** How much is used, and of how much where that is limited. */
-const Use = ({ use, label }) => (use.limit === null || use.limit === undefined ? COUNT.format(use.used)
+const Use = ({ use, label }) => (!isKnown(use.limit) ? COUNT.format(use.used)
   : html`${COUNT.format(use.used)} of ${COUNT.format(use.limit)}<${Bar} part=${use.limit ? use.used / use.limit : 1} label=${label} />`);

@@ -2,9 +2,11 @@
 
 export const COUNT = new Intl.NumberFormat("en");
 
+export const isKnown = (value) => value !== null && value !== undefined;
+
 /** 75 -> "1 min 15 s", for at most two units. */
 export function duration(seconds) {
-  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
+  if (!Number.isFinite(seconds)) return "";
   if (seconds < 0.95) return `${Math.max(0, seconds).toFixed(seconds < 0.1 ? 2 : 1)} s`;
   if (seconds < 10) return `${seconds.toFixed(1).replace(/\.0$/, "")} s`;
   const whole = Math.round(seconds);
@@ -43,7 +45,7 @@ const SMALL = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, minimum
 
 /** 7.4 -> "7.40 USD", and 0.001234 -> "0.00123 USD": little is not nothing. */
 export function money(usd) {
-  if (usd === null || usd === undefined) return "";
+  if (!isKnown(usd)) return "";
   return `${usd !== 0 && Math.abs(usd) < 0.1 ? SMALL.format(usd) : usd.toFixed(2)} USD`;
 }
 
@@ -102,7 +104,7 @@ export function timeLeft(job, now) {
 export function lossText(loss) {
   const parts = [["noticed after", loss.noticed_s], ["regrouping and starting", loss.regrouping_s], ["recomputing", loss.recomputing_s]];
   const some = parts.filter(([, seconds]) => seconds >= 0.05).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
-  const steps = loss.steps === null || loss.steps === undefined ? "" : `; ${counted(loss.steps, "step")} repeated`;
+  const steps = isKnown(loss.steps) ? `; ${counted(loss.steps, "step")} repeated` : "";
   return `${some || duration(loss.total_s)}${steps}${loss.cost === undefined ? "" : `; ${money(loss.cost)}`}${loss.isOver === false ? " so far" : ""}`;
 }
 

@@ -133,6 +133,22 @@ def test_a_job_shows_its_life_line_metrics_and_logs(page: Tab, job: str) -> None
     page.picture("job")
 
 
+def test_a_job_shows_how_busy_its_workers_are_and_a_node_their_sum(
+    page: Tab, job: str, service: Embedded
+) -> None:
+    page.open(f"jobs/{job}")
+    loads = page.page.get_by_role("region", name="load of the workers")
+    loads.get_by_text(re.compile(r"\d\.\d\d CPU")).first.wait_for(timeout=PATIENCE_MS)
+    assert loads.get_by_role("img", name="CPU over ten minutes").count() == 1
+    with service.client() as client:
+        (worker,) = client.worker_loads(job)
+        assert worker.points[-1].cpu < 100, "processors, and not percent"
+    page.open("cluster")
+    tile = page.page.locator(".tile")
+    tile.get_by_text(re.compile(r"\d\.\d\d CPU")).first.wait_for(timeout=PATIENCE_MS)
+    assert page.findings() == []
+
+
 def test_a_job_is_submitted_by_its_file(page: Tab, job: str, service: Embedded, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     page.open("jobs")

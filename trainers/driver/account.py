@@ -91,6 +91,12 @@ class Account:
         if not self._is_closed:
             self._journal.measure(self._now(), body)
 
+    def load(self, rank: int, load: dict[str, Any]) -> None:
+        """How busy a worker was since it said so before, on the node of which address."""
+        if not self._is_closed:
+            now = self._now()
+            self._journal.load(now, rank, {**load, "at": now})
+
     def line(self, rank: int, stream: str, text: str) -> None:
         """One or more lines of a worker's output, kept until the log is full; stream `remora` is Remora's own."""
         if self._is_closed:

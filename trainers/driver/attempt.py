@@ -382,6 +382,9 @@ class Attempt:
                     self.account.measure(body)
                 case Note(kind="progress", body=body):
                     self.account.progress(**body)
+                case Note(kind="load", body={"rank": rank, "load": load}):
+                    if group is self.group and rank < len(addresses := self.group_members.addresses):
+                        self.account.load(rank, {**load, "address": addresses[rank]})
                 case Note(body=body):
                     self.account.put("event", body)
                 case Count():

@@ -218,6 +218,8 @@ class WorkerGroup:
                 self._saving[rank] = now
             case "pace":
                 yield from self._compare(rank, message, now)
+            case "load":
+                yield Note("load", {"rank": rank, "load": _load(message)})
             case "diverged":
                 self.diverged = self.diverged or str(message["text"])[:MOST_OF_A_CAUSE]
             case "damaged":
@@ -615,6 +617,15 @@ class WorkerGroup:
 def _last_line(text: str) -> str:
     """The last of one or more lines that is not blank, "" when all are."""
     return text.rstrip().rpartition("\n")[2].strip()
+
+
+def _load(message: Mapping[str, Any]) -> dict[str, Any]:
+    gpu = message["gpu"]
+    return {
+        "cpu": float(message["cpu"]),
+        "gpu": None if gpu is None else float(gpu),
+        "gpus": int(message["gpus"]),
+    }
 
 
 def _step(value: Any) -> int:

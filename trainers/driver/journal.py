@@ -56,6 +56,12 @@ class Journal:
             before = self._counters[1] if self._counters is not None else {}
             self._counters = (at, {**before, **counters})
 
+    def load(self, at: float, rank: int, load: dict[str, Any]) -> None:
+        """Add what a worker uses to the totals; of those of one rank not handed out yet, the newest is kept."""
+        with self._lock:
+            before = self._counters[1] if self._counters is not None else {}
+            self._counters = (at, {**before, "loads": {**before.get("loads", {}), rank: load}})
+
     def measure(self, at: float, body: dict[str, Any]) -> None:
         """Add the metrics of a step; see `PendingMetrics` for which are kept."""
         with self._lock:

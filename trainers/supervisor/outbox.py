@@ -19,7 +19,7 @@ from trainers.worker_identity import WorkerIdentity
 #: Seconds that bulk messages (lines, reports) wait, so that one batch holds many.
 _GATHER_S = 0.25
 #: Kinds of messages that wait for others.
-_BULK = frozenset({"report", "pace"})
+_BULK = frozenset({"report", "pace", "load"})
 #: Kinds after which nothing follows.
 _ENDS = frozenset({"exit", "trouble", "damaged"})
 #: Bytes of lines that wait for the driver before the script's own writes have to wait.

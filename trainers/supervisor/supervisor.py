@@ -46,6 +46,7 @@ from trainers.supervisor.command_confinement import (
 from trainers.supervisor.disk_watch import DiskWatch
 from trainers.supervisor.kept_checkpoints import KeptCheckpoints, kept_checkpoints
 from trainers.supervisor.launch_context import expression_values, fetch_code, fetch_resume, prepare_launch
+from trainers.supervisor.load_watch import Load, LoadWatch, assigned_gpus
 from trainers.supervisor.memory_watch import MemoryWatch
 from trainers.supervisor.node_sweep import sweep_node
 from trainers.supervisor.outbox import Outbox, ReportFilter
@@ -153,6 +154,7 @@ class Supervisor:
         #: Watches the files that the command makes in memory.
         self._watch: MemoryWatch | None = None
         self._disk: DiskWatch | None = None
+        self._load: LoadWatch | None = None
         #: Watches the memory of the job where that is a folder.
         self._memory_folder: DiskWatch | None = None
         #: Why the command was ended, when it exceeded a limit.
@@ -277,7 +279,7 @@ class Supervisor:
         self._fork_server = job_fork_server(self._plan.warm_modules, below)
 
     def _close_parts(self) -> None:
-        for watch in (self._watch, self._disk, self._memory_folder):
+        for watch in (self._watch, self._disk, self._memory_folder, self._load):
             if watch is not None:
                 watch.close()
         if self._sidecar is not None:
@@ -414,9 +416,10 @@ class Supervisor:
         Raises SidecarFailed.
         """
         status = child.wait()
-        if self._watch is not None:
-            # Its process id may be reused from now on.
-            self._watch.close()
+        for watch in (self._watch, self._load):
+            if watch is not None:
+                # Its process id may be reused from now on.
+                watch.close()
         if self._collector is not None:
             self._collector.note_end()
         with self._lock:
@@ -543,9 +546,10 @@ class Supervisor:
         collector.start()
         if self._watch is not None:
             self._watch.start(child.processes)
-        for disk in (self._disk, self._memory_folder):
-            if disk is not None:
-                disk.start()
+        self._load = self._load_watch(child)
+        for watch in (self._disk, self._memory_folder, self._load):
+            if watch is not None:
+                watch.start()
         for path in unlinked(launch.code, plan.output_paths):
             self._say(f"{path} is in the code, so what is written there is not kept")
         self._outbox.put({"type": "started", "pid": child.pid, "is_warm": child.is_warm})
@@ -566,6 +570,14 @@ class Supervisor:
             uid=None if job is None or job.has_namespaces else job.uid,
             workers=self._identity.local_world_size,
             spared=self._profiles.spared,
+        )
+
+    def _load_watch(self, child: Child) -> LoadWatch:
+        def report(load: Load) -> None:
+            self._outbox.put({"type": "load", **dataclasses.asdict(load)})
+
+        return LoadWatch(
+            child.processes, assigned_gpus(), report, world_size=lambda: self._identity.world_size
         )
 
     def _say(self, text: str) -> None:

@@ -514,6 +514,7 @@ OF_ALL = {
         "idempotency",
         "job_labels",
         "leases",
+        "loads",
         "log_lines",
         "metrics",
         "models",

@@ -634,3 +634,12 @@ class TestEnvironments:
         scene.hear(0, type="exit", stopped=False, environment_failed="uv could not build it")
         assert scene.group.exits[0].environment_failed == "uv could not build it"
         assert scene.sent("begin") is None
+
+
+def test_the_load_of_a_rank_is_passed_on_and_one_without_numbers_is_not() -> None:
+    scene = Scene()
+    (note,) = scene.hear(1, type="load", cpu=1.5, gpu=None, gpus=0)
+    assert note == Note("load", {"rank": 1, "load": {"cpu": 1.5, "gpu": None, "gpus": 0}})
+    (remark,) = scene.hear(1, type="load", cpu="x", gpu=None, gpus=0)
+    assert isinstance(remark, Note)
+    assert remark.kind == "log"
