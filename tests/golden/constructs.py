@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from torch.nn import functional
 
 from remora.free_ports import free_port
 from remora.torch import Loop, Step
+from tests.golden.forks import PROCESSES
 from tests.golden.subjects import CLASSES, Samples, Stream, network
 
 Outcome = Literal["exact", "refused", "your responsibility"]
@@ -46,9 +46,6 @@ Body = Callable[[Path], Trained]
 STEPS = 12
 #: Seconds that all workers of a run get on a busy machine.
 PATIENCE_S = 240.0
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.golden.worker", "tests.golden.sharded_worker", __name__])
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def train_together(body: Body, workers: int, folder: Path, **variables: str) -> 
             "GLOO_SOCKET_IFNAME": "lo",
             **variables,
         }
-        processes.append(_processes.Process(target=_work, args=(body, rank, folder, place)))
+        processes.append(PROCESSES.Process(target=_work, args=(body, rank, folder, place)))
     for one in processes:
         one.start()
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import torch
 
 from remora.free_ports import free_port
 from remora.script import channel
+from tests.golden.forks import PROCESSES
 from tests.golden.gate import Gate
 from tests.golden.worker import BitFlip, Job, Mishap, work
 from trainers.driver.regrouping import WorkerLocation, assign_ranks
@@ -27,11 +27,6 @@ from trainers.driver.regrouping import WorkerLocation, assign_ranks
 PATIENCE_S = 180.0
 #: Steps that workers may be ahead of the one that the test waits for: it strikes in the middle of any of them.
 LEAD = 4
-
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(
-    ["tests.golden.worker", "tests.golden.sharded_worker", "tests.golden.steps_worker"]
-)
 
 
 @dataclass
@@ -257,7 +252,7 @@ class Driver:
             **self._variables,
             **variables,
         }
-        process = _processes.Process(
+        process = PROCESSES.Process(
             target=self.body, args=(self.job, slot, str(self.out), environment, theirs, self._mishap)
         )
         process.start()
