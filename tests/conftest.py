@@ -17,6 +17,7 @@ from service.store.migrate import migrate
 from tests.azurite import Azurite, azurite
 from tests.needed import is_missing
 from tests.postgres import OwnServer, PostgresServer, binaries
+from tests.slow_files import report_lost
 
 # How fast a busy machine makes examples says nothing about what they are examples of.
 # A fixture that all examples of a test share is the caller's choice.  A list that a test gives replaces this one.
@@ -39,9 +40,13 @@ def pytest_configure() -> None:
         signal.signal(number, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs no second database to find its faults runs on PostgreSQL in `make soak` alone."""
+    """What needs no second database to find its faults runs on PostgreSQL in `make soak` alone.
+
+    This comes before pytest leaves out tests by their marks: the fast lane, which reads all files, sees whether the
+    slow one loses a test.
+    """
+    report_lost(items)
     for item in items:
         parameters = getattr(item, "callspec", None)
         is_postgresql = parameters is not None and parameters.params.get("database_url") == "postgresql"

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow_files import slow_files
+
 #: With this number of failures a lane stops: then not the machine is at fault.
 MOST_FAILURES = 10
 #: Three tests at a time, as most wait for a third of their time; tests/lanes.py says which of them follow one another.
@@ -31,12 +33,13 @@ LANES = {"fast": "not slow and not soak", "slow": "slow and not soak"}
 Pytest = Callable[[Sequence[str]], int]
 
 
-def run_lane(expression: str, run: Pytest, cache: Path) -> int:
+def run_lane(expression: str, run: Pytest, cache: Path, files: Sequence[str] = ()) -> int:
     """The exit status of a lane: 0 if each test passed, at first or alone.
 
-    `cache` is the folder in which pytest keeps which tests failed; each lane has its own.
+    `cache` is the folder in which pytest keeps which tests failed; each lane has its own.  `files`: where its tests
+    are, everywhere if there are none.
     """
-    select = ("-m", expression, "-o", f"cache_dir={cache}")
+    select = ("-m", expression, "-o", f"cache_dir={cache}", *files)
     status = run([*LANE, "--cache-clear", *select])
     # Anything else than failed tests, as a lane that stopped early or tests that cannot be collected, leaves tests out.
     if status != pytest.ExitCode.TESTS_FAILED:
@@ -53,4 +56,6 @@ def _pytest(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_lane(LANES[sys.argv[1]], _pytest, Path(".pytest_cache", f"lane-{sys.argv[1]}").absolute()))
+    lane = sys.argv[1]
+    cache = Path(".pytest_cache", f"lane-{lane}").absolute()
+    sys.exit(run_lane(LANES[lane], _pytest, cache, slow_files() if lane == "slow" else ()))
