@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import shutil
 import sys
 import traceback
 import weakref
@@ -85,6 +86,15 @@ async def health_during(app: FastAPI, requests: list[HostileRequest]) -> list[in
     return [status for status, _ in await done]
 
 
+@pytest.fixture
+def home(tmp_path: Path, migrated_sqlite: Path) -> Path:
+    """A home whose database has its schema already."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    shutil.copy(migrated_sqlite, folder / "remora.db")
+    return folder
+
+
 def steps_during(home: Path, requests: list[HostileRequest]) -> tuple[int, list[int]]:
     """Most steps of one turn of the event loop, and the statuses of the answers."""
     app = create_app(Settings(home=home))
@@ -112,25 +122,25 @@ def steps_during(home: Path, requests: list[HostileRequest]) -> tuple[int, list[
 
 @pytest.mark.parametrize("request_", list(hostile_requests()), ids=lambda one: one.name)
 def test_the_event_loop_is_free_while_a_hostile_request_is_judged(
-    tmp_path: Path, request_: HostileRequest
+    home: Path, request_: HostileRequest
 ) -> None:
-    most, statuses = steps_during(tmp_path / "home", [request_])
+    most, statuses = steps_during(home, [request_])
     assert most < MOST_STEPS
     assert statuses[0] in (200, 400, 413, 422), statuses  # 200: what is wrong with a document that is checked
 
 
 @pytest.mark.parametrize("request_", list(large_requests()), ids=lambda one: one.name)
 def test_the_event_loop_is_free_while_a_large_request_is_answered(
-    tmp_path: Path, request_: HostileRequest
+    home: Path, request_: HostileRequest
 ) -> None:
-    most, statuses = steps_during(tmp_path / "home", [request_])
+    most, statuses = steps_during(home, [request_])
     assert most < MOST_STEPS
     assert statuses[0] in (200, 201), statuses
 
 
-def test_too_many_large_requests_at_once_are_refused(tmp_path: Path) -> None:
+def test_too_many_large_requests_at_once_are_refused(home: Path) -> None:
     large = max(hostile_requests(), key=lambda one: len(one.body) if one.path == "/v1/policies/check" else 0)
-    most, statuses = steps_during(tmp_path / "home", [large] * (2 * MOST_WAITING))
+    most, statuses = steps_during(home, [large] * (2 * MOST_WAITING))
     # All of them come in one turn.
     assert most < 2 * MOST_WAITING * STEPS_OF_A_REQUEST
     assert statuses.count(503) >= MOST_WAITING
@@ -158,8 +168,8 @@ def garbage_of(home: Path, request: HostileRequest) -> int:
 
 
 @pytest.mark.parametrize("request_", [*hostile_requests(), *large_requests()], ids=lambda one: one.name)
-def test_a_request_leaves_nothing_for_the_garbage_collector(tmp_path: Path, request_: HostileRequest) -> None:
-    assert garbage_of(tmp_path / "home", request_) < MOST_GARBAGE
+def test_a_request_leaves_nothing_for_the_garbage_collector(home: Path, request_: HostileRequest) -> None:
+    assert garbage_of(home, request_) < MOST_GARBAGE
 
 
 class Tree:
