@@ -26,7 +26,7 @@ from remora.free_ports import free_port
 from remora.spec.quantities import format_size
 from remora.spec.spec import JobSpec
 from remora.terminal_text import neutral
-from service.loops.launching import attempt_plan
+from service.loops.attempt_plans import attempt_plan
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
 from service.storage_locations import UnknownStore

@@ -7,128 +7,32 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import sqlalchemy as sa
 
-from cluster.policies.placement import LASTING
 from remora.errors import SpecError
-from remora.spec.sections import Input
-from remora.spec.spec import JobSpec
 from remora.states import EndReason
 from service.interfaces import Launcher
-from service.listening import isolation_of
+from service.loops.attempt_plans import attempt_plan
 from service.loops.attempt_secrets import AttemptSecrets, NotYet
-from service.loops.attempt_traces import about_attempt, attempt_traceparent
+from service.loops.attempt_traces import about_attempt
 from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
-from service.queue.demand import placement_in
 from service.queue.intake import Kept, output_room
 from service.queue.preflights import not_ready_yet
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
-from service.storage_locations import FIELD, UnknownStore, url_of
+from service.storage_locations import FIELD, UnknownStore
 from service.store import kept_amounts, outputs
 from service.store import nodes as node_store
-from trainers.checkpoints.cadence import FIRST_S
-from trainers.driver_protocol import PROTOCOL
-from trainers.input_source import InputSource
-from trainers.plan import AttemptPlan, DriverGone
+from trainers.plan import DriverGone
 
 log = logging.getLogger(__name__)
 
 #: Seconds after which a driver that has not reported that it has its plan is given up.  Many that start at once share
 #: the processors of the head, and giving up those that are nearly ready would only start the wait again.
 LAUNCH_TIMEOUT_S = 300.0
-
-
-def attempt_plan(
-    job: JobRow, attempt: AttemptRow, settings: Settings, output_room: int | None = None
-) -> AttemptPlan:
-    """Everything the driver needs; the limit of its project leaves `output_room` bytes for the outputs of the job.
-
-    Raises SpecError for a spec that this version no longer accepts, UnknownStore for one whose store is not there.
-    """
-    spec = JobSpec.from_mapping(job.spec)
-    best = spec.checkpoint.best
-    return AttemptPlan(
-        protocol=PROTOCOL,
-        job_id=job.id,
-        attempt_id=attempt.id,
-        attempt=attempt.attempt,
-        command=list(spec.command),
-        bundle=spec.bundle,
-        storage_url=settings.storage,
-        checkpoint_url=url_of(settings, spec.checkpoint.store),
-        backend=spec.backend,
-        sizes=spec.worker_sizes,
-        workers_per_node=job.workers_per_node,
-        resources=spec.ray_resources(),
-        # Nodes of an existing cluster have no labels of ours, and all of them are of one pool.
-        labels={} if settings.cloud == "existing" else placement_in(job, attempt).labels,
-        lasting=dict(LASTING),
-        device=spec.resources.device,
-        precision=spec.resources.precision,
-        environment=job.environment,
-        image=spec.environment.image,
-        inputs={name: _input(one, settings) for name, one in spec.inputs.items()},
-        mount_cache_bytes=settings.mount_cache_bytes,
-        variables=dict(spec.environment.variables),
-        traceparent=attempt_traceparent(job, attempt, settings),
-        secrets={use.name: use.variable for use in spec.environment.secrets},
-        outputs=tuple(spec.outputs),
-        output_paths=_paths(spec, is_file=False),
-        output_files=_paths(spec, is_file=True),
-        output_commits={name: one.commit for name, one in spec.outputs.items() if one.commit is not None},
-        elastic_variables=spec.elastic.variables(),
-        checkpoint_interval_s=FIRST_S if spec.checkpoint.is_interval_auto else spec.checkpoint.interval_s,
-        is_interval_auto=spec.checkpoint.is_interval_auto,
-        worker_mtbf_s=settings.worker_mtbf_s,
-        checkpoint_keep=spec.checkpoint.keep,
-        best_metric=best.metric if best is not None else None,
-        best_mode=best.mode if best is not None else "min",
-        log_limit_bytes=settings.max_log_bytes,
-        max_processes=settings.max_processes,
-        max_shm_bytes=settings.max_shm_bytes,
-        isolation=isolation_of(settings),
-        max_disk_bytes=settings.max_disk_bytes,
-        project=job.project,
-        project_cache_bytes=settings.project_cache_bytes,
-        **_output_limit(job, settings, output_room),
-        warm_modules=settings.warm,
-        previous_step=job.max_step,
-        step_time_s=spec.limits.step_time_s,
-    )
-
-
-def _output_limit(job: JobRow, settings: Settings, room: int | None) -> dict[str, Any]:
-    if room is None or room >= settings.max_output_bytes:
-        return {"max_output_bytes": settings.max_output_bytes}
-    return {"max_output_bytes": room, "output_limit": f"what output_bytes leaves the project {job.project}"}
-
-
-def _input(asked: Input, settings: Settings) -> InputSource:
-    """Where an input lies; outputs of other jobs are in the service's own storage.  Raises UnknownStore."""
-    if asked.job is not None:
-        return InputSource(
-            url=settings.storage,
-            also=tuple(settings.stores.values()),
-            job_id=asked.job,
-            output=asked.output or "",
-        )
-    return InputSource(
-        url=url_of(settings, asked.store), path=asked.path or "", is_mounted=asked.mode == "mount"
-    )
-
-
-def _paths(spec: JobSpec, *, is_file: bool) -> dict[str, str]:
-    """Names of outputs by their path below the working folder: of those that are a file there, or a folder."""
-    return {
-        one.path.rstrip("/"): name
-        for name, one in spec.outputs.items()
-        if one.path is not None and one.is_file == is_file
-    }
 
 
 def _rooms(settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection) -> dict[str, int]:

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from remora.errors import SpecError
+from service.loops.attempt_plans import attempt_plan
 from service.loops.attempt_traces import about_attempt
-from service.loops.launching import attempt_plan
 from service.loops.live_attempts import LiveAttempts
 from service.loops.tick import Tick
 from service.queue.rows import AttemptRow, JobRow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.repository import ROOT
 from tests.e2e.processes import processes_with
 from tests.wheels import wheel
 
@@ -142,3 +143,12 @@ def test_ctrl_c_ends_the_command_too(folder: Path) -> None:
     os.killpg(started.pid, 2)
     assert started.wait(timeout=60) == 130
     assert processes_with(str(folder.parent)) == []
+
+
+def test_neither_ray_nor_a_database_is_waited_for() -> None:
+    """Importing them takes longer than all else that a short command waits for."""
+    code = "import sys, service.local_run; print(*{'ray', 'sqlalchemy', 'torch'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "\n"

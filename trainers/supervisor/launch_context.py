@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import ray
-
 from remora.errors import BundleError
 from remora.job_commands.expressions import fill
 from remora.job_commands.launchers import may_start_a_launcher, unwrap
@@ -73,6 +71,12 @@ def fetch_resume(
     return fill_once(above, name, lambda target: catalog.fetch(part, target, check, kept.give), check)
 
 
+def _address_of_node() -> str:
+    """As Ray knows it, in a worker of Ray; otherwise, as with `remora dev`, the worker has none but itself to meet."""
+    ray = sys.modules.get("ray")
+    return "127.0.0.1" if ray is None else str(ray.util.get_node_ip_address())
+
+
 def prepare_launch(
     plan: AttemptPlan,
     identity: WorkerIdentity,
@@ -103,7 +107,7 @@ def prepare_launch(
     exchange.mkdir(exist_ok=True)
     if job is not None:
         job.own(exchange)
-    interface = interface_of(ray.util.get_node_ip_address())
+    interface = interface_of(_address_of_node())
     unwrapped = unwrap(plan.command)
     values = expression_values(identity, inputs)
     written = {**unwrapped.variables, **plan.variables}

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any
 
-import ray
-
 from remora.script import channel
 from trainers.worker_identity import WorkerIdentity
 
@@ -120,6 +118,9 @@ class Outbox:
         self._thread.join()
 
     def _pump(self) -> None:
+        # Not at the top: `remora dev` runs a worker without Ray, which takes a second to import.
+        import ray
+
         while True:
             with self._changed:
                 batch, generation = self._next_batch(), self.generation

@@ -6,8 +6,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-import ray
-
 from trainers.checkpoints.manifest import folder_name
 from trainers.confined_folders import ConfinedFolder
 
@@ -44,6 +42,9 @@ class CheckpointShard:
 
 def send(driver: Any, shard: CheckpointShard, folder: ConfinedFolder) -> bool:
     """Send every file of `folder` to the driver actor; False when it has no space or does not get all of them."""
+    # Not at the top: `remora dev` runs a worker without Ray, which takes a second to import.
+    import ray
+
     try:
         if not ray.get(driver.relay_offer.remote(shard)):
             return False

@@ -9,8 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import ray
-
 from remora.script import channel
 from trainers.processes.shell_process import ShellPlace, ShellProcess
 from trainers.shells import SIGNAL_BASE
@@ -68,6 +66,9 @@ class RayShellCalls:
 
     @staticmethod
     def _get(reference: Any) -> Any:
+        # Not at the top: `remora dev` runs a worker without Ray, which takes a second to import.
+        import ray
+
         try:
             return ray.get(reference, timeout=_CALL_S)
         except (ray.exceptions.RayError, TimeoutError) as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ray
-
 from trainers.granted_blobs import Ask
 from trainers.job_storage import no_service
 from trainers.storage import StorageError
@@ -16,6 +14,8 @@ def ask_through(driver: Any) -> Ask:
     """Asks through this driver, from threads that may wait; None: there is no service."""
     if driver is None:
         return no_service
+    # Not at the top: `remora dev` runs a worker without Ray, which takes a second to import.
+    import ray
 
     def ask(request: StorageRequest) -> StorageAnswer:
         try:

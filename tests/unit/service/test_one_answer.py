@@ -26,7 +26,7 @@ from cluster.scheduling.starts import blocked_owners, starts
 from cluster.scheduling.view import START_UP_S, ClusterView, JobDemand, NodeView
 from remora import JobSpec, SpecError
 from remora.states import AttemptState, NodeState
-from service.loops.launching import attempt_plan
+from service.loops.attempt_plans import attempt_plan
 from service.queue.demand import demand_of, node_view, workers_by_node
 from service.queue.rows import AttemptRow, JobRow, NodeRow
 from service.settings import Settings

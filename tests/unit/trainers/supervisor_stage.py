@@ -70,13 +70,8 @@ def line_by_line(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def without_ray(driver: Driver, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Supervisors reach that driver without Ray, and keep their files in `folder`."""
-    fake = SimpleNamespace(
-        get=driver.get,
-        exceptions=ray.exceptions,
-        util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
-    )
-    monkeypatch.setattr("trainers.supervisor.outbox.ray", fake)
-    monkeypatch.setattr("trainers.supervisor.launch_context.ray", fake)
+    monkeypatch.setattr("ray.get", driver.get)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setenv("REMORA_WORK_DIR", str(folder / "work"))
     (folder / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
