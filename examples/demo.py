@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import yaml
 from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -65,6 +66,8 @@ class Example:
     nodes: int = NODES
     #: The rank whose node is taken away; None: any.
     lost_rank: int | None = None
+    #: What is run instead of the command of its job.
+    command: str | None = None
 
 
 EXAMPLES = {
@@ -91,12 +94,13 @@ def main() -> int:
     parser.add_argument("--example", choices=sorted(EXAMPLES), default="elastic")
     parser.add_argument("--home", type=Path, default=Path(".demo"), help="made new; stays for you to look at")
     parser.add_argument("--recovery-limit", type=float, help="seconds in which it has to recover")
+    parser.add_argument("--command", help="run this instead of the command of the example's job")
     arguments = parser.parse_args()
     console = Console()
     home = arguments.home.resolve()
-    example = EXAMPLES[arguments.example]
-    if arguments.recovery_limit is not None:
-        example = replace(example, recovery_limit_s=arguments.recovery_limit)
+    example = replace(
+        EXAMPLES[arguments.example], recovery_limit_s=arguments.recovery_limit, command=arguments.command
+    )
     try:
         with embedded_service(home, console) as server, Client(server) as client:
             result = run(client, example, home, console)
@@ -170,13 +174,19 @@ def is_of_a_demo(home: Path) -> bool:
 
 def run(client: Client, example: Example, home: Path, console: Console) -> dict[str, Any]:
     """Submit the job, take a node away while it trains, watch it recover, and check the result."""
-    job = client.submit(example.folder / "job.yaml")
+    job = client.submit(spec_of(example))
     console.print(f"Submitted {job.id} ({job.name}) with workers: {{min: 1, max: {example.nodes}}}.")
     job, seen = watch(client, job, example, home, console)
     result = summary(client, job, example, seen)
     print_timeline(console, example, job, seen, result)
     verify(example, result, seen)
     return result
+
+
+def spec_of(example: Example) -> dict[str, Any]:
+    """The specification of the example's job."""
+    spec = yaml.safe_load((example.folder / "job.yaml").read_text())
+    return {**spec, "code": str(example.folder), "command": example.command or spec["command"]}
 
 
 def watch(client: Client, job: Job, example: Example, home: Path, console: Console) -> tuple[Job, Seen]:

@@ -5,10 +5,14 @@ The mark `xdist_group` would say it; with pytest 9.2, pytest-xdist 3.8 reads it 
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import pytest
+from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -18,8 +22,17 @@ SHARED = {
     "the network": ("tests/", re.compile(r"\blan: Lan\b")),
     "the service of tests/e2e": ("tests/e2e/", re.compile(r"\bservice: Embedded\b")),
 }
-
-
+#: The tests of this folder have one Ray cluster in a process, from the first of them to the last one in a row.
+LAB = "tests/integration/trainers/"
+#: What takes longest begins first, in this order, so that no process is left alone with it at the end.
+LONGEST = (
+    "the service of tests/e2e",
+    "the network",
+    "tests/browser/test_page_views.py",
+    "tests/e2e/test_ray_tls.py",
+    "tests/e2e/test_demo.py",
+    "tests/frameworks/test_transformers_loop.py",
+)
 #: Their tests read the whole repository, once for a process.
 READ_EVERYTHING = "tests/architecture/"
 
@@ -43,7 +56,12 @@ def _group_of_file(name: str, root: Path) -> str | None:
 
 
 class Lanes(LoadScopeScheduling):
-    """Gives each process one group after the other."""
+    """Gives each process one group after the other: to one of them those of the lab, and the longest ones first."""
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        self._labs: frozenset[str] | None = None
+        self._at_lab: WorkerController | None = None
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
@@ -55,3 +73,22 @@ class Lanes(LoadScopeScheduling):
         group = self._split_scope(self.registered_collections[node][item_index])
         if all(groups[group].values()):
             del groups[group]
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if self._labs is None:
+            self._labs = frozenset(group for group in self.workqueue if group.startswith(LAB))
+        if self._at_lab is None and self._labs:
+            self._at_lab = node
+        first = next_group(self.workqueue, self._labs, is_at_lab=node is self._at_lab)
+        self.workqueue.move_to_end(first, last=False)
+        super()._assign_work_unit(node)
+
+
+def next_group(waiting: Mapping[str, object], labs: frozenset[str], *, is_at_lab: bool) -> str:
+    """Which of the groups that wait a process takes; one that is not at the lab takes those of it last."""
+    of_lab = sorted(group for group in labs if group in waiting)
+    if is_at_lab and of_lab:
+        return of_lab[0]
+    longest = (group for group in LONGEST if group in waiting)
+    others = (group for group in waiting if group not in labs)
+    return next(itertools.chain(longest, others, of_lab))

@@ -436,12 +436,14 @@ PARTS: Mapping[str, Part] = {
     ),
     "head": Part(
         (
+            "tests/e2e/test_ray_tls.py",
             "tests/integration/cluster/test_drivers_retired.py",
             "tests/integration/cluster/test_head_started_again.py",
             f"{TRAINERS}/test_driver_protocols.py",
         ),
         (
             "cluster/head",
+            "cluster/local",
             "cluster/ray",
             "remora/ray_resources.py",
             f"{TRAINERS}/recorded_driver.py",

@@ -70,8 +70,8 @@ def causes(client: Client, job_id: str) -> list[str]:
     return [one.data["cause"] for one in client.events(job_id) if one.kind == "worker_group.regrouped"]
 
 
-def head_of(service: Embedded) -> MachineRecord:
-    head = find_head(service.home)
+def head_of(encrypted: Embedded) -> MachineRecord:
+    head = find_head(encrypted.home)
     assert head is not None
     return head
 
@@ -178,6 +178,8 @@ def test_no_process_or_file_of_ray_has_what_is_for_the_service_alone(encrypted: 
     assert marked(api, b"RAY_AUTH", b"RAY_USE_TLS", b"ray.token") == []
 
 
+# tests/e2e/test_losses.py and tests/integration/trainers lose processes and nodes without TLS.
+@pytest.mark.soak
 def test_a_job_trains_and_the_loss_of_a_node_regroups_in_place(
     encrypted: Embedded, folder: Path, tmp_path: Path
 ) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lanes import ROOT, group_of
+from tests.lanes import LONGEST, ROOT, group_of, next_group
+from tests.slow_files import slow_files
 
 SERVICE, NETWORK = "the service of tests/e2e", "the network"
 
@@ -31,6 +32,31 @@ SERVICE, NETWORK = "the service of tests/e2e", "the network"
 )
 def test_a_file_belongs_to_what_it_shares(file: str, group: str) -> None:
     assert group_of(f"{file}::test_it[a::b]") == group
+
+
+A_LAB, NEXT_LAB = "tests/integration/trainers/test_attempts.py", "tests/integration/trainers/test_elastic.py"
+LABS = frozenset({NEXT_LAB, A_LAB})
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_at_lab", "taken"),
+    [
+        (("a", A_LAB, NEXT_LAB, LONGEST[1]), True, A_LAB),
+        (("a", NEXT_LAB, LONGEST[1]), True, NEXT_LAB),
+        (("a", "b", LONGEST[1]), True, LONGEST[1]),
+        ((A_LAB, "a", LONGEST[1], LONGEST[0]), False, LONGEST[0]),
+        ((A_LAB, "a", "b"), False, "a"),
+        ((NEXT_LAB, A_LAB), False, A_LAB),
+    ],
+)
+def test_one_process_keeps_the_lab_and_what_takes_longest_begins_first(
+    waiting: tuple[str, ...], is_at_lab: bool, taken: str
+) -> None:
+    assert next_group(dict.fromkeys(waiting), LABS, is_at_lab=is_at_lab) == taken
+
+
+def test_what_takes_longest_is_of_the_slow_lane() -> None:
+    assert set(LONGEST) <= {group_of(f"{file}::test_it") for file in slow_files()}
 
 
 def test_a_run_in_several_processes_follows_the_groups(tmp_path: Path) -> None:
