@@ -102,6 +102,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_hostile_submitter.py",
             f"{CONTRACTS}/test_identities.py",
             f"{CONTRACTS}/test_labels_and_deletion.py",
+            f"{CONTRACTS}/test_loads.py",
             f"{CONTRACTS}/test_metrics_of_nodes.py",
             f"{CONTRACTS}/test_missing_files.py",
             f"{CONTRACTS}/test_migration_of_identities.py",
