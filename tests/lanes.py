@@ -35,13 +35,18 @@ LONGEST = (
 )
 #: Their tests read the whole repository, once for a process.
 READ_EVERYTHING = "tests/architecture/"
+#: Tests of a file here hold their trainings against the same undisturbed one, which each process has to do itself.
+COMPARED = "tests/golden/"
 
 
 def group_of(node_id: str, root: Path = ROOT) -> str:
-    """All slow tests of a file are one group, and all that share something; any other test is its own."""
-    if node_id.startswith(READ_EVERYTHING):
+    """All slow tests of a file are one group, and all that share something; most other tests are their own."""
+    file = node_id.partition("::")[0]
+    if file.startswith(READ_EVERYTHING):
         return READ_EVERYTHING
-    return _group_of_file(node_id.partition("::")[0], root) or node_id
+    if file.startswith(COMPARED):
+        return file
+    return _group_of_file(file, root) or node_id
 
 
 @cache

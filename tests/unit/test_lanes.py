@@ -27,6 +27,7 @@ SERVICE, NETWORK = "the service of tests/e2e", "the network"
         ("tests/integration/cluster/test_zone_cut_off.py", NETWORK),
         ("tests/integration/trainers/test_attempts.py", "tests/integration/trainers/test_attempts.py"),
         ("tests/architecture/test_house.py", "tests/architecture/"),
+        ("tests/golden/test_sharded.py", "tests/golden/test_sharded.py"),
         ("tests/unit/test_needed.py", "tests/unit/test_needed.py::test_it[a::b]"),
     ],
 )
