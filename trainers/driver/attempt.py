@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,9 @@ class Attempt:
         self._start_error = ""
         #: Of worker groups whose scripts own their training.
         self.restarts = Restarts()
+        #: Begins another worker group with these workers, whose commands have ended; None: that cannot be done.
+        self.begin_again: Callable[[list[Member]], Awaitable[None]] | None = None
+        self._beginning: asyncio.Task[Any] | None = None
         #: Nodes that must get no worker of this attempt.
         self.sick = SickNodes()
         #: The checkpoint that the workers were given, until they have trained from it.
@@ -155,21 +158,53 @@ class Attempt:
         if not self.restarts.allow(self.commits.newest_step, self.now()):
             return False
         group.progress = self.progress = group.progress.lose(self.now())
-        self.restart_group()
+        is_in_place = self.begin_again is not None and not group.wants_to_stop
+        sending = self._carry_out(self.lifecycle.restart_group(), again=is_in_place)
+        if is_in_place:
+            self._beginning = self.spawn(self._begin_in_place(group, sending))
         return True
+
+    async def _begin_in_place(self, group: WorkerGroup, sending: list[asyncio.Task[Any]]) -> None:
+        """Once all commands have ended, begin again with the same workers; where that fails, with others."""
+        await asyncio.gather(*sending)
+        members = [self.group_members.by_slot[slot] for slot in self.group_members.in_order()]
+        ranks = set(range(group.world_size))
+        await self._wait_for_ends(group, ranks, _STOP_S)
+        await self.relay.finish()
+        await self.commits.finish()
+        await self.outputs.finish(has_failed=False)
+        if ranks <= group.ended and len(members) == group.world_size and not self.lifecycle.is_final:
+            self.progress = group.progress
+            self.group = None
+            self.lifecycle.close_group()
+            self.lifecycle.wait_again(self.now())
+            self.account.size({}, state="starting")
+            try:
+                assert self.begin_again is not None
+                await self.begin_again(members)
+            except Exception:
+                log.exception(
+                    "%s cannot begin again in place; its workers are replaced", self.plan.attempt_id
+                )
+            else:
+                return
+        # Their supervisors end, and Ray Train's controller asks what follows.
+        await self.group_members.send({"type": "stop", "at_once": True})
 
     def finish(self) -> None:
         """Ray Train's controller has returned."""
         self.lifecycle.finish()
 
-    def _carry_out(self, effects: Iterable[phases.Effect]) -> list[asyncio.Task[Any]]:
+    def _carry_out(self, effects: Iterable[phases.Effect], *, again: bool = False) -> list[asyncio.Task[Any]]:
+        """Start what the effects ask for; `again`: workers that are stopped get another assignment."""
         sending: list[asyncio.Task[Any]] = []
         for effect in effects:
             match effect:
                 case phases.Effect.STOP_GROUP:
                     if self.group is not None:
                         self.group.stop()
-                    sending.append(self.spawn(self.group_members.send({"type": "stop", "at_once": True})))
+                    stop = {"type": "stop", "at_once": True, "again": again}
+                    sending.append(self.spawn(self.group_members.send(stop)))
                 case phases.Effect.REPORT_DRAINING:
                     self.account.progress(state="draining")
                 case phases.Effect.ASK_TO_STOP:
@@ -424,8 +459,12 @@ class Attempt:
 
     async def judge(self, members_lost: set[int], nodes_lost: set[int]) -> bool:
         """Find out why the worker group failed and end the rest of it; True when another one shall start."""
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
         group, group_members = self.group, self.group_members
-        assert group is not None
+        if group is None:
+            # Its commands had ended, and did not begin again.
+            return not self.lifecycle.is_final
         self.lifecycle.end_group()
         living = group_members.ranks_of(group_members.present - members_lost - nodes_lost)
         supervisors, nodes = group_members.ranks_of(members_lost), group_members.ranks_of(nodes_lost)

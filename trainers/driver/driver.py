@@ -124,6 +124,7 @@ class Driver:
         self._printers = Printers()
         self._group_members = GroupMembers(self._calls)
         self._attempt = Attempt(plan, self._account, self._group_members, self._now, self._clock)
+        self._attempt.begin_again = self._begin_again
         self._in_place = InPlace(self._attempt)
         self._stacks = Stacks(self._group_members)
         self._profiles = Profiles(self._group_members, self._account)
@@ -375,6 +376,10 @@ class Driver:
         assignments = self._assignments(members, generation, endpoint, resume, is_joining=False)
         prepare(members, assignments, self._secrets)
         self._call(self._attempt.group_started)
+
+    async def _begin_again(self, members: list[ray_train.Member]) -> None:
+        """The same workers get assignments of another worker group.  Raises RayError, StorageError and TimeoutError."""
+        await asyncio.to_thread(self.group_starts, members)
 
     def _on_demand_nodes(self) -> set[str]:
         labels = self._attempt.plan.lasting

@@ -159,6 +159,10 @@ class Supervisor:
         self._memory_folder: DiskWatch | None = None
         #: Why the command was ended, when it exceeded a limit.
         self._excess: str | None = None
+        #: The script can change its worker group in place.
+        self._is_elastic = False
+        #: The command got SIGKILL, of which the driver may begin the worker group again in place.
+        self.was_killed = False
         #: The script's own reason why it cannot train at all.
         self._refusal: str | None = None
         #: Why the script ended its own process, which is not its fault.
@@ -621,6 +625,8 @@ class Supervisor:
         if message["type"] == "abandoned":
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 self._checkpoints.count_abandoned(message, self._identity.generation)
+        if message["type"] == "elastic":
+            self._is_elastic = True
         if message["type"] == "hello":
             self._profiles.note_library()
         if message["type"] in _FOR_DRIVER:
@@ -668,6 +674,7 @@ class Supervisor:
             and self._sidecar_failure is None
         ):
             # At once: the others may go on without this rank while its files are still being stored.
+            self.was_killed = not self._is_elastic
             self._outbox.put({"type": "killed"})
         self._checkpoints.join()
         if self._kept is not None and status.get("exit_code") == 0:

@@ -1,6 +1,7 @@
 """What the driver calls in the process of a Ray Train worker, in which one supervisor runs.
 
-`prepare` and `instruct` are called by the driver; `supervise` is what Ray Train runs as its training function.
+`prepare` and `instruct` are called by the driver; `supervise` is what Ray Train runs as its training function.  Where a
+worker group begins again in place, another supervisor follows the one that has ended, in this very process.
 """
 
 from __future__ import annotations
@@ -11,48 +12,88 @@ import threading
 from remora.process_log import about, write_worker_log
 from remora.script import channel
 from trainers.secret_values import values_of
-from trainers.supervisor.assignment import Assignment
+from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
 from trainers.supervisor.supervisor import Supervisor
 
+#: Seconds until the driver has said what follows a command that got SIGKILL, and has given the next assignment.
+_VERDICT_S, _NEXT_S = 2.0, 120.0
+
+#: What is to be run and is not yet.
 _assignment: Assignment | None = None
 _running: Supervisor | None = None
 #: Instructions that came before the training function started.
 _early: list[channel.Message] = []
-_starting = threading.Lock()
+#: The newest stop said whether another assignment follows; None: there was none since the supervisor began.
+_begins_again: bool | None = None
+_changed = threading.Condition()
 
 
 def prepare(assignment: Assignment, *secrets: bytes) -> None:
-    """Take an assignment, and the pieces of the values of its secrets; called before the training function starts."""
+    """Take an assignment, and the pieces of the values of its secrets; called before the supervisor begins."""
     global _assignment
-    _assignment = dataclasses.replace(assignment, secrets=values_of(secrets))
+    with _changed:
+        _assignment = dataclasses.replace(assignment, secrets=values_of(secrets))
+        _changed.notify_all()
 
 
 def instruct(message: channel.Message) -> None:
     """Take an instruction of the driver for the child, now or as soon as it runs."""
-    with _starting:
-        running = _running
-        if running is None:
+    global _begins_again
+    with _changed:
+        running, again = _running, message.get("again") is True
+        if message["type"] == "stop":
+            _begins_again = again
+            _changed.notify_all()
+        # What ends one supervisor is not for the next one.
+        if running is None and not again:
             _early.append(message)
     if running is not None:
         running.instruct(message)
 
 
 def supervise() -> None:
-    """Run the prepared assignment to its end; what Ray Train calls as the training function.
+    """Run the prepared assignment to its end, and those that follow; what Ray Train calls as the training function.
 
     Raises ChildFailed or PlannedStop, which tells Ray Train that this worker has ended.
     """
-    global _running
-    if _assignment is None:
-        raise RuntimeError("this worker was started without an assignment")
-    running = Supervisor(_assignment)
-    identity = _assignment.identity
-    subject = about(
-        job=identity.job_id, attempt=identity.attempt_id, traceparent=_assignment.plan.traceparent
-    )
-    write_worker_log("worker", subject, running.redacted)
-    with _starting:
+    while True:
+        running = _begin()
+        try:
+            running.run()
+        except (ChildFailed, PlannedStop):
+            if not _another_follows(running.was_killed):
+                raise
+        else:
+            return
+
+
+def _begin() -> Supervisor:
+    global _assignment, _running, _begins_again
+    with _changed:
+        assignment, _assignment, _begins_again = _assignment, None, None
+        if assignment is None:
+            raise RuntimeError("this worker was started without an assignment")
+        running = Supervisor(assignment)
+        identity = assignment.identity
+        subject = about(
+            job=identity.job_id, attempt=identity.attempt_id, traceparent=assignment.plan.traceparent
+        )
+        write_worker_log("worker", subject, running.redacted)
         for message in _early:
             running.instruct(message)
+        _early.clear()
         _running = running
-    running.run()
+    return running
+
+
+def _another_follows(was_killed: bool) -> bool:
+    """Wait for the next assignment, where the driver has said that there is one; False: this worker ends."""
+    global _running
+    with _changed:
+        _running = None
+        if was_killed:
+            _changed.wait_for(lambda: _begins_again is not None, _VERDICT_S)
+        if not _begins_again:
+            return False
+        _changed.wait_for(lambda: _assignment is not None or not _begins_again, _NEXT_S)
+        return bool(_begins_again) and _assignment is not None

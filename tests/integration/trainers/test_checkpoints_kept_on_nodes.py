@@ -52,8 +52,10 @@ def test_a_process_that_is_killed_or_hangs_ends_no_attempt(signal_: signal.Signa
         checkpoint_interval_s=1.0, step_time_s=2.0,
     )  # fmt: skip
     run.until(lambda: len(run.checkpoints) >= 2, "it has saved")
+    supervisors = [run.supervisor(rank) for rank in range(2)]
     run.child(1).send_signal(signal_)
     run.until(lambda: run.world_sizes == [2, 2], "both begin again")
+    assert [run.supervisor(rank) for rank in range(2)] == supervisors, "their workers have waited for it"
     resumed = run.events("worker_group.started")[1]["data"]["resumed_from_step"]
     run.until(lambda: run.checkpoints[-1] > resumed, "it trains on")
     assert run.text("remora").count("of the checkpoint were still on this node") == 2

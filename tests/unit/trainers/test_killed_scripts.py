@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import scene
 from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills, Restarts
+from trainers.ray_train import Member
 
 
 def test_a_limited_number_of_kills_is_tolerated() -> None:
@@ -69,6 +71,66 @@ async def test_scripts_that_own_their_training_all_begin_again_when_one_is_kille
     assert sorted(stage.messages("stop")) == [0, 1, 2], "the others wait for nothing"
     assert await stage.attempt.judge(set(), set()), "another worker group follows"
     assert stage.attempt.progress.losses == 1
+
+
+async def commands_end(stage: Stage, ranks: set[int]) -> None:
+    """They do, because they were stopped."""
+    for rank in ranks:
+        stage.attempt.receive(rank, {"type": "exit", "stopped": True, "exit_code": None, "signal": 9})
+    await stage.attempt.notify_rank_ended()
+
+
+@scene
+async def test_the_same_workers_get_the_commands_of_the_next_group() -> None:
+    stage, begun = plain(2, saved=10), []
+
+    async def begin_again(members: list[Member]) -> None:
+        begun.append([member.slot for member in members])
+        stage.attempt.open_group(members, None)
+
+    stage.attempt.begin_again = begin_again
+    stage.say(1, "killed")
+    await stage.after(1.0)
+    assert [message["again"] for _, message in stage.sent if message["type"] == "stop"] == [True, True]
+    assert begun == [], "the commands have not ended yet"
+    await commands_end(stage, {0, 1})
+    await stage.after(1.0)
+    assert begun == [[0, 1]]
+    assert stage.attempt.steady_group is not None
+    assert stage.attempt.generation == 2
+
+
+@pytest.mark.parametrize("silent", [True, False])
+@scene
+async def test_where_the_same_workers_cannot_begin_again_others_do(silent: bool) -> None:
+    stage = plain(2, saved=10)
+
+    async def begin_again(members: list[Member]) -> None:
+        raise TimeoutError("a node is sick")
+
+    stage.attempt.begin_again = begin_again
+    stage.say(1, "killed")
+    await commands_end(stage, {0} if silent else {0, 1})
+    await stage.after(20.0)
+    assert [message.get("again", False) for _, message in stage.sent] == [True, True, False, False]
+    assert await stage.attempt.judge({1}, set()), "another worker group follows"
+    assert stage.attempt.group is None
+
+
+@scene
+async def test_an_attempt_that_is_stopped_meanwhile_does_not_begin_again() -> None:
+    stage, begun = plain(2, saved=10), []
+
+    async def begin_again(members: list[Member]) -> None:
+        begun.append(members)
+
+    stage.attempt.begin_again = begin_again
+    stage.say(1, "killed")
+    stage.attempt.stop(EndReason.CANCELLED)
+    await commands_end(stage, {0, 1})
+    await stage.after(1.0)
+    assert begun == []
+    assert not await stage.attempt.judge(set(), set())
 
 
 @pytest.mark.parametrize("is_early", [True, False])

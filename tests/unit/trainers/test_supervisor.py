@@ -853,6 +853,27 @@ def test_an_instruction_that_comes_early_is_kept(driver: Driver, monkeypatch: py
     assert worker_process._early == [{"type": "stop", "at_once": True}]
 
 
+@pytest.mark.parametrize(("said", "was_killed", "follows"), [
+    ([], False, False),
+    ([], True, False),
+    ([{"again": True}], True, True),
+    ([{"again": True}], False, True),
+    # The driver could not begin again after all, or the attempt is to end.
+    ([{"again": True}, {}], True, False),
+    ([{}], True, False),
+])  # fmt: skip
+def test_another_supervisor_follows_in_the_process_of_a_worker_where_the_driver_says_so(
+    said: list[dict[str, Any]], was_killed: bool, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"_early": [], "_running": None, "_begins_again": None, "_VERDICT_S": 0.01}.items():
+        monkeypatch.setattr(worker_process, name, value)
+    monkeypatch.setattr(worker_process, "_assignment", "the next one")
+    for more in said:
+        worker_process.instruct({"type": "stop", "at_once": True, **more})
+    assert worker_process._another_follows(was_killed) is follows
+    assert not any(message.get("again") for message in worker_process._early), "it would end the next one"
+
+
 def test_without_an_assignment_nothing_runs() -> None:
     with pytest.raises(RuntimeError, match="without an assignment"):
         worker_process.supervise()
