@@ -2,8 +2,8 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { ApiError, get, getAll, getLong, request, useRead } from "./api.js";
-import { Act, Diff, Problem, Sentence, Table } from "./parts.js";
-import { COUNT, counted, difference, duration, isKnown, moment, money, phrase } from "./words.js";
+import { Act, Bar, Diff, Problem, Sentence, Table } from "./parts.js";
+import { COUNT, counted, difference, duration, isKnown, moment, money, percent, phrase } from "./words.js";
 
 export function Policies() {
   const newest = useRead("policies", () => get("/v1/policies/newest"), 0);
@@ -52,37 +52,54 @@ const problemText = (problem) => (typeof problem === "string" ? problem : [probl
 
 const isOther = (line) => line.kind !== "same";
 
-/** Replay the recorded history under the policies in effect and those of the editor. */
+/** Replay a trace, that of the recorded history or of files, under the policies in effect and those of the editor. */
 function WhatIf({ document, applied, isChanged }) {
-  const [days, setDays] = useState(7), [plan, setPlan] = useState(null);
+  const [days, setDays] = useState(7), [files, setFiles] = useState(null), [plan, setPlan] = useState(null);
   const run = async () => {
     setPlan(null);
-    const trace = await getLong(`/v1/trace?since=${Math.max(0, Date.now() / 1000 - days * 86400)}`);
-    if (!trace.jobs) throw new ApiError(0, "", "No job trained in that time, so there is nothing to replay.", "");
+    const traces = await Promise.all(files ? files.map(async (file) => ({ name: file.name, text: await file.text() })) : [recorded(days)]);
     const policies = [{ name: "in effect", text: applied }, ...(isChanged ? [{ name: "edited", text: document }] : [])];
-    let found = await request("POST", "/v1/plans", { traces: [{ name: "history.jsonl", text: trace.text }], policies });
+    let found = await request("POST", "/v1/plans", { traces, policies });
     setPlan(found);
     while (!found.terminal) {
       found = await get(`/v1/plans/${found.id}?wait_s=10`);
       setPlan(found);
     }
   };
-  return html`<div class="card"><h2>3. Replay: what if</h2><p class="muted">Replays the jobs of the last days under the policies in effect${isChanged ? " and those of the editor" : "; change the document to compare"}.</p>
-    <div class="filters"><label>days of history<input type="number" min="1" max="31" value=${days} onInput=${(event) => setDays(Number(event.target.value))} style=${{ width: "90px" }} /></label><${Act} act=${run}>Replay<//></div>
+  return html`<div class="card"><h2>3. Replay: what if</h2><p class="muted">Replays the jobs of a trace under the policies in effect${isChanged ? " and those of the editor" : "; change the document to compare"}.</p>
+    <div class="filters"><label>trace<select onChange=${(event) => setFiles(event.target.value ? [] : null)}><option value="">the last days of this cluster</option><option value="files">files</option></select></label>
+      ${files ? html`<label>traces, as for <code>remora plan</code><input type="file" multiple onChange=${(event) => setFiles([...event.target.files])} /></label>`
+      : html`<label>days of history<input type="number" min="1" max="31" value=${days} onInput=${(event) => setDays(Number(event.target.value))} style=${{ width: "90px" }} /></label>`}
+      ${files?.length === 0 ? html`<button disabled>Replay</button>` : html`<${Act} act=${run}>Replay<//>`}</div>
     ${plan ? html`<${Plan} plan=${plan} />` : null}</div>`;
 }
 
+async function recorded(days) {
+  const trace = await getLong(`/v1/trace?since=${Math.max(0, Date.now() / 1000 - days * 86400)}`);
+  if (!trace.jobs) throw new ApiError(0, "", "No job trained in that time, so there is nothing to replay.", "");
+  return { name: "history.jsonl", text: trace.text };
+}
+
+const part = (value) => percent(value, 1), count = (value) => COUNT.format(value);
+/** Names, keys and words of what a replay found; the first ones are plotted. */
 const FIGURES = [
-  ["cost", (one) => money(one.cost_usd)], ["of it spot", (one) => money(one.spot_usd)], ["jobs that succeeded", (one) => COUNT.format(one.succeeded)],
-  ["jobs that failed", (one) => COUNT.format(one.failed)], ["median wait", (one) => duration(one.wait_p50_s)], ["wait of 95 %", (one) => duration(one.wait_p95_s)],
-  ["median time to completion", (one) => duration(one.completion_p50_s)], ["goodput", (one) => `${(100 * one.goodput).toFixed(1)} %`],
-  ["capacity in use", (one) => `${(100 * one.used).toFixed(1)} %`], ["preemptions", (one) => COUNT.format(one.preemptions)],
-  ["deadlines missed", (one) => COUNT.format(one.deadlines_missed)], ["budgets exceeded", (one) => COUNT.format(one.budget_violations + one.project_budget_violations)],
+  ["cost", "cost_usd", money], ["median wait", "wait_p50_s", duration], ["wait of 95 %", "wait_p95_s", duration], ["goodput", "goodput", part], ["deadlines missed", "deadlines_missed", count],
+  ["of the cost spot", "spot_usd", money], ["jobs that succeeded", "succeeded", count], ["jobs that failed", "failed", count], ["median time to completion", "completion_p50_s", duration],
+  ["capacity in use", "used", part], ["preemptions", "preemptions", count], ["budgets exceeded", "exceeded", count],
 ];
+const PLOTTED = 5;
+
+/** One figure under each policy, side by side. */
+function Figure({ name, of, said, reports }) {
+  const most = Math.max(...reports.map((one) => one[of]));
+  return html`<div class="card"><b>${name}</b>${reports.map((one) => html`<div>${one.policy}: ${said(one[of])}<${Bar} part=${most ? one[of] / most : 0} label=${`${name}, ${one.policy}`} /></div>`)}</div>`;
+}
 
 function Plan({ plan }) {
+  const reports = plan.reports.map((one) => ({ ...one, exceeded: one.budget_violations + one.project_budget_violations }));
   return html`<p role="status">${plan.terminal ? phrase(plan.state) : `${Math.round(100 * plan.progress)} % of the replay of ${COUNT.format(plan.jobs)} jobs`}${plan.message ? `: ${plan.message}` : ""}</p>
-    ${plan.reports.length ? html`<${Table} label="result of the replay" heads=${["", ...plan.reports.map((one) => `#${one.policy}`)].join("|")} rows=${FIGURES.map(([name, figure]) => [name, ...plan.reports.map(figure)])} />` : null}
+    ${reports.length ? html`<div class="cards">${FIGURES.slice(0, PLOTTED).map(([name, of, said]) => html`<${Figure} name=${name} of=${of} said=${said} reports=${reports} />`)}</div>
+      <${Table} label="result of the replay" heads=${["", ...reports.map((one) => `#${one.policy}`)].join("|")} rows=${FIGURES.map(([name, of, said]) => [name, ...reports.map((one) => said(one[of]))])} />` : null}
     ${plan.plot ? html`<img alt="nodes and waiting jobs over time under each policy" style=${{ maxWidth: "100%", background: "#fff" }} src=${`data:image/svg+xml;charset=utf-8,${encodeURIComponent(plan.plot)}`} />` : null}
     ${plan.notes.map((note) => html`<p class="muted">${note}</p>`)}`;
 }

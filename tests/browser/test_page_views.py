@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -211,6 +212,41 @@ def test_policies_are_checked_while_they_are_typed(page: Tab, job: str) -> None:
     assert page.page.locator(".diff-more").count() >= 1
     assert page.findings() == []
     page.picture("policies")
+
+
+def test_a_trace_is_replayed_under_two_policies_side_by_side(page: Tab, job: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, eight_jobs())))
+    page.open("policies")
+    page.page.wait_for_function("() => document.querySelector('textarea')?.value.includes('pools')")
+    editor = page.page.get_by_role("textbox", name="1. Edit")
+    editor.fill(editor.input_value().replace("max_nodes: 1", "max_nodes: 12"))
+    page.page.get_by_label(re.compile("^trace")).select_option("files")
+    replay = page.page.get_by_role("button", name="Replay")
+    assert replay.is_disabled(), "there is no file yet"
+    page.page.locator("input[type=file]").set_input_files(trace)
+    replay.click()
+    policies = ("in effect", "edited")
+    for figure in ("cost", "median wait", "wait of 95 %", "goodput", "deadlines missed"):
+        for policy in policies:
+            page.page.get_by_role("progressbar", name=f"{figure}, {policy}").wait_for(timeout=PATIENCE_MS)
+    waits = [page.page.get_by_role("progressbar", name=f"median wait, {one}") for one in policies]
+    longest, shorter = (float(bar.get_attribute("aria-valuenow") or -1) for bar in waits)
+    assert longest == 100, "the longest bar is as wide as its card"
+    assert 0 <= shorter < 10, "with twelve nodes no job waits for another one"
+    results = page.page.get_by_role("region", name="result of the replay")
+    assert results.get_by_role("columnheader").all_inner_texts() == ["", *policies]
+    page.page.get_by_role("img", name="nodes and waiting jobs over time").wait_for(timeout=PATIENCE_MS)
+    assert page.findings() == []
+
+
+def eight_jobs() -> Iterator[dict[str, object]]:
+    """A trace of jobs of an hour that come at once, each of which takes a node of this machine."""
+    resources = {"resources": {"CPU": 4}, "price_per_hour": 1.0}
+    yield {"kind": "offering", "size": "local", "zone": None, "capacity": "on-demand", **resources}
+    for number in range(8):
+        times = {"at_s": 0, "work_s": 3600, "deadline_s": 9000}
+        yield {"kind": "job", "id": f"job-{number}", "workers": 1, "resources": {"CPU": 3}, **times}
 
 
 def test_a_job_is_paused_and_resumed_by_buttons(page: Tab, job: str, service: Embedded) -> None:

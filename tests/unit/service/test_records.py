@@ -66,7 +66,7 @@ def test_what_has_no_place_in_json_becomes_a_text_or_nothing(given: object, kept
         ("checkpoint", {"step": 3, "deleted": True}, {"reason": "retention"}),
         ("progress", {"step": 3}, dict.fromkeys(
             ["state", "world_size", "workers", "total_steps", "repeated_steps", "lost_s", "resumed_from_step",
-             "preparing", "environment", "global_batch", "phase", "stalled_s"])),
+             "preparing", "environment", "global_batch", "phase", "stalled_s", "loads"])),
     ],
 )  # fmt: skip
 def test_what_a_driver_leaves_out_is_not_made_up(
