@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import typer
 
@@ -113,9 +114,15 @@ def run(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_code_of(arguments))
 
 
+@cache
+def _command() -> Callable[..., object]:
+    """All commands with their options, which takes longer to make than most of them take to run."""
+    return typer.main.get_command(app)
+
+
 def _code_of(arguments: Sequence[str] | None) -> int:
     try:
-        code = app(arguments, standalone_mode=False)
+        code = _command()(arguments, standalone_mode=False)
     except RemoraError as error:
         _complain(error)
         return code_of_error(error)

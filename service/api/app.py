@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -100,7 +101,8 @@ def create_app(settings: Settings) -> FastAPI:
         replays = Replays()
         checks = Checks()
         proofs = ApiTokens(database, CLOCK)
-        asking = httpx2.AsyncClient()
+        # Only issuers are asked; to read the certificates of this machine takes longer than the rest of a start.
+        asking = httpx2.AsyncClient(verify=bool(settings.openid) or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         keys = KeyCache(asking, time.monotonic)
         bearers = Bearers(settings.openid, keys, CLOCK)
         ways: list[Way] = (
