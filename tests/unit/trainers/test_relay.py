@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 
 from trainers.checkpoints.catalog import Catalog
 from trainers.confined_folders import ConfinedFolder
@@ -250,7 +249,7 @@ def test_a_worker_sends_all_its_files_in_pieces(
     driver = SimpleNamespace(
         relay_offer=now(stage.relay.offer), relay_take=now(stage.relay.take), relay_seal=now(seal)
     )
-    monkeypatch.setattr(shard_transfer, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+    monkeypatch.setattr("ray.get", get)
     monkeypatch.setattr(shard_transfer, "CHUNK_BYTES", 4)
     whole = CheckpointShard(
         rank=0,

@@ -12,14 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 
 from tests.unit.trainers.slow_storage import narrow, widen
 from tests.unit.trainers.supervisor_stage import Driver, Stage, without_ray
 from trainers.checkpoints.catalog import Catalog
 from trainers.driver.relay import Relay
 from trainers.storage import Storage
-from trainers.supervisor import shard_transfer
 
 #: Bytes per second of the wire, and those that it is believed to have.
 REAL, BELIEVED = 100_000.0, 1e9
@@ -58,6 +56,12 @@ class RelayingDriver(Driver):
             self._remote, (self.relay.offer, self.relay.take, self.relay.seal)
         )
 
+    def get(self, call: Any) -> Any:
+        """What `ray.get` does, for messages and for calls of the relay."""
+        if isinstance(call, list):
+            return [one.result() for one in call]
+        return call.result() if isinstance(call, Future) else super().get(call)
+
     def _remote(self, method: Callable[..., Any]) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda *arguments: self.call(method, *arguments))
 
@@ -78,16 +82,10 @@ class RelayingDriver(Driver):
         self.loop.close()
 
 
-def wait_for_all(waiting: Any) -> Any:
-    """What `ray.get` does."""
-    return [one.result() for one in waiting] if isinstance(waiting, list) else waiting.result()
-
-
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stage]:
     driver = RelayingDriver()
     without_ray(driver, tmp_path, monkeypatch)
-    monkeypatch.setattr(shard_transfer, "ray", SimpleNamespace(get=wait_for_all, exceptions=ray.exceptions))
     narrow(REAL)
     driver.relay.catalog = Catalog(Storage(f"slow://{tmp_path}/far"), "job_1")
     played = Stage(driver, tmp_path)
