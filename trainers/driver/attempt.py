@@ -141,8 +141,8 @@ class Attempt:
         """End all workers, so that a new worker group starts from the storage, or the attempt ends."""
         self._carry_out(self.lifecycle.restart_group())
 
-    def start_again(self) -> bool:
-        """A process hangs or was killed: end all, so that a new worker group resumes from what their nodes keep.
+    def start_again(self, killed: int | None = None) -> bool:
+        """A process hangs, or that of a slot was killed: end all, and resume from what their nodes keep.
 
         False, and nothing is done, where nothing new would come of it.
         """
@@ -155,7 +155,7 @@ class Attempt:
             or self.lifecycle.is_final
         ):
             return False
-        if not self.restarts.allow(self.commits.newest_step, self.now()):
+        if not self.restarts.allow(self.commits.newest_step, self.now(), killed):
             return False
         group.progress = self.progress = group.progress.lose(self.now())
         is_in_place = self.begin_again is not None and not group.wants_to_stop

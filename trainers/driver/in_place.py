@@ -66,8 +66,6 @@ class InPlace:
         #: The worker group in which collectives last failed, and whether that was tolerated.
         self._incident = (-1, False)
         self._failures = RepeatedFailures()
-        #: Slots after whose kill the worker group starts again.
-        self._killed_alone: set[int] = set()
         #: Of the newest change.
         self._durations = ScriptDurations()
         #: The sizes have changed, and the worker group may be too large for them.
@@ -183,13 +181,12 @@ class InPlace:
         """Of scripts that own their training none can go on without the others: all begin again, where that helps."""
         attempt = self._attempt
         rank = self._group_members.ranks[slot]
-        if attempt.start_again():
+        if attempt.start_again(slot):
             text = (
                 f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the workers start again"
                 " from the newest checkpoint."
             )
             attempt.account.event("worker.killed", text, rank=rank)
-            self._killed_alone.add(slot)
 
     def _note_wrong(self, slot: int, ranks: set[int], text: str) -> None:
         """Go on without workers of which another one says that they compute wrongly; their nodes get no other ones."""
@@ -274,9 +271,7 @@ class InPlace:
         if ranks := self._kills.discount(gone):
             # Their scripts were the first of their nodes to die.
             self._report_lost(ranks)
-        if self._killed_alone & gone:
-            self._killed_alone.clear()
-            attempt.restarts.discount()
+        attempt.restarts.discount(gone, attempt.now())
         # Whatever else has failed is the script's own fault; and some have to be left that can go on.
         if not failed <= gone | group_members.departed | group_members.unranked or not self._may_lose(gone):
             return set()

@@ -33,6 +33,8 @@ class Journal:
         #: Place of the newest record of each kind of which only the newest counts.
         self._newest: dict[RecordKind, int] = {}
         self._counters: tuple[float, dict[str, Any]] | None = None
+        #: What each rank uses, which goes with the totals.
+        self._loads: dict[int, dict[str, Any]] = {}
         self._metrics = PendingMetrics()
         self._lines = PendingLines()
         #: The very last record, which goes behind everything else.
@@ -60,7 +62,8 @@ class Journal:
         """Add what a worker uses to the totals; of those of one rank not handed out yet, the newest is kept."""
         with self._lock:
             before = self._counters[1] if self._counters is not None else {}
-            self._counters = (at, {**before, "loads": {**before.get("loads", {}), rank: load}})
+            self._counters = (at, before)
+            self._loads[rank] = load
 
     def measure(self, at: float, body: dict[str, Any]) -> None:
         """Add the metrics of a step; see `PendingMetrics` for which are kept."""
@@ -117,7 +120,8 @@ class Journal:
             return
         if self._counters is not None:
             (at, body), self._counters = self._counters, None
-            yield self._numbered(at, "progress", body)
+            loads, self._loads = self._loads, {}
+            yield self._numbered(at, "progress", {**body, "loads": loads} if loads else body)
         for at, body in self._metrics.take():
             yield self._numbered(at, "metric", body)
         while texts := self._lines.take():

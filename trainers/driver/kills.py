@@ -12,6 +12,8 @@ from dataclasses import dataclass
 MOST_KILLS = 3
 #: Seconds after which a kill is forgotten, if a new step was done since.
 REMEMBERED_S = 3600.0
+#: Seconds within which the loss of a node is noticed, whose processes are seen to die first.
+LOSS_NOTICED_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -33,23 +35,30 @@ class Restarts:
 
     def __init__(self) -> None:
         self._steps: list[tuple[float, int]] = []
+        #: Slot of the process that was killed before the newest restart; None: it hung.
+        self._killed: int | None = None
 
-    def allow(self, checkpoint: int | None, now: float) -> bool:
+    def allow(self, checkpoint: int | None, now: float, killed: int | None = None) -> bool:
         """Take note that a process hung or was killed; True when a worker group may follow from that checkpoint.
 
-        `checkpoint` is the step of the newest one that the attempt has committed.
+        `checkpoint` is the step of the newest one that the attempt has committed, `killed` the slot that was killed.
         """
         if checkpoint is None or any(checkpoint <= step for _, step in self._steps):
             return False
         if sum(now - at < REMEMBERED_S for at, _ in self._steps) >= MOST_KILLS:
             return False
         self._steps.append((now, checkpoint))
+        self._killed = killed
         return True
 
-    def discount(self) -> None:
-        """The newest one died with its node, so that it does not count."""
-        if self._steps:
+    def discount(self, slots: set[int], now: float) -> None:
+        """These slots died as a whole: a restart for the kill of one of them just now does not count.
+
+        Workers keep their slots when they begin again, so an earlier kill has nothing to do with it.
+        """
+        if self._killed in slots and now - self._steps[-1][0] < LOSS_NOTICED_S:
             self._steps.pop()
+            self._killed = None
 
 
 class Kills:

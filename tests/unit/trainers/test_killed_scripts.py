@@ -7,7 +7,7 @@ import pytest
 from remora.states import EndReason
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import scene
-from trainers.driver.kills import MOST_KILLS, REMEMBERED_S, Kills, Restarts
+from trainers.driver.kills import LOSS_NOTICED_S, MOST_KILLS, REMEMBERED_S, Kills, Restarts
 from trainers.ray_train import Member
 
 
@@ -52,6 +52,22 @@ def test_a_restart_needs_a_new_checkpoint_and_there_are_three_in_an_hour() -> No
     assert not restarts.allow(40, 400.0), "too often"
     assert restarts.allow(40, REMEMBERED_S), "the first one is long ago"
     assert not restarts.allow(40, 9 * REMEMBERED_S)
+
+
+@pytest.mark.parametrize(("lost", "after_s", "is_discounted"), [
+    ({1, 2}, 1.0, True),
+    ({0}, 1.0, False),
+    # The worker of that slot has begun again since.
+    ({1}, LOSS_NOTICED_S, False),
+])  # fmt: skip
+def test_a_kill_that_was_one_of_a_lost_node_does_not_count(
+    lost: set[int], after_s: float, is_discounted: bool
+) -> None:
+    restarts = Restarts()
+    assert restarts.allow(10, 0.0, killed=1)
+    restarts.discount(lost, after_s)
+    restarts.discount(lost, after_s)
+    assert restarts.allow(10, 100.0, killed=2) is is_discounted
 
 
 def plain(workers: int, saved: int | None) -> Stage:

@@ -47,7 +47,7 @@ class RelayingDriver(Driver):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.relay = Relay(
             lambda shard, message: self.get((shard.generation, shard.rank, [message])) and None
