@@ -95,6 +95,15 @@ class Launcher(Protocol):
         """Ids of all attempts that have a driver, now and then; none at other times.  Called at every tick."""
         ...
 
+    def stored_end(
+        self, attempt_id: str, *, job_id: str, storage_url: str, after: int
+    ) -> Sequence[Record] | None:
+        """The records after number `after`, with the end, that a driver which is gone stored before it reported them.
+
+        Does not wait; called until it is not None.  Empty: it has stored none.
+        """
+        ...
+
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
         """Make sure that no driver begins the attempt any more; called until it returns True."""
         ...

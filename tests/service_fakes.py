@@ -31,6 +31,7 @@ from trainers.preflight.answers import LinkAnswer, OwnAnswer
 from trainers.preflight.product import DIGEST
 from trainers.secret_values import values_of
 from trainers.shells import STDOUT, OutputPiece, ShellAnswer, ShellTurn
+from trainers.stored_ends import records_in
 
 
 def job_row(now: float = 1000.0, **fields: Any) -> JobRow:
@@ -129,6 +130,9 @@ class FakeLauncher:
         #: True: drivers do not take other sizes.
         self.loses_sizes = False
         self.loses_stacks = False
+        #: The files with the ends of attempts, by their ids; `reads_ends_later`: it is not known yet what they say.
+        self.stored_ends: dict[str, bytes] = {}
+        self.reads_ends_later = False
         #: True: drivers that have their plan do not say so.
         self.is_mute = False
 
@@ -220,6 +224,14 @@ class FakeLauncher:
             return attempt_id not in self.drivers
         self.drivers.pop(attempt_id, None)
         return True
+
+    def stored_end(
+        self, attempt_id: str, *, job_id: str, storage_url: str, after: int
+    ) -> Sequence[Record] | None:
+        self._maybe_fail("stored_end")
+        if self.reads_ends_later:
+            return None
+        return records_in(self.stored_ends.get(attempt_id, b""), after)
 
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
         self._maybe_fail("close")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import ray
@@ -36,10 +36,13 @@ from trainers.ray_train import (
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
 from trainers.spoken_protocols import SpokenProtocols
-from trainers.storage import Storage
+from trainers.storage import Storage, StorageError
 from trainers.storage_grants import StorageGrant
+from trainers.stored_ends import StoredEnds
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Rows fetched from one driver at once: lines, and other records.
 ROWS_AT_ONCE = 10_000
@@ -54,6 +57,8 @@ _FORKS_LOOK_S = 0.5
 _LISTED_S = 30.0
 #: Seconds between two looks for nodes that became free.
 _LOOK_S = 2.0
+#: Seconds for which a storage may fail before an attempt whose driver is lost counts as not having ended.
+_UNREAD_S = 60.0
 #: Orders what this process sends of kept nodes, whichever launcher sends it.
 _numbers = itertools.count(1)
 
@@ -126,6 +131,9 @@ class RayLauncher:
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
         self._closing: dict[str, Future[None]] = {}
+        #: Ends that are being read, and since when, by `time.monotonic`, the storage of an end has failed.
+        self._reading: dict[str, Future[list[Record]]] = {}
+        self._unread_since: dict[str, float] = {}
         self._ready_processes = ReadyProcesses(are_started=prestarts)
         self._ready_drivers = ReadyDrivers(ready_drivers)
         self._builds_ahead = BuildsAhead(granted)
@@ -395,8 +403,8 @@ class RayLauncher:
         """
         closing = self._closing.get(attempt_id)
         if closing is None:
-            self._closing[attempt_id] = _close_in_thread(
-                attempt_id, lambda: Claims(self._open_storage(storage_url), job_id)
+            self._closing[attempt_id] = _in_thread(
+                lambda: Claims(self._open_storage(storage_url), job_id).close(attempt_id)
             )
             return False
         if not closing.done():
@@ -404,6 +412,38 @@ class RayLauncher:
         del self._closing[attempt_id]
         closing.result()
         return True
+
+    def stored_end(
+        self, attempt_id: str, *, job_id: str, storage_url: str, after: int
+    ) -> Sequence[Record] | None:
+        """What the attempt's driver, which is gone, has stored of its end; to be called until it is not None.
+
+        Empty: it has stored none, or the storage has failed for a minute.
+        """
+        reading = self._reading.get(attempt_id)
+        if reading is None:
+            self._reading[attempt_id] = _in_thread(
+                lambda: StoredEnds(self._open_storage(storage_url), job_id).read(attempt_id, after)
+            )
+            return None
+        if not reading.done():
+            return None
+        del self._reading[attempt_id]
+        try:
+            records = reading.result()
+        except StorageError as error:
+            since = self._unread_since.setdefault(attempt_id, time.monotonic())
+            if time.monotonic() - since < _UNREAD_S:
+                return None
+            log.warning(
+                "whether attempt %s had ended before its driver was lost cannot be found out: %.300s",
+                attempt_id,
+                error,
+                extra=about(attempt=attempt_id),
+            )
+            records = []
+        self._unread_since.pop(attempt_id, None)
+        return records
 
     def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
         try:
@@ -515,20 +555,20 @@ def _is_record(one: object) -> bool:
     return isinstance(one, Record) and all(isinstance(getattr(one, name, None), kind) for name, kind in kinds)
 
 
-def _close_in_thread(attempt_id: str, claims: Callable[[], Claims]) -> Future[None]:
-    """Close an attempt without waiting for its storage, which may take long; nor does the end of this process."""
-    closing: Future[None] = Future()
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    """Use a storage without waiting for it, which may take long; nor does the end of this process."""
+    future: Future[T] = Future()
 
-    def close() -> None:
+    def run() -> None:
         try:
-            claims().close(attempt_id)
+            result = work()
         except Exception as error:
-            closing.set_exception(error)
+            future.set_exception(error)
         else:
-            closing.set_result(None)
+            future.set_result(result)
 
-    threading.Thread(target=close, name="close-attempt", daemon=True).start()
-    return closing
+    threading.Thread(target=run, name="storage-of-attempts", daemon=True).start()
+    return future
 
 
 def _free_what_is_left() -> None:

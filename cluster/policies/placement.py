@@ -21,7 +21,7 @@ CAPACITY_LABEL = "remora-capacity"
 FABRIC_LABEL = "remora-fabric"
 
 #: Labels of nodes that the cloud does not take back, with their values.
-LASTING: Mapping[str, tuple[str, ...]] = {CAPACITY_LABEL: (CapacityType.ON_DEMAND.value,)}
+ON_DEMAND_LABELS: Mapping[str, tuple[str, ...]] = {CAPACITY_LABEL: (CapacityType.ON_DEMAND.value,)}
 
 _CAPACITIES: Mapping[CapacityRule | None, tuple[CapacityType, ...]] = {
     CapacityRule.SPOT: (CapacityType.SPOT,),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.policies.placement import LASTING
+from cluster.policies.placement import ON_DEMAND_LABELS
 from remora.spec.sections import Input
 from remora.spec.spec import JobSpec
 from service.listening import isolation_of
@@ -46,7 +46,7 @@ def attempt_plan(
         resources=spec.ray_resources(),
         # Nodes of an existing cluster have no labels of ours, and all of them are of one pool.
         labels={} if settings.cloud == "existing" else placement_in(job, attempt).labels,
-        lasting=dict(LASTING),
+        lasting=dict(ON_DEMAND_LABELS),
         device=spec.resources.device,
         precision=spec.resources.precision,
         environment=job.environment,

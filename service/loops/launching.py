@@ -17,6 +17,7 @@ from service.loops.attempt_plans import attempt_plan
 from service.loops.attempt_secrets import AttemptSecrets, NotYet
 from service.loops.attempt_traces import about_attempt
 from service.loops.live_attempts import JobAttempt, LiveAttempts
+from service.loops.stored_ends import is_lost, stored_end
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
 from service.queue.intake import Kept, output_room
@@ -81,7 +82,11 @@ class Launching:
         closed = _closed_nodes(tick) if jobs and tick.settings.measures_nodes else ()
         for job, attempt in starting:
             answer = self._start(tick, launcher, job, attempt, rooms.get(job.id), closed)
-            if isinstance(answer, DriverGone):
+            # One that was launched by a controller which was lost may have ended since: its records are taken next.
+            stored = stored_end(tick, launcher, job, attempt) if is_lost(answer) else ()
+            if stored is None:
+                continue
+            if isinstance(answer, DriverGone) and not stored:
                 ends[attempt.id] = (answer.reason, answer.message)
             elif answer:
                 launched.append(attempt.id)

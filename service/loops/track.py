@@ -15,6 +15,7 @@ from service.loops.launching import Launching
 from service.loops.live_attempts import LiveAttempts
 from service.loops.profiles import follow_profiles
 from service.loops.sick_exits import ends_of_lost_drivers, judge_ends
+from service.loops.stored_ends import with_stored_ends
 from service.loops.tick import Tick
 from service.queue import lifecycle, owners_changes
 from service.queue.demand import is_domain_lost
@@ -46,7 +47,7 @@ def track(tick: Tick, live: LiveAttempts, launching: Launching, launcher: Launch
     launching.forget_others(attempt.id for _, attempt in live.pairs())
     # 2. Poll the drivers, and store all answers together.
     said = _poll(launcher, [attempt for _, attempt in live.pairs() if attempt.launched_at is not None])
-    answers = ends_of_lost_drivers(live, said)
+    answers = with_stored_ends(tick, live, launcher, ends_of_lost_drivers(live, said))
     gone = {one: said for one, said in answers.items() if isinstance(said, DriverGone)}
     records = {one: said for one, said in answers.items() if said and not isinstance(said, DriverGone)}
     judged = judge_ends(tick, live, records)

@@ -151,6 +151,16 @@ class Account:
             if not self._is_closed:
                 self._journal.count(self._now(), changed)
 
+    def last_records(self, last_word: dict[str, Any]) -> list[Record]:
+        """What is to be stored of an attempt that ends with `last_word`; without lines and metrics."""
+        now = self._now()
+        gone = {"world_size": 0, "workers": {}}
+        return [
+            *self._journal.without_lines(),
+            Record(seq=0, at=now, kind="progress", body=gone),
+            Record(seq=0, at=now, kind="ended", body=last_word),
+        ]
+
     def ended(self, last_word: dict[str, Any]) -> None:
         """The attempt is over, for the reason that `last_word` gives; nothing follows."""
         if self._log_dropped:

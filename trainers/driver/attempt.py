@@ -31,7 +31,7 @@ from trainers.driver.regrouping import Asked, Pace
 from trainers.driver.relay import Relay
 from trainers.driver.sick_nodes import SickNodes
 from trainers.driver.verdict import GroupFailure, Verdict, judge, too_few_workers
-from trainers.plan import AttemptPlan
+from trainers.plan import AttemptPlan, Record
 from trainers.ray_train import AttemptEnds, Member
 from trainers.storage import StorageError
 from trainers.supervisor.shard_transfer import CheckpointShard
@@ -90,6 +90,8 @@ class Attempt:
         #: Begins another worker group with these workers, whose commands have ended; None: that cannot be done.
         self.begin_again: Callable[[list[Member]], Awaitable[None]] | None = None
         self._beginning: asyncio.Task[Any] | None = None
+        #: Stores its last records before they are handed out; None: nothing does.
+        self.store_end: Callable[[list[Record]], Awaitable[None]] | None = None
         #: Nodes that must get no worker of this attempt.
         self.sick = SickNodes()
         #: The checkpoint that the workers were given, until they have trained from it.
@@ -564,7 +566,10 @@ class Attempt:
         self.group = None
         incomplete = {} if self.outputs.is_complete else {"outputs_are_complete": False}
         lost = {"open_lost_s": round(open_s, 3)} if (open_s := progress.open_lost_s(now)) else {}
-        self.account.ended(self._last_record(error) | incomplete | lost)
+        last_word = self._last_record(error) | incomplete | lost
+        if self.store_end is not None:
+            await self.store_end(self.account.last_records(last_word))
+        self.account.ended(last_word)
         self.lifecycle.end()
 
     def report_totals(self) -> None:

@@ -52,6 +52,7 @@ from trainers.plan import AttemptPlan, ProfileRequest, Record
 from trainers.shells import ShellTurn
 from trainers.storage import StorageError
 from trainers.storage_grants import StorageAnswer, StorageRequest
+from trainers.stored_ends import StoredEnds
 from trainers.supervisor import worker_process
 from trainers.supervisor.assignment import Assignment
 from trainers.supervisor.shard_transfer import CheckpointShard
@@ -69,6 +70,8 @@ _START_PAUSE_CAP_S = 5.0
 #: Seconds for which a storage may fail before an attempt is not begun, and between two tries.
 _CLAIM_S = 30.0
 _CLAIM_PAUSE_S = 1.0
+#: Seconds for which the storage may keep the last records of an attempt from being handed out.
+_STORE_END_S = 10.0
 #: Seconds after which a driver that was refused its attempt ends: by then its answer has arrived.
 _REFUSED_S = 10.0
 
@@ -125,6 +128,7 @@ class Driver:
         self._group_members = GroupMembers(self._calls)
         self._attempt = Attempt(plan, self._account, self._group_members, self._now, self._clock)
         self._attempt.begin_again = self._begin_again
+        self._attempt.store_end = self._store_end
         self._in_place = InPlace(self._attempt)
         self._stacks = Stacks(self._group_members)
         self._profiles = Profiles(self._group_members, self._account)
@@ -557,6 +561,20 @@ class Driver:
     async def _end(self, error: Exception | None) -> None:
         await self._attempt.end(error)
         self._is_over.set()
+
+    async def _store_end(self, records: list[Record]) -> None:
+        """Store the last records, as far as the storage takes them in time: they are handed out in any case."""
+        plan = self._plan
+
+        def store() -> None:
+            StoredEnds(self._storages(plan).open(plan.storage_url), plan.job_id).write(
+                plan.attempt_id, records
+            )
+
+        try:
+            await asyncio.wait_for(asyncio.to_thread(store), _STORE_END_S)
+        except (StorageError, TimeoutError) as error:
+            log.warning("the end of attempt %s is not stored: %r", plan.attempt_id, error)
 
     def _call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call something on the event loop from the controller's thread."""

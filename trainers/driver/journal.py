@@ -81,6 +81,14 @@ class Journal:
             self._metrics.finish()
             self._last = (at, kind, body)
 
+    def without_lines(self) -> list[Record]:
+        """All that is not acknowledged but lines and metrics, in order; the totals have no number yet, which is 0."""
+        with self._lock:
+            kept = [record for record in self._records if record.kind not in ("log", "metric")]
+            if self._counters is not None:
+                kept.append(Record(seq=0, at=self._counters[0], kind="progress", body=self._counters[1]))
+            return kept
+
     @property
     def waiting(self) -> int:
         """Records with numbers that are not acknowledged."""

@@ -162,6 +162,13 @@ class MortalLauncher:
     def kill(self, attempt_id: str) -> bool:
         return self._life.call(lambda: self._launcher.kill(attempt_id))
 
+    def stored_end(
+        self, attempt_id: str, *, job_id: str, storage_url: str, after: int
+    ) -> Sequence[Record] | None:
+        return self._life.call(
+            lambda: self._launcher.stored_end(attempt_id, job_id=job_id, storage_url=storage_url, after=after)
+        )
+
     def close(self, attempt_id: str, *, job_id: str, storage_url: str) -> bool:
         return self._life.call(
             lambda: self._launcher.close(attempt_id, job_id=job_id, storage_url=storage_url)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.policies.placement import LASTING, Placement
+from cluster.policies.placement import ON_DEMAND_LABELS, Placement
 from tests.integration.trainers.elastic_training import Training
 from tests.integration.trainers.lab import Lab
 
@@ -53,7 +53,7 @@ def test_rank_0_is_on_the_node_that_stays(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(0)
     spot = [lab.add_node(capacity="spot") for _ in range(2)]
     core = lab.add_node(capacity="on-demand")
-    training = Training(lab, tmp_path, min_workers=2, max_workers=3, lasting=dict(LASTING))
+    training = Training(lab, tmp_path, min_workers=2, max_workers=3, lasting=dict(ON_DEMAND_LABELS))
     training.trains(3)
     assert training.leader == training.run.node_of(0) == core
 

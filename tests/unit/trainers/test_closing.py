@@ -19,7 +19,7 @@ def close(launcher: RayLauncher, storage: Path) -> bool:
 def until_closed(launcher: RayLauncher, storage: Path) -> None:
     while not close(launcher, storage):
         for thread in threading.enumerate():
-            if thread.name == "close-attempt":
+            if thread.name == "storage-of-attempts":
                 thread.join(10.0)
 
 
