@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -22,8 +23,10 @@ from tests.slow_files import report_lost
 # How fast a busy machine makes examples says nothing about what they are examples of.
 # A fixture that all examples of a test share is the caller's choice.  A list that a test gives replaces this one.
 # To explain a failure Hypothesis traces every line, which takes minutes where examples are whole clusters.
+# REMORA_EXAMPLES: of each property that does not say itself how many it needs; other ones are drawn in each run.
 settings.register_profile(
     "remora",
+    max_examples=int(os.environ.get("REMORA_EXAMPLES", "100")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     phases=set(Phase) - {Phase.explain},
@@ -52,6 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_postgresql = parameters is not None and parameters.params.get("database_url") == "postgresql"
         if is_postgresql and item.get_closest_marker("postgresql_in_soak"):
             item.add_marker(pytest.mark.soak)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end: the garbage collector need not look at it in each test."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -116,7 +116,7 @@ def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
     job_id = running_on(world, 3)
     stayed: dict[str, list[str]] = {}
     for _ in world.ticks_until("there is no money left"):
-        world.now += 40.0
+        world.now += 80.0
         for step, _ in reported_budget(world, job_id)[len(stayed) :]:
             stayed[str(step)] = sorted(one.offering for one in living(world) if one.leaving_since is None)
         if "pause" in stayed:

@@ -4,42 +4,47 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.__main__ import without_figure
+from benchmarks.__main__ import main, without_figure
 from benchmarks.backends import names
 
 ROOT = Path(__file__).parents[3]
+#: Leaves parts out; returns the exit status, standard error, and the document.
+Run = Callable[..., tuple[int, str, dict[str, Any]]]
 
 
-def run(out: Path, *left_out: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`python -m benchmarks backends` where no program is found."""
-    options = [word for name in left_out for word in ("--leave-out", name)]
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", "backends", "--out", str(out), *options],
-        cwd=ROOT,
-        env={"PATH": str(out), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+
+    def run(*left_out: str) -> tuple[int, str, dict[str, Any]]:
+        options = [word for name in left_out for word in ("--leave-out", name)]
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "backends", "--out", str(tmp_path), *options])
+        monkeypatch.setenv("PATH", str(tmp_path))
+        status = main()
+        return status, capsys.readouterr().err, json.loads((tmp_path / "backends.json").read_text())
+
+    return run
 
 
-def test_a_framework_that_is_missing_is_said_and_fails(tmp_path: Path) -> None:
-    done = run(tmp_path, *(name for name in names() if name != "mpi"))
-    assert done.returncode == 1, done.stderr
-    assert "mpi IS NOT MEASURED: Open MPI is not installed" in done.stderr
-    assert "fsdp was left out, as asked" in done.stderr
-    assert json.loads((tmp_path / "backends.json").read_text())["missing"].keys() == {"mpi"}
+def test_a_framework_that_is_missing_is_said_and_fails(run: Run) -> None:
+    status, said, document = run(*(name for name in names() if name != "mpi"))
+    assert status == 1
+    assert "mpi IS NOT MEASURED: Open MPI is not installed" in said
+    assert "fsdp was left out, as asked" in said
+    assert document["missing"].keys() == {"mpi"}
 
 
-def test_what_was_left_out_as_told_is_said_and_is_no_fault(tmp_path: Path) -> None:
-    done = run(tmp_path, *names())
-    assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "backends.json").read_text()) == {"left_out": names()}
+def test_what_was_left_out_as_told_is_said_and_is_no_fault(run: Run) -> None:
+    status, _, document = run(*names())
+    assert status == 0
+    assert document == {"left_out": names()}
 
 
 MODULES = sorted(
