@@ -1,6 +1,7 @@
 """python -m benchmarks.bare_stream FILE: the least that a stream of events costs, the peer of `benchmarks/page.py`.
 
-Writes its address to FILE.  `POST /add/SEQ` sends an event to all that follow `GET /events`.
+Writes its address to FILE.  `POST /add/SEQ` sends an event to all that follow `GET /events`; those who come later begin
+with the newest one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 _followers: set[asyncio.Queue[bytes]] = set()
+_newest: list[bytes] = []
 
 
 async def _frames() -> AsyncIterator[bytes]:
     queue: asyncio.Queue[bytes] = asyncio.Queue()
+    for frame in _newest:
+        queue.put_nowait(frame)
     _followers.add(queue)
     try:
         yield b": begun\n\n"
@@ -39,6 +43,7 @@ async def _add(request: Request) -> Response:
     seq = request.path_params["seq"]
     rest = '"at":1000.0,"kind":"job.noted","message":"a","attempt":null,"data":{}'
     frame = f'id: {seq}\nevent: event\ndata: {{"seq":{seq},{rest}}}\n\n'.encode()
+    _newest[:] = [frame]
     for queue in _followers:
         queue.put_nowait(frame)
     return PlainTextResponse("")

@@ -177,14 +177,11 @@ def cost_of_bare(count: int, events_of_each: int = EVENTS) -> float:
     """The same of `benchmarks.bare_stream`."""
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         file = Path(folder) / "url"
-        with (
-            serve(["-m", "benchmarks.bare_stream", str(file)], {}, file) as (host, process),
-            # It reads no certificates for each event.
-            httpx2.Client(verify=False) as client,
-        ):
+        with serve(["-m", "benchmarks.bare_stream", str(file)], {}, file) as (host, process):
 
             def add(seq: int) -> None:
-                client.post(f"http://{host}/add/{seq}").raise_for_status()
+                # Without `verify` it reads no certificates for each event.
+                httpx2.post(f"http://{host}/add/{seq}", verify=False).raise_for_status()
 
             return asyncio.run(_cost(f"http://{host}/events", process, count, events_of_each, add))
 
