@@ -50,7 +50,9 @@ class PostgresServer:
     def _run(self, statement: str) -> None:
         address = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(address, autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[arg-type]
+            # Copying the files of a template takes a third of the time that writing all of it to the log takes.
+            copies_files = " TEMPLATE " in statement and connection.info.server_version >= 150000
+            connection.execute(statement + (" STRATEGY file_copy" if copies_files else ""))  # type: ignore[arg-type]
 
     def create(self, *, migrated: bool = True) -> str:
         """URL of a new database."""

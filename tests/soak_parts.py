@@ -87,6 +87,11 @@ PARTS: Mapping[str, Part] = {
     "postgresql": Part(
         (
             f"{CONTRACTS}/test_alerts.py",
+            f"{CONTRACTS}/test_arrays.py",
+            f"{CONTRACTS}/test_clusters.py",
+            f"{CONTRACTS}/test_exits_of_sick_nodes.py",
+            f"{CONTRACTS}/test_stored_ends.py",
+            f"{CONTRACTS}/test_traces_of_jobs.py",
             f"{CONTRACTS}/test_existing_nodes.py",
             f"{CONTRACTS}/test_issued_tokens.py",
             f"{CONTRACTS}/test_nodes_for_programs.py",

@@ -15,6 +15,8 @@ from service.store.database import Database
 from tests.contracts.service.owners import Owner, owner_of
 from tests.statements import statements
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 SPEC = {"command": "python train.py --lr ${{array.lr}}", "name": "sweep"}
 
 

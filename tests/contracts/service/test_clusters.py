@@ -29,6 +29,8 @@ from tests.contracts.service.owners import Owner, owner_of
 from tests.service_fakes import World
 from tests.statements import statements
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 DOCUMENT = """\
 pools:
   cpu: {sizes: [local], capacity: on-demand, max_nodes: 2}

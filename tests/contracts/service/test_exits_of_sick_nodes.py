@@ -14,6 +14,8 @@ from service.store.database import Database
 from tests.service_fakes import FakeDriver, World
 from trainers.plan import DriverGone
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 SICK = AgentStatus(
     heartbeat=Heartbeat(at=1.0, leaves="this machine is sick: XID 79 on 0000:3b:00", is_sick=True)
 )

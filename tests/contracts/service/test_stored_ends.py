@@ -14,6 +14,8 @@ from service.store.database import Database
 from tests.service_fakes import FakeDriver, World
 from trainers.plan import DriverGone
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 DIED = DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
 COMPLETED = {"end_reason": "completed", "message": "The command returned 0 on every rank.", "exit_code": 0}
 

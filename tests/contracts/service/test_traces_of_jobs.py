@@ -22,6 +22,8 @@ from service.tracing.collector import TIMEOUT_S
 from tests.contracts.service.otlp_receivers import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.contracts.service.owners import Owner, owner_of
 
+pytestmark = pytest.mark.postgresql_in_soak
+
 SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
