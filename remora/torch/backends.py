@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
+import time
 from typing import Any
 
 import torch
@@ -14,16 +16,22 @@ from remora.torch.communicators import Forming, make_communicators
 
 #: Time after which a collective fails by itself, as in `torch.distributed`.
 COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
+#: Seconds for which a worker looks often whether rank 0 serves the store, and between two looks.
+_LOOKS_S = 60.0
+_LOOK_S = 0.003
 
 
 def rendezvous_store(place: Rendezvous) -> Any:
     """The store of a rendezvous, with keys of its generation alone."""
     # torchrun's agent, or the user's own `init_process_group`, may serve the store already.
     is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or dist.is_initialized()
+    is_master = place.rank == 0 and not is_served
+    if not is_master:
+        _await_listener(place.master_addr, place.master_port)
     store = dist.TCPStore(
         place.master_addr,
         place.master_port,
-        is_master=place.rank == 0 and not is_served,
+        is_master=is_master,
         wait_for_workers=False,
         timeout=COLLECTIVE_TIMEOUT,
     )
@@ -31,6 +39,24 @@ def rendezvous_store(place: Rendezvous) -> Any:
     # meet in one were started in the same.
     restarts = "0" if "REMORA_GENERATION" in os.environ else os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"remora/{place.generation}/{restarts}", store)
+
+
+def _await_listener(address: str, port: int) -> None:
+    """Return when something listens there, or when only the store itself can find out why nothing does.
+
+    A client of the store that comes some milliseconds before rank 0 serves it tries again after 0.3 to 0.7 s (PyTorch
+    2.13), for which all workers of the group would wait.
+    """
+    until = time.monotonic() + _LOOKS_S
+    while time.monotonic() < until:
+        try:
+            socket.create_connection((address, port), timeout=1.0).close()
+        except ConnectionRefusedError:
+            time.sleep(_LOOK_S)
+        except OSError:
+            return
+        else:
+            return
 
 
 def process_group(
