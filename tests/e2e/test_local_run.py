@@ -152,3 +152,22 @@ def test_neither_ray_nor_a_database_is_waited_for() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "\n"
+
+
+def test_nor_is_ray_imported_while_the_command_runs(folder: Path) -> None:
+    """Its compiled modules swallow a Ctrl-C that comes while they are imported."""
+    (folder / "train.py").write_text("print('begun')\n")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("remora"), "dev", "train.py"],
+        cwd=folder,
+        env={
+            **os.environ, "REMORA_WORK_DIR": str(folder.parent / "work"), "PYTHONPROFILEIMPORTTIME": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "trainers.supervisor.supervisor" in imported
+    assert not imported & {"ray", "sqlalchemy"}

@@ -32,6 +32,7 @@ from trainers.supervisor.device import device_variables, devices_of_node
 from trainers.supervisor.kept_checkpoints import KeptCheckpoints
 from trainers.supervisor.snapshot_memory import SnapshotSpace
 from trainers.supervisor.tracker_variables import tracker_variables
+from trainers.supervisor.worker_of_ray import worker_of_ray
 from trainers.worker_identity import WorkerIdentity
 
 
@@ -72,8 +73,8 @@ def fetch_resume(
 
 
 def _address_of_node() -> str:
-    """As Ray knows it, in a worker of Ray; otherwise, as with `remora dev`, the worker has none but itself to meet."""
-    ray = sys.modules.get("ray")
+    """As Ray knows it, in a worker of Ray; otherwise the worker has none but itself to meet."""
+    ray = worker_of_ray()
     return "127.0.0.1" if ray is None else str(ray.util.get_node_ip_address())
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.supervisor.worker_of_ray import worker_of_ray
+
 log = logging.getLogger(__name__)
 
 #: Seconds until the first look, so that one sees early whether a job computes at all, and between two looks.
@@ -132,6 +134,5 @@ class Gpus:
 
 def assigned_gpus() -> list[str]:
     """The GPUs that Ray has given to this worker."""
-    import ray
-
-    return [str(one) for one in ray.get_gpu_ids()] if ray.is_initialized() else []
+    ray = worker_of_ray()
+    return [str(one) for one in ray.get_gpu_ids()] if ray is not None and ray.is_initialized() else []
