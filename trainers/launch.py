@@ -36,7 +36,7 @@ from trainers.ray_train import (
 from trainers.ready_drivers import ReadyDrivers
 from trainers.ready_processes import ReadyProcesses
 from trainers.spoken_protocols import SpokenProtocols
-from trainers.storage import Storage, StorageError
+from trainers.storage import Storage
 from trainers.storage_grants import StorageGrant
 from trainers.stored_ends import StoredEnds
 
@@ -431,7 +431,7 @@ class RayLauncher:
         del self._reading[attempt_id]
         try:
             records = reading.result()
-        except StorageError as error:
+        except Exception as error:  # whatever its client raises: the attempt must end some time
             since = self._unread_since.setdefault(attempt_id, time.monotonic())
             if time.monotonic() - since < _UNREAD_S:
                 return None

@@ -573,7 +573,7 @@ class Driver:
 
         try:
             await asyncio.wait_for(asyncio.to_thread(store), _STORE_END_S)
-        except (StorageError, TimeoutError) as error:
+        except Exception as error:  # whatever happens here, the attempt must end with a last record
             log.warning("the end of attempt %s is not stored: %r", plan.attempt_id, error)
 
     def _call(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:

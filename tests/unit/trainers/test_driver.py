@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from trainers.driver import driver as driver_module
 from trainers.driver.driver import Driver, DriverTaken
 from trainers.driver_protocol import PROTOCOL
 from trainers.job_storage import JobStorages
-from trainers.plan import AttemptPlan
+from trainers.plan import AttemptPlan, Record
 from trainers.storage import Storage, StorageError
+from trainers.stored_ends import StoredEnds
 
 
 class Desk:
@@ -217,6 +218,50 @@ def test_an_attempt_that_was_closed_is_begun_by_no_driver(
         with pytest.raises(Refused, match="has ended already"):
             await Beginner().start(plan)
         await asyncio.wait_for(ended.wait(), 10.0)
+
+    asyncio.run(scene())
+
+
+def test_its_last_records_lie_in_the_storage_before_they_are_handed_out(
+    plan: AttemptPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed_out: list[list[str]] = []
+    ends = StoredEnds(Storage(plan.storage_url), plan.job_id)
+
+    async def scene() -> None:
+        driver = Beginner()
+        await driver.start(plan)
+        write = StoredEnds.write
+
+        def writes(self: StoredEnds, attempt_id: str, records: Sequence[Record]) -> bool:
+            handed_out.append([one.kind for one in driver._account.records(0, 100)])
+            return write(self, attempt_id, records)
+
+        monkeypatch.setattr(StoredEnds, "write", writes)
+        await driver._end(None)
+        (last,) = [one.body for one in await driver.poll(0, 100) or () if one.kind == "ended"]
+        assert ends.read(plan.attempt_id, 0)[-1].body == last
+
+    asyncio.run(scene())
+    assert len(handed_out) == 1
+    assert "ended" not in handed_out[0]
+
+
+@pytest.mark.parametrize(
+    "error", [StorageError("it is full"), TypeError("not JSON"), TimeoutError()], ids=repr
+)
+def test_what_cannot_be_stored_is_handed_out(
+    plan: AttemptPlan, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object) -> bool:
+        raise error
+
+    async def scene() -> None:
+        monkeypatch.setattr(StoredEnds, "write", fails)
+        driver = Beginner()
+        await driver.start(plan)
+        await driver._end(None)
+        assert [one.kind for one in await driver.poll(0, 100) or ()][-1] == "ended"
 
     asyncio.run(scene())
 

@@ -144,8 +144,9 @@ def test_the_service_reads_it_without_waiting_for_a_slow_storage(
     assert read(launcher, tmp_path)[-1].body == END
 
 
+@pytest.mark.parametrize("error", [StorageError("it does not answer"), RuntimeError("no client")], ids=repr)
 def test_a_storage_that_fails_is_asked_again_for_a_minute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("trainers.launch.time.monotonic", lambda: now[0])
@@ -154,7 +155,7 @@ def test_a_storage_that_fails_is_asked_again_for_a_minute(
     def fails(self: Storage, name: str, *_: Any) -> bytes:
         failures.append(name)
         now[0] += 25.0
-        raise StorageError("it does not answer")
+        raise error
 
     monkeypatch.setattr(Storage, "read_bytes", fails)
     assert read(RayLauncher(), tmp_path) == []
