@@ -57,8 +57,10 @@ _FORKS_LOOK_S = 0.5
 _LISTED_S = 30.0
 #: Seconds between two looks for nodes that became free.
 _LOOK_S = 2.0
-#: Seconds for which a storage may fail before an attempt whose driver is lost counts as not having ended.
+#: Seconds for which a storage may fail or not answer before an attempt whose driver is lost counts as not ended.
 _UNREAD_S = 60.0
+#: Ends that are read at once, each by a thread: with the head all drivers are lost.
+_MOST_READ = 64
 #: Orders what this process sends of kept nodes, whichever launcher sends it.
 _numbers = itertools.count(1)
 
@@ -131,9 +133,8 @@ class RayLauncher:
         self._kept: dict[str, _Kept] = {}
         #: Attempts that are being closed.
         self._closing: dict[str, Future[None]] = {}
-        #: Ends that are being read, and since when, by `time.monotonic`, the storage of an end has failed.
-        self._reading: dict[str, Future[list[Record]]] = {}
-        self._unread_since: dict[str, float] = {}
+        #: Ends that are being read, and since when they are, by `time.monotonic`.
+        self._reading: dict[str, tuple[Future[list[Record]], float]] = {}
         self._ready_processes = ReadyProcesses(are_started=prestarts)
         self._ready_drivers = ReadyDrivers(ready_drivers)
         self._builds_ahead = BuildsAhead(granted)
@@ -418,32 +419,42 @@ class RayLauncher:
     ) -> Sequence[Record] | None:
         """What the attempt's driver, which is gone, has stored of its end; to be called until it is not None.
 
-        Empty: it has stored none, or the storage has failed for a minute.
+        Empty: it has stored none, or the storage has failed or not answered for a minute.
         """
-        reading = self._reading.get(attempt_id)
-        if reading is None:
-            self._reading[attempt_id] = _in_thread(
+
+        def read() -> Future[list[Record]]:
+            return _in_thread(
                 lambda: StoredEnds(self._open_storage(storage_url), job_id).read(attempt_id, after)
             )
+
+        now, begun = time.monotonic(), self._reading.get(attempt_id)
+        if begun is None:
+            if len(self._reading) >= _MOST_READ:
+                # An attempt that ended otherwise meanwhile is not asked for again.
+                self._reading = {
+                    one: (future, since)
+                    for one, (future, since) in self._reading.items()
+                    if now - since < 2 * _UNREAD_S
+                }
+            if len(self._reading) < _MOST_READ:
+                self._reading[attempt_id] = (read(), now)
             return None
-        if not reading.done():
+        future, since = begun
+        error = future.exception() if future.done() else TimeoutError("the storage does not answer")
+        if error is not None and now - since < _UNREAD_S:
+            if future.done():
+                self._reading[attempt_id] = (read(), since)
             return None
         del self._reading[attempt_id]
-        try:
-            records = reading.result()
-        except Exception as error:  # whatever its client raises: the attempt must end some time
-            since = self._unread_since.setdefault(attempt_id, time.monotonic())
-            if time.monotonic() - since < _UNREAD_S:
-                return None
-            log.warning(
-                "whether attempt %s had ended before its driver was lost cannot be found out: %.300s",
-                attempt_id,
-                error,
-                extra=about(attempt=attempt_id),
-            )
-            records = []
-        self._unread_since.pop(attempt_id, None)
-        return records
+        if error is None:
+            return future.result()
+        log.warning(
+            "whether attempt %s had ended before its driver was lost cannot be found out: %.300s",
+            attempt_id,
+            error,
+            extra=about(attempt=attempt_id),
+        )
+        return []
 
     def _ask(self, attempt_id: str, after: int) -> DriverGone | None:
         try:

@@ -16,9 +16,10 @@ from remora.torch.communicators import Forming, make_communicators
 
 #: Time after which a collective fails by itself, as in `torch.distributed`.
 COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=1800)
-#: Seconds for which a worker looks often whether rank 0 serves the store, and between two looks.
+#: Seconds for which a worker looks whether rank 0 serves the store; between two looks at first, and at most: a thousand
+#: workers may look.
 _LOOKS_S = 60.0
-_LOOK_S = 0.003
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
 
 
 def rendezvous_store(place: Rendezvous) -> Any:
@@ -47,12 +48,14 @@ def _await_listener(address: str, port: int) -> None:
     A client of the store that comes some milliseconds before rank 0 serves it tries again after 0.3 to 0.7 s (PyTorch
     2.13), for which all workers of the group would wait.
     """
-    until = time.monotonic() + _LOOKS_S
+    until, pause_s = time.monotonic() + _LOOKS_S, _FIRST_PAUSE_S
     while time.monotonic() < until:
         try:
             socket.create_connection((address, port), timeout=1.0).close()
         except ConnectionRefusedError:
-            time.sleep(_LOOK_S)
+            # No event of another machine says that it listens.
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except OSError:
             return
         else:

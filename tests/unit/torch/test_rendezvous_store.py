@@ -1,4 +1,4 @@
-"""Workers meet at the store that rank 0 serves, whoever comes first."""
+"""The workers of a group connect to the store that rank 0 serves, also those that start before it."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -159,4 +160,46 @@ def test_a_storage_that_fails_is_asked_again_for_a_minute(
 
     monkeypatch.setattr(Storage, "read_bytes", fails)
     assert read(RayLauncher(), tmp_path) == []
-    assert len(failures) == 4, "at 125 s it failed first, and at 200 s it has failed for more than a minute"
+    assert len(failures) == 3, "the third try ends 75 s after the first began"
+
+
+def test_a_storage_that_never_answers_is_given_up_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, answers = [100.0], threading.Event()
+    monkeypatch.setattr("trainers.launch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(Storage, "read_bytes", lambda *_: answers.wait(10.0))
+    launcher = RayLauncher()
+    ask = partial(launcher.stored_end, "att_1", job_id="job_1", storage_url=str(tmp_path), after=0)
+    assert ask() is None
+    now[0] += 59.0
+    assert ask() is None
+    now[0] += 2.0
+    assert ask() == []
+    answers.set()
+
+
+def test_however_many_drivers_are_lost_at_once_few_threads_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, reads = threading.Event(), Storage.read_bytes
+
+    def slow(self: Storage, *arguments: Any) -> bytes:
+        assert answers.wait(10.0)
+        return reads(self, *arguments)
+
+    monkeypatch.setattr(Storage, "read_bytes", slow)
+    launcher, left = RayLauncher(), {f"att_{number}" for number in range(200)}
+
+    def ask(attempt_id: str) -> Sequence[Record] | None:
+        return launcher.stored_end(attempt_id, job_id="job_1", storage_url=str(tmp_path), after=0)
+
+    assert [ask(one) for one in left] == [None] * 200
+    reading = [one for one in threading.enumerate() if one.name == "storage-of-attempts"]
+    assert len(reading) == 64
+    answers.set()
+    while left:
+        for thread in threading.enumerate():
+            if thread.name == "storage-of-attempts":
+                thread.join(10.0)
+        left = {one for one in left if ask(one) is None}
