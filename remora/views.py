@@ -219,7 +219,8 @@ class MetricPoint(View):
     #: None stands for a value that is not finite.
     values: dict[str, float | None]
     #: Where `points` were asked for and this one stands for several steps: the least and the greatest finite value of
-    #: each name among them; `values` then are the last of each name, and the rest is that of the last step.
+    #: each name among them; `values` then are the last of each name, and the rest is that of the last step.  Of a
+    #: job with many steps these are of a sample.
     least: dict[str, float] | None = None
     greatest: dict[str, float] | None = None
 

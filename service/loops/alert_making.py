@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import sqlalchemy as sa
 
-from cluster.policies.policies import BudgetPolicy, ProjectPolicy
+from cluster.policies.policies import BudgetPolicy, Policies, ProjectPolicy
 from remora.alert_kinds import AlertKind
 from remora.roles import EVERYWHERE, Role
 from service.loops.tick import Tick
@@ -18,6 +19,7 @@ from service.queue.alert_watches import (
     look_at_budgets,
     look_at_pace,
     look_at_wait,
+    unseen_ends,
     watch_from,
 )
 from service.queue.alerts import AlertRow, Message, NotificationRow, message_of
@@ -25,6 +27,9 @@ from service.queue.rows import JobRow
 from service.store import alert_facts, alerts, jobs, spending
 from service.store.ids import new_id
 from service.store.present_rights import Absent, access_now
+
+#: What is spent of the budgets of the day and the month, by project; `*` is the cluster.
+Budgets = dict[str, dict[str, Spent]]
 
 #: Facts, and watches, that one tick looks at; the others follow in the next ticks.
 FACTS, WATCHES = 500, 200
@@ -55,8 +60,7 @@ def look(connection: sa.Connection, tick: Tick) -> None:
     watches = alerts.due_watches(connection, tick.now, WATCHES)
     of_alerts = alerts.find(connection, {watch.alert_id for watch in watches}, lock=True)
     of_jobs = jobs.find_jobs(connection, {w.about for w in watches if w.kind is not AlertKind.BUDGET})
-    has_budgets = any(watch.kind is AlertKind.BUDGET for watch in watches)
-    budgets = _budgets(connection, tick) if has_budgets else {}
+    budgets = cache(partial(_budgets, connection, policies_in_force(connection, tick.settings)))
     rights = _Rights(connection, tick)
     messages: list[tuple[AlertRow, Message]] = []
     kept: list[Watch] = []
@@ -66,7 +70,7 @@ def look(connection: sa.Connection, tick: Tick) -> None:
         if alert is None or alert.ended_at is not None:
             over.append(watch)
             continue
-        found = _look_at(alert, watch, of_jobs.get(watch.about), budgets.get(alert.project, {}), tick.now)
+        found = _look_at(alert, watch, of_jobs.get(watch.about), budgets, tick.now)
         messages += [(alert, one) for one in found.messages if rights.may_see(alert)]
         (kept if found.watch is not None else over).append(found.watch or watch)
     alerts.end_watches(connection, over)
@@ -76,23 +80,26 @@ def look(connection: sa.Connection, tick: Tick) -> None:
 
 
 def _look_at(
-    alert: AlertRow, watch: Watch, job: JobRow | None, budgets: Mapping[str, Spent], now: float
+    alert: AlertRow, watch: Watch, job: JobRow | None, budgets: Callable[[float], Budgets], now: float
 ) -> Look:
     match watch.kind:
         case AlertKind.JOB_WAITS:
             return look_at_wait(alert, watch, job, now)
         case AlertKind.JOB_SLOW:
             return look_at_pace(alert, watch, job, now)
-    return look_at_budgets(alert, watch, budgets, now)
+    messages: list[Message] = []
+    for at in (*unseen_ends(watch, now), now):
+        look = look_at_budgets(alert, watch, budgets(at).get(alert.project, {}), at)
+        watch, messages = look.watch or watch, [*messages, *look.messages]
+    return Look(watch, tuple(messages))
 
 
-def _budgets(connection: sa.Connection, tick: Tick) -> dict[str, dict[str, Spent]]:
-    """What is spent of the budgets of the day and the month, by project; `*` is the cluster."""
-    policies = policies_in_force(connection, tick.settings)
-    whole, of_projects = spending.spent(connection, tick.now)
+def _budgets(connection: sa.Connection, policies: Policies, at: float) -> Budgets:
+    """What was spent at a time of the budgets of its day and month."""
+    whole, of_projects = spending.spent(connection, at)
     limits: dict[str, BudgetPolicy | ProjectPolicy] = {EVERYWHERE: policies.budget, **policies.projects}
-    day = spending.day_of(tick.now)
-    found: dict[str, dict[str, Spent]] = {}
+    day = spending.day_of(at)
+    found: Budgets = {}
     for name, limit in limits.items():
         spent = whole if name == EVERYWHERE else of_projects.get(name)
         today, month = (0.0, 0.0) if spent is None else (spent.today, spent.this_month)

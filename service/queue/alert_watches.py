@@ -11,6 +11,7 @@ from math import isinf
 from statistics import median
 from typing import Any
 
+from cluster.scheduling.money import begin_of
 from remora.alert_kinds import AlertKind
 from remora.states import JobState
 from service.queue.alerts import AlertRow, Fact, Message, wants
@@ -22,6 +23,10 @@ LOOK_S = 60.0
 FEWEST_LOOKS, MOST_LOOKS = 10, 60
 #: Looks in a row at which a job is slow before that is reported.
 SLOW_LOOKS = 3
+#: Days whose ends are looked at after a time without a controller.
+MOST_DAYS, DAY_S = 31, 86_400.0
+#: Seconds before the end of a day at which it is looked at.
+LAST_S = 0.001
 #: What a watch of budgets is about.
 BUDGETS = "budgets"
 
@@ -80,6 +85,18 @@ def budget_watch(alert: AlertRow) -> Watch | None:
     if AlertKind.BUDGET.value not in alert.kinds:
         return None
     return Watch(alert_id=alert.id, kind=AlertKind.BUDGET, about=BUDGETS, due_at=alert.created_at)
+
+
+def unseen_ends(watch: Watch, now: float) -> list[float]:
+    """The last moments of the days (UTC) that ended since a watch of budgets was looked at, the newest ones.
+
+    What was spent after the last look in a period is not seen in the next one.
+    """
+    looked_at, midnight = watch.state.get("at"), begin_of("day", now)
+    if looked_at is None:
+        return []
+    ends = [midnight - days * DAY_S - LAST_S for days in range(MOST_DAYS)]
+    return [end for end in reversed(ends) if end > looked_at]
 
 
 def look_at_wait(alert: AlertRow, watch: Watch, job: JobRow | None, now: float) -> Look:
@@ -150,7 +167,7 @@ def _with_pace(watch: Watch, job: JobRow, now: float, step_s: float, *, is_slow:
 
 def look_at_budgets(alert: AlertRow, watch: Watch, budgets: Mapping[str, Spent], now: float) -> Look:
     """Budgets by `day` and `month`: each part is reported once in each period, the largest one that is reached."""
-    messages, state = [], dict(watch.state)
+    messages, state = [], {**watch.state, "at": now}
     for name, spent in sorted(budgets.items()):
         before = state.get(name, {})
         reached = before.get("percent", 0) if before.get("period") == spent.period else 0
@@ -159,7 +176,8 @@ def look_at_budgets(alert: AlertRow, watch: Watch, budgets: Mapping[str, Spent],
             continue
         state[name] = {"period": spent.period, "percent": now_reached}
         whose = "the cluster" if alert.project == "*" else f"the project {alert.project}"
-        message = f"{whose} has spent {spent.usd:.2f} of {spent.limit:.2f} USD of the {name}, {now_reached} % or more"
+        part = f"{spent.usd:.2f} of {spent.limit:.2f} USD of the {spent.period}, {now_reached} % or more"
+        message = f"{whose} has spent {part}"
         messages.append(
             Message(
                 key=f"budget:{spent.period}:{now_reached}",

@@ -24,6 +24,7 @@ _OF_EVENTS: Mapping[str, AlertKind] = {
     "job.cancelled": AlertKind.JOB_ENDED,
     "worker.straggles": AlertKind.STRAGGLER,
     "attempt.ended": AlertKind.HANG,
+    "worker_group.hung": AlertKind.HANG,
     "job.budget": AlertKind.BUDGET,
     "worker.miscomputed": AlertKind.NODE_SICK,
     "worker.gpu_failed": AlertKind.NODE_SICK,
@@ -156,7 +157,7 @@ def facts_of(job: JobRow, first_seq: int, events: Iterable[NewEvent]) -> list[Fa
 
 def _kind_of(event: NewEvent) -> AlertKind | None:
     kind = _OF_EVENTS.get(event.kind)
-    if kind is AlertKind.HANG and event.data.get("end_reason") != "hang":
+    if event.kind == "attempt.ended" and event.data.get("end_reason") != "hang":
         return None
     if kind is AlertKind.BUDGET and event.data.get("step") is None:
         # It allows the job again.

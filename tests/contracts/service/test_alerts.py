@@ -459,3 +459,26 @@ projects: {vision: {usd_per_day: 100}}
         periods = [(one["data"]["period"], one["data"]["percent"]) for one in alerted.shown(alert)]
         assert periods[0] == ("day 1970-01-22", 50)
         assert len(periods) == 4
+
+    def test_what_was_spent_in_the_last_minute_of_a_day_is_reported_in_the_next_one(
+        self, alerted: Alerted
+    ) -> None:
+        document = """\
+pools: {cpu: {sizes: [local], capacity: on-demand, max_nodes: 2}}
+projects: {vision: {usd_per_day: 100}}
+"""
+        apply(alerted.world, document)
+        alert = alerted.create("budget", project="vision", budget_percents=[50, 80, 100])
+        midnight = 20 * 86_400.0
+        alerted.pass_time(midnight - 30.0 - alerted.world.now)
+        alerted.tick(3)
+        assert alerted.shown(alert) == []
+        alerted.pass_time(20.0)
+        spend(alerted.world, 60.0)
+        # No controller looks before midnight.
+        alerted.world.now = midnight + 10.0
+        alerted.pass_time(60.0)
+        alerted.tick(3)
+        (said,) = alerted.shown(alert)
+        assert (said["data"]["period"], said["data"]["percent"]) == ("day 1970-01-20", 50)
+        assert "of the day 1970-01-20" in said["message"]

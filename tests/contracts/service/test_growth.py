@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy import event
 
 from remora.states import EndReason, JobState
@@ -12,6 +14,7 @@ from service.settings import Settings
 from service.store import costs, job_history, jobs
 from service.store.database import Database
 from service.store.job_history import LogFilter
+from service.store.tables import metrics
 from tests.service_fakes import World
 from tests.statements import statements
 from trainers.plan import DriverGone
@@ -228,3 +231,48 @@ class TestASubmission:
         # One of them stores what an alert about the wait begins with.
         assert len(sent[0]) == (6 if database.is_sqlite else 7)
         assert all(first is second for first, second in zip(*sent, strict=True))
+
+
+class TestPointsOfMetrics:
+    @pytest.mark.parametrize("every", [1, 7, 1000])
+    def test_read_no_more_steps_of_a_job_that_is_ten_times_as_long(
+        self, world: World, monkeypatch: pytest.MonkeyPatch, every: int
+    ) -> None:
+        monkeypatch.setattr(job_history, "SUMMARISED", 200)
+        (job_id,) = run_jobs(world, 1)
+        read: list[int] = []
+        add = job_history._Part.add
+
+        def counted(part: job_history._Part, step: int, *rest: Any) -> None:
+            read.append(step)
+            add(part, step, *rest)
+
+        monkeypatch.setattr(job_history._Part, "add", counted)
+        for count in (200, 2_000, 20_000):
+            add_steps(world, job_id, count, every)
+            read.clear()
+            points = world.database.query(lambda c: job_history.few_points(c, job_id, -1, 20))
+            assert points[-1].step == read[-1] == count * every
+            assert len(points) == 20, "each part has steps that were drawn"
+            assert len(read) == count if count == 200 else 100 < len(read) < 300
+
+
+def add_steps(world: World, job_id: str, count: int, every: int) -> None:
+    """The metrics of a job are those of this number of steps, with `every` between two of them."""
+    rows = [
+        {
+            "job_id": job_id,
+            "step": number * every,
+            "at": 1.0,
+            "attempt": 1,
+            "world_size": 1,
+            "data": {"loss": 0.5},
+        }
+        for number in range(1, count + 1)
+    ]
+
+    def work(connection: sa.Connection) -> None:
+        connection.execute(sa.delete(metrics).where(metrics.c.job_id == job_id))
+        connection.execute(sa.insert(metrics), rows)
+
+    world.database.transact(work)

@@ -14,7 +14,9 @@ from remora.alert_kinds import AlertKind, Channel, DeliveryState
 from remora.states import JobState, NodeState
 from service.queue import deliveries
 from service.queue.alert_watches import (
+    LAST_S,
     LOOK_S,
+    MOST_DAYS,
     SLOW_LOOKS,
     Look,
     Spent,
@@ -23,6 +25,7 @@ from service.queue.alert_watches import (
     look_at_budgets,
     look_at_pace,
     look_at_wait,
+    unseen_ends,
     watch_from,
 )
 from service.queue.alerts import (
@@ -81,6 +84,7 @@ class TestFacts:
             ("job.cancelled", {}, AlertKind.JOB_ENDED),
             ("worker.straggles", {"rank": 3}, AlertKind.STRAGGLER),
             ("attempt.ended", {"end_reason": "hang"}, AlertKind.HANG),
+            ("worker_group.hung", {"quiet_s": 61.0}, AlertKind.HANG),
             ("job.budget", {"step": "shrink"}, AlertKind.BUDGET),
             ("worker.miscomputed", {}, AlertKind.NODE_SICK),
             ("worker.gpu_failed", {}, AlertKind.NODE_SICK),
@@ -316,6 +320,17 @@ class TestBudgets:
             assert mine == sorted(mine)
             assert mine[-1:] == parts[-1:]
 
+    def test_what_was_spent_before_midnight_is_looked_at_after_it(self) -> None:
+        day = 86_400.0
+        watch = budget_watch(alert_of(AlertKind.BUDGET))
+        assert watch is not None
+        assert unseen_ends(watch, 9.5 * day) == [], "a new alert reports nothing of the days before it"
+        watch = replace(watch, state={"at": 9.2 * day})
+        assert unseen_ends(watch, 9.9 * day) == []
+        assert unseen_ends(watch, 10.0 * day + 5.0) == [10.0 * day - LAST_S]
+        assert unseen_ends(watch, 12.3 * day) == [number * day - LAST_S for number in (10, 11, 12)]
+        assert len(unseen_ends(watch, 900.0 * day)) == MOST_DAYS
+
     def test_are_named(self) -> None:
         watch = budget_watch(alert_of(AlertKind.BUDGET, project="*"))
         assert watch is not None
@@ -323,7 +338,9 @@ class TestBudgets:
         (message,) = look_at_budgets(
             alert, watch, {"month": Spent("month 2026-07", 81.5, 100.0)}, 1.0
         ).messages
-        assert message.message == "the cluster has spent 81.50 of 100.00 USD of the month, 80 % or more"
+        assert (
+            message.message == "the cluster has spent 81.50 of 100.00 USD of the month 2026-07, 80 % or more"
+        )
         assert budget_watch(alert_of(AlertKind.JOB_ENDED)) is None
         assert Spent("day", 1.0, 0.0).percent == 100.0
 
