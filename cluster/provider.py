@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -19,6 +19,9 @@ class ProviderError(Exception):
     `closes` are the ids of the offerings that need not be asked for before `until` (seconds since 1970).
     """
 
+    #: A word for what went wrong, of which there are few.
+    kind: ClassVar[str] = "other"
+
     def __init__(self, message: str, *, closes: tuple[str, ...] = (), until: float = 0.0) -> None:
         super().__init__(message)
         self.closes = closes
@@ -28,6 +31,8 @@ class ProviderError(Exception):
 class InsufficientCapacity(ProviderError):
     """The provider has no machine of this kind now; do not ask for it before `until` (seconds since 1970)."""
 
+    kind = "capacity"
+
     def __init__(self, message: str, *, offering: str, until: float, closes: tuple[str, ...] = ()) -> None:
         super().__init__(message, closes=closes or (offering,), until=until)
         self.offering = offering
@@ -36,9 +41,13 @@ class InsufficientCapacity(ProviderError):
 class QuotaExceeded(ProviderError):
     """The account may not have more machines of this kind."""
 
+    kind = "quota"
+
 
 class Throttled(ProviderError):
     """Too many requests; try again after `retry_after_s` seconds."""
+
+    kind = "throttled"
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
@@ -48,13 +57,19 @@ class Throttled(ProviderError):
 class Unanswered(Throttled):
     """No clear answer came: the request may have been carried out; the same request again, or `list`, shows it."""
 
+    kind = "unanswered"
+
 
 class InvalidRequest(ProviderError):
     """The request can never succeed as it is."""
 
+    kind = "invalid_request"
+
 
 class Unauthorized(ProviderError):
     """The credentials are missing, wrong or too weak."""
+
+    kind = "unauthorized"
 
 
 def check_node_id(node_id: str) -> None:

@@ -378,11 +378,11 @@ def end(up: subprocess.Popen[bytes]) -> None:
 
 
 def processes_of(home: Path) -> list[str]:
-    """Processes whose command line or environment names this home."""
-    found = []
+    """Processes whose command line or environment names this home, but for this one and those that started it."""
+    found, own = [], {os.getpid(), *(one.pid for one in psutil.Process().parents())}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            if process.pid in own or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             named = [*process.cmdline(), *process.environ().values()]
             if any(str(home) in text for text in named):

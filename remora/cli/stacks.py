@@ -30,7 +30,12 @@ MOST_RANKS = 64
 
 def stacks(
     job: JobArgument,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank.")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank", min=0, max=MOST_RANKS - 1, help="Only this rank, of the first 64 that report."
+        ),
+    ] = None,
     wait: Annotated[int, typer.Option("--wait", min=1, max=600, help="Seconds to wait for the ranks.")] = 60,
     as_json: JsonOption = False,
     server: ServerOption = None,
@@ -54,7 +59,10 @@ def stacks(
 def ask(client: Client, job_id: str, wait_s: float, rank: int | None = None) -> dict[int, str]:
     """Request the stacks, and wait until each rank of the worker group has reported, `wait_s` at most."""
     last = max((event.seq for event in client.events(job_id)), default=0)
-    wanted = min(MOST_RANKS, client.request_stacks(job_id).world_size)
+    size = client.request_stacks(job_id).world_size
+    wanted = min(MOST_RANKS, size)
+    if size > MOST_RANKS:
+        output.say(f"The first {MOST_RANKS} of {size} ranks report.")
     deadline, pause = time.monotonic() + wait_s, threading.Event()
 
     def is_whole(found: Mapping[int, str]) -> bool:

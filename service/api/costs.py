@@ -151,9 +151,11 @@ async def show_costs(request: Request, query: Annotated[CostsParameters, Query()
     job_ids = frozenset([(await job_of(request, one)).id for one in dict.fromkeys(query.job)])
     first = read_number_cursor(query.cursor, 0)
 
+    provider = "Microsoft" if context.settings.cloud.startswith("azure") else context.settings.cloud
+
     def work(answer: Answer) -> str:
         if query.format == "focus":
-            return _csv(COLUMNS, focus_rows(answer.spans([By.HOUR]), answer.rows.nodes))
+            return _csv(COLUMNS, focus_rows(answer.spans([By.HOUR]), answer.rows.nodes, provider))
         spans = list(answer.spans(by))
         lines = cost_lines(spans, answer.rows.nodes, by)
         if is_csv:

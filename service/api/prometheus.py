@@ -115,6 +115,23 @@ def _nodes(totals: Totals) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         "remora_refused_offerings", "Offerings that the cloud refuses now.", value=totals.refused_offerings
     )
+    errors = CounterMetricFamily(
+        "remora_cloud_errors", "Requests for machines that the cloud did not carry out.", labels=["reason"]
+    )
+    for reason, number in sorted(totals.cloud_errors.items()):
+        errors.add_metric([reason], number)
+    yield errors
+    losses = CounterMetricFamily(
+        "remora_node_losses",
+        "Working nodes that were drained or ended by others than the controller.",
+        labels=["capacity", "announced"],
+    )
+    for lost in totals.node_losses:
+        losses.add_metric([lost.capacity, "yes" if lost.was_announced else "no"], lost.count)
+    yield losses
+    yield GaugeMetricFamily(
+        "remora_sick_nodes", "Nodes found to be sick that have not ended.", value=totals.sick_nodes
+    )
 
 
 def _gauge(name: str, documentation: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:

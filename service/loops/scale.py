@@ -8,6 +8,7 @@ is sent again.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -60,7 +61,7 @@ from service.queue import lifecycle
 from service.queue.demand import idle_since, workers_by_node
 from service.queue.full_pools import kept_full
 from service.queue.rows import NodeRow
-from service.store import cloud, ledger, spending
+from service.store import cloud, ledger, spending, totals
 from service.store import jobs as job_store
 from service.store import nodes as store
 from service.store.ids import new_id
@@ -69,6 +70,9 @@ log = logging.getLogger(__name__)
 
 #: Requests for machines, or for their deletion, that run in parallel.
 PARALLEL_REQUESTS = 16
+
+#: States of a node that the controller has no reason to end.
+WORKING = frozenset({NodeState.JOINED, NodeState.READY})
 
 Rows = Mapping[str, NodeRow]
 RequestT = TypeVar("RequestT")
@@ -289,7 +293,7 @@ def _send_requests(tick: Tick, access: ClusterAccess, members: Members, requests
     ended = _withheld(tick, access, requests)
     _in_parallel("delete", partial(_delete, tick, access.provider), ended, in_parallel)
     answers = _in_parallel("create", partial(_create, tick, access.provider), requests.wanted, in_parallel)
-    _record_throttling(tick, answers)
+    _record_errors(tick, answers)
     for request, refusal in zip(requests.wanted, answers, strict=True):
         _record_outcome(tick, requests.rows[request.node_id], refusal)
 
@@ -325,11 +329,19 @@ def _record_observation(
     is_in_use = bool(jobs) or is_held or (member is not None and member.is_in_use)
     since = idle_since(decision.node, is_in_use, tick.now)
     decision = replace(decision, node=replace(decision.node, idle_since=since))
-    return _save(tick, row, decision) if decision.node != row else row
+    if decision.node == row:
+        return row
+    # The drain is not the controller's: those it writes down itself.
+    is_loss = row.state in WORKING and decision.node.state is NodeState.DRAINING
+    return _save(tick, row, decision, is_announced_loss=is_loss)
 
 
-def _save(tick: Tick, before: NodeRow, decision: lifecycle.NodeDecision) -> NodeRow:
+def _save(
+    tick: Tick, before: NodeRow, decision: lifecycle.NodeDecision, *, is_announced_loss: bool = False
+) -> NodeRow:
     def work(connection: sa.Connection) -> NodeRow:
+        if is_announced_loss:
+            totals.count_node_loss(connection, before, was_announced=True)
         return store.save_node(connection, before, decision)
 
     return tick.apply(work)
@@ -500,8 +512,16 @@ def _terminate(tick: Tick, row: NodeRow, action: Terminate, machines: Machines) 
         is_failure = action.is_failure and not was_refused
         said = action.reason + said
         ended = lifecycle.terminate_node(row, said, is_failure, tick.now, is_cut_off=action.is_cut_off)
-        row = _save(tick, row, ended)
-        log.info("node %s is terminated: %s", row.id, row.message, extra=about(node=row.id))
+
+        def work(connection: sa.Connection) -> NodeRow:
+            if machine is not None and machine.refusal is not None:
+                totals.count_cloud_errors(connection, {machine.refusal.kind: 1})
+            if row.state in WORKING and (machine is None or not machine.is_running):
+                totals.count_node_loss(connection, row, was_announced=False)
+            return store.save_node(connection, row, ended)
+
+        saved = tick.apply(work)
+        log.info("node %s is terminated: %s", row.id, saved.message, extra=about(node=row.id))
 
 
 def _insert(tick: Tick, action: Launch, offering: Offering, project: str | None) -> NodeRow:
@@ -562,8 +582,11 @@ def _in_parallel(
         return list(threads.map(ask, everything))
 
 
-def _record_throttling(tick: Tick, answers: Iterable[ProviderError | None]) -> None:
-    """Record until when the cloud throttles requests, so that what was not requested does not count as failed."""
+def _record_errors(tick: Tick, answers: Sequence[ProviderError | None]) -> None:
+    """Count what the cloud did not do, and record until when it throttles: what it then refuses has not failed."""
+    counts = Counter(answer.kind for answer in answers if answer is not None)
+    if counts:
+        tick.apply(partial(totals.count_cloud_errors, counts=counts))
     pauses = [
         answer.retry_after_s
         for answer in answers

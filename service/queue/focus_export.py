@@ -32,11 +32,13 @@ COLUMNS = (
 _Key = tuple[int, str, str, str, str, str]
 
 
-def focus_rows(spans: Iterable[Span], nodes: Mapping[str, NodeRow]) -> Iterator[tuple[str, ...]]:
+def focus_rows(
+    spans: Iterable[Span], nodes: Mapping[str, NodeRow], provider: str
+) -> Iterator[tuple[str, ...]]:
     """The cells of each row; `spans` are cut at full hours, and `nodes` are those of the spans, by id.
 
-    The price is that of the node's purchase, and so is the list price: discounts are not known here.  Region and
-    provider are those of the cloud, which the offering of a node does not name, so that they are empty.
+    `provider` sells, publishes and bills what nodes are bought as.  The price is that of the node's purchase, and so is
+    the list price: discounts are not known here.  The region is empty, as the offering of a node does not name it.
     """
     ranges: dict[_Key, tuple[int, int]] = {}
 
@@ -75,11 +77,14 @@ def focus_rows(spans: Iterable[Span], nodes: Mapping[str, NodeRow]) -> Iterator[
             "ContractedCost": cost,
             "ContractedUnitPrice": price,
             "EffectiveCost": cost,
+            "InvoiceIssuerName": provider,
             "ListCost": cost,
             "ListUnitPrice": price,
             "PricingCategory": "Dynamic" if capacity is CapacityType.SPOT else "Standard",
             "PricingQuantity": hours,
             "PricingUnit": "Hours",
+            "ProviderName": provider,
+            "PublisherName": provider,
             "ResourceId": node_id,
             "ResourceName": node_id,
             "ResourceType": "Virtual Machine",

@@ -25,6 +25,7 @@ _OLDEST = sa.text(
     " WHERE state = 'queued' AND reason = 'waiting_for_nodes'"
 )
 _JOBS, _ATTEMPTS, _SUMS, _STARTS = "jobs", "attempts", "sums", "node_starts"
+_LOSSES, _ERRORS = "node_losses", "cloud_errors"
 #: Upper limits, in seconds, of the parts into which the times are counted that nodes took to be ready.
 START_LIMITS_S = (15, 30, 60, 120, 180, 300, 600, 1200)
 
@@ -40,6 +41,17 @@ class NodeGroup:
     count: int
     #: USD per hour of all of them.
     price_per_hour: float
+
+
+@dataclass(frozen=True)
+class NodeLosses:
+    """Nodes that the controller did not give up and that went: taken by the cloud, or failed."""
+
+    #: `spot` or `on-demand`; empty when it is not known.
+    capacity: str
+    #: A drain came before the end, of the cloud's notice, the node's agent or an operator.
+    was_announced: bool
+    count: int
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,11 @@ class Totals:
     node_starts_s: float
     #: What the cloud refuses now: the number of offerings.
     refused_offerings: int
+    #: Requests for machines that the cloud did not carry out, by `ProviderError.kind`.
+    cloud_errors: dict[str, int]
+    node_losses: tuple[NodeLosses, ...]
+    #: Nodes that have not ended and were found to be sick.
+    sick_nodes: int
     #: How often the lease of each cluster's controller was taken, by the name of the lease.
     leases_taken: dict[str, int]
 
@@ -109,6 +126,20 @@ def count_node_start(connection: sa.Connection, before: NodeRow, after: NodeRow)
     connection.execute(_add(connection.dialect.name), rows)
 
 
+def count_node_loss(connection: sa.Connection, node: NodeRow, *, was_announced: bool) -> None:
+    """In the transaction in which a node is found to go, or to have gone, without the controller having ended it."""
+    capacity = node.offering.rpartition("/")[2]
+    word = f"{capacity}:{'announced' if was_announced else 'unannounced'}"
+    connection.execute(_add(connection.dialect.name), [{"kind": _LOSSES, "word": word, "amount": 1.0}])
+
+
+def count_cloud_errors(connection: sa.Connection, counts: Mapping[str, int]) -> None:
+    """Requests for machines that the cloud did not carry out, by kind."""
+    rows = [{"kind": _ERRORS, "word": word, "amount": float(count)} for word, count in sorted(counts.items())]
+    if rows:
+        connection.execute(_add(connection.dialect.name), rows)
+
+
 @lru_cache
 def _add(dialect: str) -> sa.Insert:
     statement = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(kept)
@@ -137,6 +168,14 @@ def totals(connection: sa.Connection, now: float) -> Totals:
             sa.select(sa.func.count()).where(refusals.c.until > now, refusals.c.tries > 0)
         )
         or 0,
+        cloud_errors={word: int(count) for word, count in known[_ERRORS].items()},
+        node_losses=tuple(
+            NodeLosses(*_capacity_and_how(word), int(count)) for word, count in sorted(known[_LOSSES].items())
+        ),
+        sick_nodes=connection.scalar(
+            sa.select(sa.func.count()).where(LIVE_NODES, nodes.c.sick_since.is_not(None))
+        )
+        or 0,
         leases_taken={row.name: row.token for row in connection.execute(sa.select(leases))},
     )
 
@@ -149,6 +188,11 @@ def _node_groups(connection: sa.Connection) -> tuple[NodeGroup, ...]:
         group = (pool, offering.rpartition("/")[2], str(state.value))
         found[group] = (found[group][0] + count, found[group][1] + (price or 0.0))
     return tuple(NodeGroup(*group, *sums) for group, sums in sorted(found.items()))
+
+
+def _capacity_and_how(word: str) -> tuple[str, bool]:
+    capacity, _, how = word.partition(":")
+    return capacity, how == "announced"
 
 
 def _cumulated(counts: Mapping[str, float]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from service.store.database import Database
 from service.store.jobs import insert_job
 from service.store.nodes import insert_node, save_node
 from service.store.tables import refusals
-from service.store.totals import NodeGroup, totals
+from service.store.totals import NodeGroup, NodeLosses, count_cloud_errors, count_node_loss, totals
 from tests.service_fakes import job_row
 from tests.statements import statements
 
@@ -90,6 +90,29 @@ def test_who_waits_longest_for_nodes_and_refusals_that_hold_are_seen(database: D
     found = database.transact(lambda connection: totals(connection, 2000.0))
     assert found.waiting_since == 1150.0
     assert found.refused_offerings == 1
+
+
+def test_what_the_cloud_did_not_do_is_counted_by_kind_and_losses_by_capacity(database: Database) -> None:
+    def work(connection: sa.Connection) -> None:
+        spot = bought(connection, "node_1", "gpu", "a/1/spot", 0.5)
+        count_node_loss(connection, spot, was_announced=True)
+        count_node_loss(connection, spot, was_announced=False)
+        count_node_loss(connection, bought(connection, "node_2", "cpu", "", 0.0), was_announced=False)
+        for _ in range(2):
+            count_cloud_errors(connection, {"capacity": 3, "throttled": 1})
+        count_cloud_errors(connection, {})
+        ill = ready(connection, bought(connection, "node_3", "gpu", "a/1/spot", 0.5), 1045.0)
+        save_node(connection, ill, NodeDecision(replace(ill, sick_since=1050.0), ()))
+
+    database.transact(work)
+    found = database.transact(lambda connection: totals(connection, 2000.0))
+    assert found.cloud_errors == {"capacity": 6, "throttled": 2}
+    assert found.node_losses == (
+        NodeLosses("", False, 1),
+        NodeLosses("spot", True, 1),
+        NodeLosses("spot", False, 1),
+    )
+    assert found.sick_nodes == 1
 
 
 def test_it_takes_the_same_statements_for_ten_times_as_many_rows(database: Database) -> None:

@@ -890,6 +890,10 @@ class TestCosts:
         text = client.get("/v1/costs?since=0&until=5000&format=focus").text
         rows = list(csv.DictReader(io.StringIO(text)))
         assert sum(Decimal(row["BilledCost"]) for row in rows) == 1
+        sellers = {
+            row[name] for row in rows for name in ("ProviderName", "PublisherName", "InvoiceIssuerName")
+        }
+        assert sellers == {"local"}, "FOCUS leaves none of them empty"
         (repeated,) = [row for row in rows if row["x_Cause"] == "recomputing"]
         # 100 s of half of the node; the hour begins with the machine's time in it.
         assert (repeated["BilledCost"], repeated["ConsumedQuantity"]) == ("0.050000", "0.013888889")

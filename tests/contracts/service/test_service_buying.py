@@ -11,7 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from cluster.policies.policies import BudgetStep
-from cluster.provider import InsufficientCapacity, NodeRequest, ProviderError, Throttled, Unanswered
+from cluster.provider import (
+    InsufficientCapacity,
+    NodeRequest,
+    ProviderError,
+    QuotaExceeded,
+    Throttled,
+    Unanswered,
+)
 from cluster.ray.heartbeats import AgentStatus, Heartbeat
 from cluster.scheduling import installed_rules
 from cluster.scheduling.formatting import clock
@@ -30,6 +37,7 @@ from service.store import costs, job_history, ledger, policies, spending, waits
 from service.store import nodes as node_store
 from service.store.database import Database
 from service.store.nodes import page_of_node_events
+from service.store.totals import NodeLosses, Totals, totals
 from service.store.trace_history import history_since
 from tests.contracts.service.buying import (
     DAY_S,
@@ -412,6 +420,41 @@ def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: Wo
     world.tick(3)
     assert living(world) == []
     assert world.cluster.machines == {}
+
+
+def test_only_nodes_that_others_end_are_counted_as_lost(world: World) -> None:
+    def counted() -> Totals:
+        return world.database.query(lambda connection: totals(connection, world.now))
+
+    running_on(world, 3)
+    apply(world, DOCUMENT.format(max_nodes=2))
+    for _ in world.ticks_until("the node that is too many has gone"):
+        world.now += 31.0
+        if len(living(world)) == 2:
+            break
+    assert counted().node_losses == ()
+    first, second = living(world)
+    world.cluster.draining.add(first.id)
+    world.cluster.notices[first.id] = world.now + 30.0
+    world.tick(2)
+    world.cluster.lose(first.id)
+    world.cluster.lose(second.id)
+    world.tick(4)
+    assert counted().node_losses == (NodeLosses("spot", True, 1), NodeLosses("spot", False, 1))
+
+
+def test_what_the_cloud_answers_is_counted_at_once_and_when_it_comes_late(world: World) -> None:
+    world.cluster.refusals.append(QuotaExceeded("no more of it", closes=(SPOT,), until=world.now + 600.0))
+    world.cluster.joins = False
+    world.submit()
+    world.tick(2)
+    (node,) = living(world)
+    world.cluster.refuse_later(
+        node.id, InsufficientCapacity("none of it", offering=OTHER_SPOT, until=world.now + 600.0)
+    )
+    world.tick(4)
+    found = world.database.query(lambda connection: totals(connection, world.now))
+    assert found.cloud_errors == {"quota": 1, "capacity": 1}
 
 
 def test_a_node_that_works_and_has_to_go_is_drained_with_a_deadline(world: World) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.cli.stacks import merged, name_of, reported
+from remora.cli.stacks import ask, merged, name_of, reported
 from remora.views import Event
 
 
@@ -26,6 +27,26 @@ def test_the_newest_stack_of_each_rank_counts() -> None:
     ]
     assert reported(events) == {0: "new", 1: "b"}
     assert reported(events, rank=1) == {1: "b"}
+
+
+@pytest.mark.parametrize(("size", "note"), [(64, ""), (70, "The first 64 of 70 ranks report.\n")])
+def test_of_a_large_job_the_answer_says_that_not_all_ranks_report(
+    size: int, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Running:
+        """A job whose first 64 ranks answer at once."""
+
+        asked = False
+
+        def request_stacks(self, job_id: str) -> Any:
+            self.asked = True
+            return SimpleNamespace(world_size=size)
+
+        def events(self, job_id: str, after: int = 0) -> list[Event]:
+            return [event(seq + 1, rank=seq, stack="a") for seq in range(64)] if self.asked else []
+
+    assert len(ask(Running(), "job_1", 60)) == 64  # type: ignore[arg-type]
+    assert capsys.readouterr().err == note
 
 
 def test_equal_stacks_stand_once_and_those_of_few_ranks_come_first() -> None:
