@@ -26,7 +26,7 @@ def usd_per_hour_without_budget(policies: Policies, catalogue: Iterable[Offering
         return 0.0
     sold = tuple(catalogue)
     return sum(
-        _most_nodes(pool) * max((one.price_per_hour for one in _bought(pool, pool.sizes, sold)), default=0.0)
+        pool.most_nodes * max((one.price_per_hour for one in _bought(pool, pool.sizes, sold)), default=0.0)
         for pool in policies.pools.values()
     )
 
@@ -41,7 +41,7 @@ def quota_needs(policies: Policies, catalogue: Iterable[Offering]) -> list[Quota
             one.quota: one.quota_units for one in _bought(pool, pool.sizes[:1], sold) if one.quota_units > 0
         }
         for quota, of_one in own.items():
-            units[quota] = units.get(quota, 0) + _most_nodes(pool) * of_one
+            units[quota] = units.get(quota, 0) + pool.most_nodes * of_one
             pools.setdefault(quota, []).append(name)
     return [QuotaNeed(quota, units[quota], tuple(pools[quota])) for quota in sorted(units) if units[quota]]
 
@@ -55,7 +55,3 @@ def beyond(needs: Iterable[QuotaNeed], limits: Mapping[str, int]) -> list[tuple[
 def _bought(pool: PoolPolicy, sizes: Sequence[str], sold: Sequence[Offering]) -> list[Offering]:
     capacities = bought_by(pool.capacity)
     return [one for one in sold if one.size in sizes and one.capacity in capacities]
-
-
-def _most_nodes(pool: PoolPolicy) -> int:
-    return max([pool.max_nodes, *(one.max_nodes for one in pool.schedules if one.max_nodes is not None)])

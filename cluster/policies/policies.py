@@ -177,6 +177,11 @@ class PoolPolicy(_Policy):
     #: Nothing is launched, exchanged or returned within these, except what fails or a step of the budget demands.
     maintenance: tuple[Window, ...] = Field(default=(), max_length=64)
 
+    @property
+    def most_nodes(self) -> int:
+        """As many nodes as it may have at any time."""
+        return max([self.max_nodes, *(one.max_nodes for one in self.schedules if one.max_nodes is not None)])
+
 
 class ProjectLimits(_Policy):
     """What the service keeps of one project at most; None: no limit."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import ANYWHERE, Placement
-from cluster.policies.policies import Policies, PoolPolicy
+from cluster.policies.policies import Policies
 from cluster.scheduling.actions import StartJob, Wait
 from cluster.scheduling.fitting import dominant_part
 from cluster.scheduling.keeping import kept_nodes, kept_s
+from cluster.scheduling.limits import limits_of
 from cluster.scheduling.placing import place_group
 from cluster.scheduling.pool_sizes import complete_pools
 from cluster.scheduling.queue_order import in_order, queue_key
@@ -48,7 +49,11 @@ class Work:
         self._has_quotas = has_quotas(policies)
         #: Projects have shares or quotas, so that the order and the starts depend on what runs.
         self.counts_projects = self._has_quotas or has_shares(policies)
-        self._pools = complete_pools(policies, trace.offerings, _most_nodes)
+        self._offerings = trace.offerings
+        #: What each pool has when it is complete, by its limits of this time, and by the highest of all times.
+        self._pools = self._most = complete_pools(policies, trace.offerings, lambda pool: pool.most_nodes)
+        self._has_schedules = any(pool.schedules for pool in policies.pools.values())
+        self._limits: tuple[int, ...] = ()
         #: Whether jobs of a kind can ever start.
         self._possible: dict[tuple[object, ...], bool] = {}
         self._backoff = backoff
@@ -116,7 +121,7 @@ class Work:
         key = (demand.shape, demand.sizes, demand.project)
         if key not in self._possible:
             counting = Counting(self._policies, (), {}, {}, now) if self._has_quotas else None
-            (wait,) = starts([demand], (), (), self._pools, counting=counting)
+            (wait,) = starts([demand], (), (), self._most, counting=counting)
             self._possible[key] = not (isinstance(wait, Wait) and wait.is_hopeless)
         return self._possible[key]
 
@@ -187,6 +192,7 @@ class Work:
         fleet = self._fleet()
         if not (self.waiting or self.short) or not fleet.partly_free:
             return
+        self._follow_schedules(now)
         if self._is_settled(now):
             return
         self._settled, fleet.has_freed_capacity = None, False
@@ -220,6 +226,18 @@ class Work:
             self._grow_all(now, free_nodes, kept)
         self._settled, self._settled_day = self.waiting.first(1), fleet.day_of(now)
         self._is_any_newly_waiting = False
+
+    def _follow_schedules(self, now: float) -> None:
+        """What pools may have changes with their schedules: who is too large for them now holds up no other job."""
+        if not self._has_schedules:
+            return
+        at = self._begins_at + now
+        limits = tuple(limits_of(pool, at).max_nodes for pool in self._policies.pools.values())
+        if limits != self._limits:
+            self._limits, self._settled = limits, None
+            self._pools = complete_pools(
+                self._policies, self._offerings, lambda pool: limits_of(pool, at).max_nodes
+            )
 
     def _grow_all(
         self, now: float, free_nodes: list[SimNode], before: Mapping[str, str] | None
@@ -465,8 +483,3 @@ def _part(node: SimNode, job: TraceJob, workers: int) -> float:
     """The fraction of the node that these workers of the job hold; all of a node of which nothing is known."""
     part = dominant_part(node.stock.offering.resources, job.resources, workers)
     return 1.0 if part is None else part
-
-
-def _most_nodes(pool: PoolPolicy) -> int:
-    """As many nodes as the pool may have at any time."""
-    return max([pool.max_nodes, *(one.max_nodes or 0 for one in pool.schedules)])

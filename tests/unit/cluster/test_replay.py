@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.policies.offerings import CapacityType
-from cluster.policies.policies import BudgetPolicy, Policies
+from cluster.policies.policies import BudgetPolicy, Policies, Schedule, Window
 from cluster.scheduling.actions import Drain, Launch, Plan, Terminate
 from cluster.scheduling.health import remembered_s
 from cluster.scheduling.planner import plan
@@ -54,6 +54,24 @@ def test_a_job_that_waits_starts_where_and_when_another_one_ends() -> None:
     _, report = replay(job("a"), job("b", 1.0), planner=Keep(1))
     assert report.launches == 1
     assert report.makespan_s == 120.0 + 2 * (10.0 + 1000.0)
+
+
+def test_a_job_too_large_for_what_a_schedule_allows_now_holds_up_no_other_job() -> None:
+    # Until six in the morning the pool may have one node, and the first job needs two.
+    night = Schedule(window=Window(begins="0 0 * * *", lasts_s=6 * 3600.0), max_nodes=1)
+    pool = POLICIES.pools["gpu"].model_copy(update={"schedules": (night,)})
+    policies = POLICIES.model_copy(update={"pools": {"gpu": pool}})
+
+    def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
+        return Keep(1 if now < 6 * 3600.0 else 2)(view, policies, now)
+
+    jobs = (job("large", workers=8), job("small", 1.0))
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=(), provisioning_s=120.0)
+    run = Replay(trace, policies, planner, without_backoff, Assumptions(seed=0))
+    run.run()
+    ended = {sim.job.id: sim.ended_s for sim in run.work.ended}
+    assert ended["small"] == 120.0 + 10.0 + 1000.0, "as the service does, which asks what is allowed now"
+    assert ended["large"] > 6 * 3600.0
 
 
 def test_a_job_of_fixed_size_repeats_what_no_checkpoint_has_when_its_node_is_taken() -> None:
