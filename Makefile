@@ -21,7 +21,7 @@ BACKENDS := $(if $(filter mpi,$(LEAVE_OUT)),,mpirun) $(if $(filter zero,$(LEAVE_
     $(if $(filter tensorflow,$(LEAVE_OUT)),,tensorflow)
 BACKENDS_OPTIONS := $(if $(ROUNDS),--rounds $(ROUNDS)) $(addprefix --leave-out ,$(LEAVE_OUT))
 
-.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers ray-programs schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers bench-hostile bench-conversion backends-table frameworks-table lock clean
+.PHONY: setup deepspeed wheel demo demo-restart demo-bytegpt demo-huggingface demo-team demo-server demo-azure test-tools test test-fast test-pythons mpirun initdb tensorflow jax transformers trackers ray-programs schemathesis browser checkov kubernetes-validate template azurite horovod chaos soak soak-changed check client house mutate format bench bench-elastic bench-recovery bench-environments bench-backends bench-planner bench-service bench-page page-peers page-pictures bench-hostile bench-conversion backends-table frameworks-table lock clean
 
 setup: $(STAMP)
 
@@ -276,6 +276,10 @@ bench-service: initdb setup
 # How the web page keeps up with many jobs, watchers and lines of log, beside the pages of Ray and MLflow.
 bench-page: setup browser page-peers
 	PYTHONPATH=. $(BIN)/python -m benchmarks page
+
+# The pictures of docs/page.md, of a real run; make test makes them in build/page.
+page-pictures: setup browser
+	PAGE_PICTURES=docs CI=true $(BIN)/python -m pytest -q tests/browser
 
 page-peers: .venv-page-peers/.installed
 

@@ -51,13 +51,12 @@ class Tab:
         ]
 
     def picture(self, name: str, part: Any = None) -> None:
-        """Keep a picture of the view, or of a part of it, in the folder that PAGE_PICTURES names, if it names one."""
-        if folder := os.environ.get("PAGE_PICTURES"):
-            path = str(Path(folder) / f"page-{name}.png")
-            if part is None:
-                self.page.screenshot(path=path, full_page=True)
-            else:
-                part.screenshot(path=path)
+        """Keep a picture of the view, or of a part of it, in the folder that PAGE_PICTURES names, or in build/page."""
+        path = str(Path(os.environ.get("PAGE_PICTURES") or ROOT / "build" / "page") / f"page-{name}.png")
+        if part is None:
+            self.page.screenshot(path=path, full_page=True)
+        else:
+            part.screenshot(path=path)
 
 
 @contextmanager
