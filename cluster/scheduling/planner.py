@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 
 from cluster.policies.policies import BudgetStep, Policies, PoolPolicy
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, ShowMore, Terminate, Wait
 from cluster.scheduling.context import PlanningContext
 from cluster.scheduling.domains import Domains
 from cluster.scheduling.exchange import hand_over, move_off_spot, replacements, why_they_stay
-from cluster.scheduling.formatting import count
+from cluster.scheduling.formatting import clock, count
 from cluster.scheduling.free_capacity import Space
 from cluster.scheduling.health import end_of
 from cluster.scheduling.launch_checks import Rule, allowed_by_rules, within_pace
@@ -210,6 +211,11 @@ def _notices(context: PlanningContext) -> list[Notice]:
     ]
 
 
+def _in_words(ready_at: float, now: float) -> str:
+    """When nodes are ready if they start as others did: to the minute, as it is stored; empty once they are late."""
+    return f", ready at about {clock(60.0 * ceil(ready_at / 60.0))}" if ready_at > now else ""
+
+
 def _waits(
     context: PlanningContext, packed: Packed, accepted: Sequence[Launch], later: Mapping[str | None, str]
 ) -> list[Wait]:
@@ -219,13 +225,22 @@ def _waits(
     # Nodes that a pool would launch anyway may be held up as well; then they are not reported as starting.
     starting = sum(node.is_usable and not node.is_member for node in context.view.unwell) + len(accepted)
     reasons = packed.reasons | {job.id: packed.why_behind for job in packed.behind}
+    usual = context.now + context.view.start_up_s
+    ready_at: dict[str, float] = {}
+    for node in context.view.nodes:
+        if node.bought_for is not None and node.is_usable and not node.is_member:
+            at = node.created_at + context.view.start_up_s
+            ready_at[node.bought_for] = max(at, ready_at.get(node.bought_for, 0.0))
     for job in context.view.jobs:
         if (reason := reasons.get(job.id)) is not None:
             waits.append(Wait(job_id=job.id, reason=reason))
         elif job.id in packed.starting or launched[job.id] or job.id in later:
             nodes = min(packed.starting.get(job.id, 0) + launched[job.id], starting)
+            at = _in_words(max(ready_at.get(job.id, 0.0), usual if launched[job.id] else 0.0), context.now)
             said = (
-                [f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting"] if nodes else []
+                [f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting{at}"]
+                if nodes
+                else []
             )
             if (why := later.get(job.id, None if nodes else later.get(None))) is not None:
                 said.append(f"nodes for it are launched later: {why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep, CapacityRule, Policies
 from cluster.scheduling.actions import Drain, Launch, Notice, Plan, Terminate, Wait
+from cluster.scheduling.formatting import clock
 from cluster.scheduling.health import CREATE_TIMEOUT_S, LEAST_ASKS
 from cluster.scheduling.launch_checks import Rule
 from cluster.scheduling.limits import next_at, pace_left
@@ -446,8 +448,13 @@ def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
 def test_growth_has_a_pace() -> None:
     slowly = plan(view([job(workers=5)]), rules(grow_per_minute=2), NOW)
     why = "at most 2 a minute are launched"
-    assert said_to(slowly) == f"2 nodes for it are starting; nodes for it are launched later: {why}"
+    at = clock(60.0 * ceil((NOW + view().start_up_s) / 60.0))
+    assert (
+        said_to(slowly)
+        == f"2 nodes for it are starting, ready at about {at}; nodes for it are launched later: {why}"
+    )
     assert len(bought(slowly)) == 2
+
     assert "3 nodes more are launched later: at most 2 a minute are launched" in [
         one.reason for one in slowly if isinstance(one, Wait)
     ]
@@ -471,6 +478,18 @@ def test_when_a_pace_allows_more_is_the_first_moment_at_which_it_does(
         done_by_now = [one for one in moments if one <= now]
         assert pace_left(per_minute, done_by_now, at) > 0
         assert all(pace_left(per_minute, done_by_now, one) == 0 for one in (now, (now + at) / 2, at - 0.5))
+
+
+def test_a_job_learns_when_the_last_of_its_nodes_is_ready_if_they_start_as_others_did() -> None:
+    coming = {"state": NodeState.LAUNCHED, "is_member": False, "bought_for": "j"}
+    nodes = [node("first", created_at=NOW - 150.0, **coming), node("last", created_at=NOW - 61.0, **coming)]
+    for later in (0.0, 20.0):
+        seen = replace(view([job(workers=2)], nodes), start_up_s=180.0)
+        at = clock(60.0 * ceil((NOW + 119.0) / 60.0))
+        assert (
+            said_to(plan(seen, rules(), NOW + later)) == f"2 nodes for it are starting, ready at about {at}"
+        )
+    assert said_to(plan(seen, rules(), NOW + 130.0)) == "2 nodes for it are starting", "they are late"
 
 
 def test_a_working_node_above_the_limit_is_drained_the_one_that_costs_least() -> None:
