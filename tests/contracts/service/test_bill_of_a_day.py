@@ -13,7 +13,7 @@ from service.queue.accounts import sums, total_of
 from service.queue.cost_causes import Cause, to_ms
 from service.queue.costs import By, cost_lines, ranges_of
 from service.settings import Settings
-from service.store import costs
+from service.store import costs, nodes
 from service.store.database import Database
 from service.store.migrate import migrate
 from tests.contracts.cluster.azure_rig import AzureRig
@@ -72,13 +72,20 @@ def test_the_account_of_a_day_is_the_bill_of_the_cloud(
     rows = database.query(partial(costs.rows_between, begins_at=began_at, ends_at=ends_at))
     spans = list(rows.spans([(to_ms(began_at), to_ms(ends_at))]))
     by_cause = sums(spans, rows.nodes, lambda span, _: span.cause)
-    billed = sum(one.cost(ends_at) for one in rig.cloud.books() if one.node in rows.nodes)
-    others = [one.node for one in rig.cloud.books() if one.node not in rows.nodes]
-    assert others == ["node_1"], "of another cluster"
+    mine = [one for one in rig.cloud.books() if one.node != "node_1"]  # of another cluster
+    billed = sum(one.cost(ends_at) for one in mine)
+    # Made without an answer, and evicted before any list showed it: the service cannot know of such a machine.
+    unseen = {one.node for one in mine} - rows.nodes.keys()
+    for node_id in unseen:
+        row = database.query(partial(nodes.get_node, node_id=node_id))
+        assert row is not None
+        assert row.launched_at is None
+        assert row.ended_at is not None
     assert billed > 0.01 * hours
     account = total_of(by_cause.values()).usd
     print(
-        f"{hours} h: account {account:.6f} USD, bill {billed:.6f} USD, {100 * (account / billed - 1):+.3f} %"
+        f"{hours} h: account {account:.6f} USD, bill {billed:.6f} USD, {100 * (account / billed - 1):+.3f} %,"
+        f" {len(unseen)} machines never seen"
     )
     assert account == pytest.approx(billed, rel=0.005)
     assert by_cause.keys() >= {Cause.PROVISIONING, Cause.TRAINING, Cause.KEPT}
