@@ -55,6 +55,8 @@ def crowd(nodes: int, jobs: int, dice: random.Random) -> tuple[ClusterView, Poli
         offerings=offerings,
         refusals=tuple(Refusal(offering=name, until=NOW + 600.0) for name in spot[: len(spot) // 2]),
         quota_left={"spotcores": 100 * nodes, "ondemandcores": 20 * nodes},
+        # As the service shows a cluster that costs money.
+        in_turns=True,
     )
     pool = {"sizes": ["a", "b", "c"], "zones": ["1", "2", "3"], "max_nodes": nodes, "grow_per_minute": 10_000}
     rules = {"p": "prefer-spot", "q": "mixed", "r": "on-demand"}
