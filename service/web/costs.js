@@ -1,7 +1,7 @@
-// The view of costs: what nodes were paid for over time by cause, by project, pool and job, and what would have saved it.
+// The view of costs.
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
-import { get, getLong, useRead } from "./api.js";
+import { get, getLong, getPages, useRead } from "./api.js";
 import { Problem, Sentence, Table } from "./parts.js";
 import { addressOf, go } from "./addresses.js";
 import { Budgets } from "./budgets.js";
@@ -9,20 +9,10 @@ import { barsOf } from "./cost_bars.js";
 import { asOf, cause, duration, isKnown, money, percent, phrase } from "./words.js";
 
 const RANGES = [[1, "day"], [7, "7 days"], [31, "31 days"]];
-/** Jobs and pools that are shown; `remora ledger` lists all. */
 const MOST_LINES = 20;
 const HEIGHT = 160;
 
-/** A whole account: its lines of all pages.  Each page is `{lines, next_cursor}`. */
-async function account(by, times) {
-  let page = await getLong(`/v1/costs?by=${by}&limit=1000&${times}`);
-  const lines = [...page.lines];
-  while (page.next_cursor) {
-    page = await getLong(`/v1/costs?by=${by}&limit=1000&${times}&cursor=${encodeURIComponent(page.next_cursor)}`);
-    lines.push(...page.lines);
-  }
-  return { ...page, lines };
-}
+const account = (by, times) => getPages(`/v1/costs?by=${by}&limit=1000&${times}`, Infinity, "lines", getLong);
 
 const dearest = (report) => [...report.lines].sort((one, other) => other.cost - one.cost || other.node_s - one.node_s);
 
@@ -42,20 +32,20 @@ export function Costs({ query }) {
     return { since: until - days * 86400, until, byTime, byProject, byPool, byJob, goodput, names: await namesOf(byJob) };
   }, 60);
   const all = found.value;
-  return html`<div class="title"><h1>Costs</h1>${all ? html`<span class="muted">${money(all.byTime.cost)} for ${duration(all.byTime.node_s)} of nodes, ${asOf(all.until)}</span>` : null}
+  return html`<div class="title"><h1>Costs</h1>${all && html`<small>${money(all.byTime.cost)} for ${duration(all.byTime.node_s)} of nodes, ${asOf(all.until)}</small>`}
       <div class="end"><label>range<select value=${days} onChange=${(event) => go("costs", { days: event.target.value })}>${RANGES.map(([count, name]) => html`<option value=${count}>${name}</option>`)}</select></label></div></div>
     <${Problem} error=${found.error} />
-    ${!all && !found.error ? html`<p class="muted">Reading the accounts …</p>` : null}
-    ${all ? html`<${Budgets} /><${Bars} all=${all} days=${days} /><${Goodput} goodput=${all.goodput} />
+    ${!all && !found.error && html`<p class="muted">Reading the accounts …</p>`}
+    ${all && html`<${Budgets} /><${Bars} all=${all} days=${days} /><${Goodput} goodput=${all.goodput} />
       <div class="two"><${Lines} title="Projects" names=${["project"]} report=${all.byProject} /><${Lines} title="Pools" names=${["pool", "capacity_type"]} report=${all.byPool} /></div>
-      <${Lines} title="Jobs" names=${["job"]} report=${all.byJob} jobs=${all.names} />` : null}`;
+      <${Lines} title="Jobs" names=${["job"]} report=${all.byJob} jobs=${all.names} />`}`;
 }
 
 function Bars({ all, days }) {
   const { bars, causes, most, isFree } = barsOf(all.byTime.lines, all.since, all.until, days > 1 ? 86400 : 3600);
   const width = 100 / Math.max(1, bars.length), size = (value) => (isFree ? duration(value) : money(value));
   const said = (one) => `${cause(one.cause)} ${duration(one.node_s)}, ${money(one.cost)}`;
-  return html`<div class="card"><h2>By cause <span class="muted">${isFree ? "node time" : "USD"} per ${days > 1 ? "day" : "hour"}, in UTC; times are node time: seconds of all nodes together</span></h2>
+  return html`<div class="card"><h2>By cause <small>${isFree ? "node time" : "USD"} per ${days > 1 ? "day" : "hour"}, in UTC; times are node time: seconds of all nodes together</small></h2>
     ${causes.length ? html`<div class="chart"><div class="axis muted"><span>${size(most)}</span><span>${size(most / 2)}</span><span>0</span></div>
       <svg width="100%" height=${HEIGHT} role="img" aria-label=${`costs by ${days > 1 ? "day" : "hour"} and cause`}>
       ${[0, 0.5, 1].map((part) => html`<line class="grid" x1="0" x2="100%" y1=${0.5 + part * (HEIGHT - 1)} y2=${0.5 + part * (HEIGHT - 1)} />`)}
@@ -71,9 +61,9 @@ function Goodput({ goodput }) {
   // What rounds to nothing is no advice.
   const saving = (one) => (one.saved_cost >= 0.01 ? money(one.saved_cost) : !goodput.cost && one.saved_node_s >= 60 ? duration(one.saved_node_s) : null);
   const losses = goodput.losses.filter((one) => one.node_s);
-  return html`<div class="card"><h2>Goodput</h2><p><b>${part(goodput.goodput)}</b> of the paid time trained <span class="muted">(scheduling: ${part(goodput.scheduling)} of it was held by jobs; runtime: ${part(goodput.runtime)} of that made new steps)</span></p>
-    ${losses.length ? html`<${Table} label="what did not train" heads="what did not train|#time|#cost|#could save|~how"
-      rows=${losses.map((one) => [cause(one.cause), duration(one.node_s), money(one.cost), saving(one) ?? "–", saving(one) ? html`<${Sentence} text=${one.by} />` : html`<span class="muted">too little to matter</span>`])} />` : null}</div>`;
+  return html`<div class="card"><h2>Goodput</h2><p><b>${part(goodput.goodput)}</b> of the paid time trained <small>(scheduling: ${part(goodput.scheduling)} of it was held by jobs; runtime: ${part(goodput.runtime)} of that made new steps)</small></p>
+    ${losses.length > 0 && html`<${Table} label="what did not train" heads="what did not train|#time|#cost|#could save|~how"
+      rows=${losses.map((one) => [cause(one.cause), duration(one.node_s), money(one.cost), saving(one) ?? "–", saving(one) ? html`<${Sentence} text=${one.by} />` : html`<small>too little to matter</small>`])} />`}</div>`;
 }
 
 function Lines({ title, names, report, jobs }) {
@@ -82,8 +72,8 @@ function Lines({ title, names, report, jobs }) {
   return html`<div class="card"><h2>${title}</h2><${Table} label=${`costs of ${title.toLowerCase()}`} heads=${`${names.map(phrase).join("|")}|#time|#cost|#share`}
       rows=${shown.map((line) => [...names.map((name) => html`<${Name} name=${name} value=${line.of[name]} jobs=${jobs} />`), duration(line.node_s), money(line.cost),
         report.cost ? percent(line.cost, report.cost) : percent(line.node_s, report.node_s)])} />
-    ${lines.length > shown.length ? html`<p class="muted">The ${MOST_LINES} dearest of ${lines.length}; <code>remora ledger --by ${names.join(",")}</code> lists all.</p>` : null}</div>`;
+    ${lines.length > shown.length && html`<p class="muted">The ${MOST_LINES} dearest of ${lines.length}; <code>remora ledger --by ${names.join(",")}</code> lists all.</p>`}</div>`;
 }
 
-const Name = ({ name, value, jobs }) => (!value ? html`<span class="muted">not used by any ${name === "project" ? "project" : "job"}</span>`
-  : name === "job" ? html`<a href=${addressOf(`jobs/${value}`)}>${jobs?.get(value) || value}</a> <span class="muted">${value}</span>` : value);
+const Name = ({ name, value, jobs }) => (!value ? html`<small>not used by any ${name === "project" ? "project" : "job"}</small>`
+  : name === "job" ? html`<a href=${addressOf(`jobs/${value}`)}>${jobs?.get(value) || value}</a> <small>${value}</small>` : value);
