@@ -1,13 +1,13 @@
 // The view of all jobs.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { get, getLong, request, useRead } from "./api.js";
+import { get, getLong, getPages, request, useRead } from "./api.js";
 import { Act, Bar, JobLink, Problem, State, WorkersArea, useNow } from "./parts.js";
 import { Submission } from "./submission.js";
 import { courseOf, dueCourses } from "./job_courses.js";
 import { afterAnswer, dueParts } from "./job_costs.js";
 import { go } from "./addresses.js";
-import { COUNT, ago, asOf, duration, money, phrase, rate, timeLeft } from "./words.js";
+import { COUNT, ago, asOf, duration, money, notCancelled, phrase, rate, timeLeft } from "./words.js";
 
 const STATES = ["queued", "admitted", "running", "paused", "succeeded", "failed", "cancelled"];
 const PAGE = 100;
@@ -16,25 +16,20 @@ const COURSES = 40, POINTS = 60, COURSE_S = 30;
 
 export function Jobs({ query }) {
   const now = useNow(5);
-  const [more, setMore] = useState({ key: "", items: [], cursor: null });
-  const [chosen, setChosen] = useState(new Set());
+  const [more, setMore] = useState({ path: "", pages: 1 });
+  const [chosen, setChosen] = useState(new Set()), [refused, setRefused] = useState("");
   const filter = new URLSearchParams();
   for (const name of ["state", "project", "label", "array"]) if (query.get(name)) filter.set(name, query.get(name));
   filter.set("limit", PAGE);
   const path = `/v1/jobs?${filter}`;
-  const found = useRead(path, () => get(path), 2);
-  const rest = more.key === path ? more : { items: [], cursor: found.value?.next_cursor };
-  const first = found.value?.items ?? [];
-  const known = new Set(first.map((job) => job.id));
+  // All pages that are shown are read again, one after the other: the more there are, the more rarely each is.
+  const pages = more.path === path ? more.pages : 1;
+  const found = useRead(path, () => getPages(path, pages), 2 * pages);
   const text = (query.get("q") ?? "").toLowerCase();
-  const jobs = [...first, ...rest.items.filter((job) => !known.has(job.id))]
+  const jobs = (found.value?.items ?? [])
     .filter((job) => !text || `${job.name} ${job.id} ${Object.entries(job.labels).join(" ")}`.toLowerCase().includes(text));
   const costs = useCosts(jobs, now), courses = useCourses(jobs, now);
   const set = (name, value) => go("jobs", { ...Object.fromEntries(query), [name]: value });
-  const loadMore = async () => {
-    const page = await get(`${path}&cursor=${encodeURIComponent(rest.cursor)}`);
-    setMore({ key: path, items: [...rest.items, ...page.items], cursor: page.next_cursor });
-  };
   const choose = (id) => setChosen((before) => {
     const after = new Set(before);
     if (!after.delete(id)) after.add(id);
@@ -42,7 +37,9 @@ export function Jobs({ query }) {
   });
   const selected = jobs.filter((job) => chosen.has(job.id) && !job.terminal);
   const cancel = async () => {
-    for (const job of selected) await request("POST", `/v1/jobs/${job.id}/cancel`);
+    const errors = [];
+    for (const job of selected) await request("POST", `/v1/jobs/${job.id}/cancel`).catch((error) => errors.push([job.name, error.message]));
+    setRefused(notCancelled(errors));
     setChosen(new Set());
     await found.reload();
   };
@@ -57,7 +54,7 @@ export function Jobs({ query }) {
       <label>Label<input placeholder="name=value" value=${query.get("label") ?? ""} onChange=${(event) => set("label", event.target.value.trim())} /></label>
       <label>Name, id or label contains<input type="search" value=${query.get("q") ?? ""} onInput=${(event) => set("q", event.target.value)} /></label>
     </div>
-    <${Problem} error=${found.error} />
+    <${Problem} error=${found.error} /><${Problem} error=${refused && { message: refused }} />
     <${Submission} submitted=${found.reload}><div class="card scroll" tabindex="0" role="region" aria-label="table of jobs">
       <table><thead><tr><th><small>select</small></th><th>job</th><th>state, and why</th><th>progress</th><th class="number">workers</th>
         <th class="wide">project</th><th class="number">cost this month</th><th class="wide">submitted</th></tr></thead>
@@ -65,7 +62,7 @@ export function Jobs({ query }) {
       ${found.value && !jobs.length && html`<p class="muted">No job matches. Submit one with <code>remora submit</code>.</p>`}
       ${!found.value && !found.error && html`<p class="muted">Reading the jobs …</p>`}
       ${costs.readAt && html`<p class="muted">Costs ${asOf(costs.readAt)}.</p>`}
-      ${rest.cursor && html`<p><button onClick=${loadMore}>Older jobs</button></p>`}
+      ${found.value?.next_cursor && html`<p><button onClick=${() => setMore({ path, pages: pages + 1 })}>Older jobs</button></p>`}
     </div><//>`;
 }
 

@@ -84,6 +84,14 @@ export function budgetSteps(budget) {
   return found;
 }
 
+/** Which jobs were not cancelled, of `[name, reason]` of each; nothing where all were. */
+export function notCancelled(errors) {
+  const reasons = new Map();
+  for (const [name, reason] of errors) reasons.set(reason, [...(reasons.get(reason) ?? []), name]);
+  const found = [...reasons].map(([reason, names]) => `${names.join(", ")} (${reason.replace(/\.$/, "")})`);
+  return found.length ? `${counted(errors.length, "job")} ${errors.length === 1 ? "was" : "were"} not cancelled: ${found.join("; ")}.` : "";
+}
+
 /** 1, 3 -> "33.3 %"; of nothing there is no share. */
 export const percent = (part, whole) => (whole ? `${((100 * part) / whole).toFixed(1)} %` : "–");
 

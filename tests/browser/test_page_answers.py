@@ -1,0 +1,88 @@
+"""What the page shows in Chromium of lists that go on, of jobs that have ended, and of requests that are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from service.settings import Settings
+from tests.browser.api_server import api_server
+from tests.browser.chromium import PATIENCE_MS, Tab, chromium, tab
+
+pytestmark = pytest.mark.slow
+
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[str]:
+    """An API without a controller: its jobs wait."""
+    settings = Settings(home=tmp_path / "home")
+    settings.home.mkdir()
+    with api_server(settings) as address:
+        yield address
+
+
+@pytest.fixture
+def page(browser: Any, service: str) -> Iterator[Tab]:
+    with tab(browser, service) as opened:
+        yield opened
+        # The browser reports each answer that is an error on its console: they are meant here.
+        opened.complaints[:] = [said for said in opened.complaints if "the server responded with" not in said]
+
+
+def submit(service: str, name: str) -> str:
+    """The id of a job that waits."""
+    answer = httpx2.post(f"{service}/v1/jobs", json={"name": name, "command": "python train.py"})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def answer(page: Tab, path: str, status: int, body: dict[str, Any]) -> None:
+    """The page gets that answer of each request whose path and query match a pattern."""
+    page.page.route(
+        re.compile(path),
+        lambda route: route.fulfill(status=status, content_type="application/json", body=json.dumps(body)),
+    )
+
+
+def test_all_pages_of_jobs_stay_complete_and_are_read_again(page: Tab, service: str) -> None:
+    ids = [submit(service, f"train-{number:03}") for number in range(103)]
+    page.open("jobs")
+    rows = page.page.locator("tbody tr")
+    page.page.get_by_role("button", name="Older jobs").click(timeout=PATIENCE_MS)
+    page.page.get_by_role("link", name="train-000").wait_for(timeout=PATIENCE_MS)
+    assert rows.count() == 103
+    submit(service, "newest")
+    assert httpx2.post(f"{service}/v1/jobs/{ids[0]}/cancel").status_code == 202
+    page.page.get_by_role("link", name="newest").wait_for(timeout=PATIENCE_MS)
+    oldest = rows.filter(has_text="train-000")
+    oldest.locator(".state.cancelled").wait_for(timeout=PATIENCE_MS)
+    assert rows.filter(has_text="train-003").count() == 1, "it was the last one of the first page"
+    assert rows.count() == 104
+
+
+def test_one_job_that_has_ended_does_not_keep_others_from_being_cancelled(page: Tab, service: str) -> None:
+    ids = {name: submit(service, name) for name in ("first", "ended", "last")}
+    detail = "the job has ended already: succeeded"
+    answer(page, f"/v1/jobs/{ids['ended']}/cancel", 409, {"code": "not_cancellable", "detail": detail})
+    page.page.on("dialog", lambda dialog: dialog.accept())
+    page.open("jobs")
+    for name in ids:
+        page.page.get_by_role("checkbox", name=f"select {name}").check(timeout=PATIENCE_MS)
+    page.page.get_by_role("button", name="Cancel 3 selected").click()
+    page.shows(f"1 job was not cancelled: ended ({detail}).")
+    assert page.page.locator(".state.cancelled").count() == 2
+    assert page.findings() == []
