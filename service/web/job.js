@@ -29,22 +29,28 @@ function Shown({ job, error, reload, query }) {
   // A line of thousands of events is made again when some come, and otherwise every few seconds.
   const now = useNow(isLive ? 5 : 3600);
   const path = `/v1/jobs/${id}/events`;
-  const { entries: events, error: eventsError } = useEntries(job, path, "event", MOST_EVENTS, () => getPages(`${path}?limit=1000`, MOST_EVENTS / 1000));
-  const line = useMemo(() => lifeLine(events, job.ended_at ?? now), [events, job.ended_at, job.ended_at ? 0 : now]);
+  const { page, entries, error: eventsError } = useEntries(job, path, "event", MOST_EVENTS, () => getPages(`${path}?limit=1000`, MOST_EVENTS / 1000));
+  const read = page?.items.length ?? 0;
+  // Numbers have no gaps, unless the stream had more than is kept of it.
+  const isCut = Boolean(page?.next_cursor && (entries.length > read ? entries[read].seq > entries[read - 1].seq + 1 : job.terminal));
+  const events = isCut ? page.items : entries;
+  const until = isCut ? 0 : job.ended_at ?? now;
+  const line = useMemo(() => lifeLine(events, until), [events, until]);
   const losses = useLosses(job, line.losses), costs = useCosts(job);
   const act = (what) => async () => { await request("POST", `/v1/jobs/${id}/${what}`); await reload(); };
   const canPause = isLive && !job.pause_requested_at && job.state !== "paused";
   return html`
-    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" ? line.job.at(-1)?.phase : ""} /><small>${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></small>
+    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" && !isCut ? line.job.at(-1)?.phase : ""} /><small>${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></small>
       <div class="end">${canPause && html`<${Act} act=${act("pause")}>Pause<//>`}
         ${job.pause_requested_at && isLive && html`<${Act} act=${act("resume")}>Resume<//>`}
         ${isLive && html`<${Act} danger question=${`Cancel ${job.name}?`} act=${act("cancel")}>Cancel<//>`}</div></div>
     <${Problem} error=${error ?? eventsError} />
     ${job.message && html`<div class="notice">${isLive && job.state !== "running" && html`<b>Why it waits: </b>`}<${Sentence} text=${job.message} /></div>`}
     ${job.why_short && html`<div class="notice"><b>Why not more workers: </b><${Sentence} text=${job.why_short} /></div>`}
-    <${Cards} job=${job} losses=${losses} ledger=${costs.value?.ledger} />
-    ${events.length > 0 && html`<${Life} job=${job} line=${line} losses=${losses} />`}
-    <${Events} events=${events} />
+    <${Cards} job=${job} losses=${isCut ? [] : losses} ledger=${costs.value?.ledger} />
+    ${isCut && html`<div class="notice">The picture ends with event ${COUNT.format(events.length)}, on ${moment(line.to)}: the page reads no more of them. <code>remora events ${id}</code> prints all.</div>`}
+    ${events.length > 0 && html`<${Life} job=${job} line=${line} losses=${losses} isCut=${isCut} />`}
+    <${Events} events=${events} isCut=${isCut} />
     <${Money} costs=${costs} />
     <${Metrics} job=${job} others=${compared.value ?? []} isLive=${isLive} />
     ${isLive && html`<${WorkerLoads} id=${id} />`}
@@ -93,14 +99,14 @@ function Cards({ job, losses, ledger }) {
   </div>`;
 }
 
-function Life({ job, line, losses }) {
+function Life({ job, line, losses, isCut }) {
   const listed = useRead("nodes", () => getAll("/v1/nodes?limit=1000", 2), job.terminal ? 0 : 15);
   const nodes = useMemo(() => byAddress(listed.value ?? []), [listed.value]);
-  return html`<${LifeLine} line=${line} job=${job} nodes=${nodes} losses=${losses} />`;
+  return html`<${LifeLine} line=${line} job=${job} nodes=${nodes} losses=${losses} isCut=${isCut} />`;
 }
 
-const Events = ({ events }) => html`<${Folded} title=${`All ${events.length} events`}>${() => html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />
-    ${events.length > 500 && html`<p class="muted">The newest 500 are shown; <code>remora events</code> prints all.</p>`}`}<//>`;
+const Events = ({ events, isCut }) => html`<${Folded} title=${`${isCut ? "The first" : "All"} ${counted(events.length, "event")}`}>${() => html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />
+    ${events.length > 500 && html`<p class="muted">The newest 500 of them are shown; <code>remora events</code> prints all.</p>`}`}<//>`;
 
 /** Nodes by their addresses, each of which may have been another machine's before. */
 function byAddress(nodes) {

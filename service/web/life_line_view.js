@@ -12,7 +12,7 @@ const SIGNS = { loss: "✕", change: "▲", notice: "◆" };
 /** Lanes and losses that are shown, the newest. */
 const MOST_LANES = 64, MOST_LOSSES = 20;
 
-export function LifeLine({ line, job, nodes, losses }) {
+export function LifeLine({ line, job, nodes, losses, isCut }) {
   const box = useRef(null);
   const [width, setWidth] = useState(1100);
   const [zoom, setZoom] = useState(null);
@@ -62,16 +62,16 @@ export function LifeLine({ line, job, nodes, losses }) {
         <${Marks} marks=${line.marks} losses=${losses} x=${x} from=${from} to=${to} bottom=${height - 26} width=${width} />
         ${drag && html`<rect class="fill-waiting" opacity=".35" x=${Math.min(x(drag.from), x(drag.to))} width=${Math.abs(x(drag.to) - x(drag.from))} y=${TOP - 6} height=${height - TOP - 20} />`}
       </svg></div>
-    <p class="muted">0 is ${moment(line.from)}, when it was submitted; ${zoom ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `all ${duration(line.to - line.from)} are shown`}.</p>
+    <p class="muted">0 is ${moment(line.from)}, when it was submitted; ${zoom ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `${isCut ? "the first" : "all"} ${duration(line.to - line.from)} are shown`}.</p>
     ${line.lanes.length > lanes.length && html`<p class="muted">${line.lanes.length - lanes.length} earlier stays of workers are not drawn.</p>`}
-    <${Losses} losses=${losses} />
+    <${Losses} losses=${losses} isCut=${isCut} />
   </div>`;
 }
 
 const since = (at, line) => (at - line.from < 0.05 ? "0" : duration(at - line.from));
 
-function Losses({ losses }) {
-  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure.</p>`;
+function Losses({ losses, isCut }) {
+  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure${isCut ? " until then" : ""}.</p>`;
   return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures" heads="when|~what happened|#cost until a new step|#time|~of it|#steps repeated"
     rows=${losses.slice(-MOST_LOSSES).reverse().map((one) => [moment(one.at), one.cause, one.cost === undefined ? "–" : money(one.cost),
       `${duration(one.total_s)}${one.isOver ? "" : " so far"}`, lossText({ ...one, steps: null, cost: undefined }), one.steps ?? (one.isOver ? "–" : "not known yet")])} />

@@ -86,3 +86,35 @@ def test_one_job_that_has_ended_does_not_keep_others_from_being_cancelled(page: 
     page.shows(f"1 job was not cancelled: ended ({detail}).")
     assert page.page.locator(".state.cancelled").count() == 2
     assert page.findings() == []
+
+
+def test_a_picture_that_ends_before_the_job_says_so(page: Tab, service: str) -> None:
+    job_id = submit(service, "watched")
+    assert httpx2.post(f"{service}/v1/jobs/{job_id}/cancel").status_code == 202
+    job = httpx2.get(f"{service}/v1/jobs/{job_id}").json()
+    began = job["created_at"] - 2 * HOUR
+    answer(page, f"/v1/jobs/{job_id}$", 200, {**job, "created_at": began, "started_at": began})
+    kinds = ["job.queued", "attempt.created", "worker_group.started", "attempt.started"]
+
+    def events(route: Any) -> None:
+        """A thousand events, ten in a second, of a list that goes on."""
+        (first,) = re.findall(r"cursor=(\d+)", route.request.url) or [0]
+        items = [
+            {
+                **{"seq": seq, "at": began + seq / 10, "message": f"Event {seq}.", "data": {}},
+                "kind": kinds[seq - 1] if seq <= len(kinds) else "checkpoint.committed",
+            }
+            for seq in range(int(first) + 1, int(first) + 1001)
+        ]
+        route.fulfill(json={"items": items, "next_cursor": str(items[-1]["seq"])})
+
+    page.page.route(re.compile(f"/v1/jobs/{job_id}/events"), events)
+    page.open(f"jobs/{job_id}")
+    page.shows("The picture ends with event 20,000, on ")
+    page.shows("when it was submitted; the first 33 min 20 s are shown.")
+    page.shows("The first 20,000 events")
+    spans = page.page.locator("svg.life rect.fill-training title").all_text_contents()
+    assert any("training for 33 min" in span for span in spans), "the two hours are not known to be training"
+    assert not any("training for 1 h" in span or "training for 2 h" in span for span in spans)
+    page.shows("It has lost no worker to a preemption or failure until then.")
+    assert page.findings() == []
