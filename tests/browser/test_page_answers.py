@@ -118,3 +118,28 @@ def test_a_picture_that_ends_before_the_job_says_so(page: Tab, service: str) -> 
     assert not any("training for 1 h" in span or "training for 2 h" in span for span in spans)
     page.shows("It has lost no worker to a preemption or failure until then.")
     assert page.findings() == []
+
+
+#: An hour of training and an hour of Ray programs.
+GOODPUT = {
+    **{"job_id": None, "since": 0, "until": 1, "scheduling": 1.0, "runtime": 1.0, "program": None, "goodput": 1.0},
+    **{"trained_node_s": 3600.0, "node_s": 7200.0, "gpu_s": 0.0, "cost": 2.0, "losses": []},
+    "sentence": "50% of 2.00 USD trained.",
+}  # fmt: skip
+
+
+def test_an_account_that_is_refused_leaves_the_others(page: Tab, service: str) -> None:
+    detail = "the nodes and hours of this range are too many for one answer"
+    answer(page, r"/v1/costs\?by=hour", 422, {"detail": detail, "hint": "ask for a shorter range of time"})
+    answer(page, r"/v1/costs\?by=job", 422, {"detail": "the answer has more lines than the 10000"})
+    project = {"of": {"project": "vision"}, "node_s": 7200.0, "gpu_s": 0.0, "cost": 2.0}
+    report = {"lines": [project], "node_s": 7200.0, "cost": 2.0, "next_cursor": None}
+    answer(page, r"/v1/costs\?by=project", 200, report)
+    answer(page, r"/v1/goodput", 200, GOODPUT)
+    page.open("costs?days=31")
+    for title, text in [("By cause", detail), ("Jobs", "more lines"), ("Projects", "vision"), ("Pools", "share")]:
+        card = page.page.locator(".card", has=page.page.get_by_role("heading", name=title))
+        card.get_by_text(re.compile(text)).first.wait_for(timeout=PATIENCE_MS)
+    page.shows("50% of 2.00 USD trained.")
+    page.shows("2.00 USD for 2 h of nodes")
+    assert page.findings() == []
