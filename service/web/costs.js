@@ -68,7 +68,7 @@ const Goodput = ({ found }) => html`<${Found} title="Goodput" found=${found}>${(
   const saving = (one) => (one.saved_cost >= 0.01 ? money(one.saved_cost) : !goodput.cost && one.saved_node_s >= 60 ? duration(one.saved_node_s) : null);
   const losses = goodput.losses.filter((one) => one.node_s);
   return html`<p><${Sentence} text=${goodput.sentence} /></p>
-    <p><b>${part(goodput.goodput)}</b> of the paid time trained <small>(scheduling: ${part(goodput.scheduling)} of it was held by jobs; runtime: ${part(goodput.runtime)} of that made new steps)</small></p>
+    <p><b>${percent(goodput.trained_node_s, goodput.node_s)}</b> of the paid time trained <small>(scheduling: ${part(goodput.scheduling)} of it was held by jobs or Ray programs; runtime: ${part(goodput.runtime)} of what jobs held made new steps)</small></p>
     ${losses.length > 0 && html`<${Table} label="what did not train" heads="what did not train|#time|#cost|#could save|~how"
       rows=${losses.map((one) => [cause(one.cause), duration(one.node_s), money(one.cost), saving(one) ?? "–", saving(one) ? html`<${Sentence} text=${one.by} />` : html`<small>too little to matter</small>`])} />`}`;
 }}<//>`;

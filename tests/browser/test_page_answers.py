@@ -143,3 +143,10 @@ def test_an_account_that_is_refused_leaves_the_others(page: Tab, service: str) -
     page.shows("50% of 2.00 USD trained.")
     page.shows("2.00 USD for 2 h of nodes")
     assert page.findings() == []
+
+
+def test_the_part_of_the_paid_time_that_trained_counts_ray_programs(page: Tab, service: str) -> None:
+    answer(page, r"/v1/goodput", 200, GOODPUT)
+    page.open("costs")
+    goodput = page.page.locator(".card", has=page.page.get_by_role("heading", name="Goodput"))
+    goodput.get_by_text("50.0 % of the paid time trained").wait_for(timeout=PATIENCE_MS)
