@@ -29,7 +29,7 @@ export function Logs({ job }) {
       <button aria-pressed=${follows} onClick=${() => setFollows(!follows)}>${follows ? "Following" : "Follow"}</button></div></div>
     <${Problem} error=${error} />
     <div class="log" ref=${box} tabindex="0" role="log" aria-label="log lines">${lines.map((line) => html`<div key=${line.seq} class=${line.stream}><small>${clock(line.at)} rank ${line.rank} </small><${Marked} text=${line.text} part=${lower} /></div>`)}
-      ${page && !lines.length && html`<small>${contains || rank !== "" ? "No such line was printed yet." : "Nothing was printed yet."}</small>`}</div>
+      ${page && !lines.length && html`<small>${contains || rank !== "" ? "There is no such line among the newest 1,000,000." : "Nothing was printed yet."}</small>`}</div>
     <p class="muted">The newest ${counted(lines.length, "line")}${contains ? ` with ${JSON.stringify(contains)}` : ""}; <code>remora logs ${job.id}</code> prints all.</p></div>`;
 }
 
