@@ -93,7 +93,7 @@ function Cards({ job, losses, ledger }) {
     <div class="card"><small>Step</small><b><${Steps} job=${{ ...job, state: "" }} now=${now} /></b></div>
     ${card("Time left", left === null ? "–" : Number.isNaN(left) ? "too early to say" : duration(left), "at the mean pace since it started, losses included")}
     ${card("Workers", job.world_size, sizes.max === undefined ? "" : `of ${sizes.min ?? 1} to ${sizes.max}`)}
-    ${ledger ? card("Cost", money(ledger.cost), `for ${duration(ledger.node_s)} of nodes, ${asOf(ledger.at)}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}`) : null}
+    ${ledger ? card("Cost", money(ledger.cost + ledger.start_up_cost), `for ${duration(ledger.node_s + ledger.start_up_s)} of nodes, also while they started, ${asOf(ledger.at)}${ledger.budget === null ? "" : `; ${money(ledger.cost)} of its budget of ${money(ledger.budget)}`}`) : null}
     ${losses.length ? card("Lost to failures", duration(sum.total_s), `in ${counted(losses.length, "loss")}: ${lossText(sum)}`) : card("Lost to failures", duration(job.lost_s), `${counted(job.repeated_steps, "step")} repeated`)}
     ${card("Since it started", job.started_at ? duration((job.ended_at ?? now) - job.started_at) : "–", job.started_at ? `on ${moment(job.started_at)}` : "")}
   </div>`;
@@ -130,7 +130,7 @@ function useCosts(job) {
 function Money({ costs }) {
   const { ledger, lines = [], goodput } = costs.value ?? {};
   return html`<${Card} title="Costs" note=${asOf(costs.at)} error=${costs.error}>
-    ${ledger && html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}.</p>`}
+    ${ledger && html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget of ${money(ledger.budget)} counts what they held`}.</p>`}
     ${ledger?.lines.length > 0 && html`<${Table} label="costs by kind of node" heads="pool|size|capacity|#nodes|#time|#cost"
       rows=${ledger.lines.map((line) => [line.pool, line.size, line.capacity ?? "–", line.nodes, duration(line.node_s), money(line.cost)])} />`}
     <${Causes} lines=${lines} goodput=${goodput} /><//>`;

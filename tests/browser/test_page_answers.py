@@ -101,7 +101,10 @@ def test_a_picture_that_ends_before_the_job_says_so(page: Tab, service: str) -> 
         (first,) = re.findall(r"cursor=(\d+)", route.request.url) or [0]
         items = [
             {
-                **{"seq": seq, "at": began + seq / 10, "message": f"Event {seq}.", "data": {}},
+                "seq": seq,
+                "at": began + seq / 10,
+                "message": f"Event {seq}.",
+                "data": {},
                 "kind": kinds[seq - 1] if seq <= len(kinds) else "checkpoint.committed",
             }
             for seq in range(int(first) + 1, int(first) + 1001)
@@ -112,7 +115,8 @@ def test_a_picture_that_ends_before_the_job_says_so(page: Tab, service: str) -> 
     page.open(f"jobs/{job_id}")
     page.shows("The picture ends with event 20,000, on ")
     page.shows("when it was submitted; the first 33 min 20 s are shown.")
-    page.shows("The first 20,000 events")
+    page.page.get_by_text("The first 20,000 events").click()
+    page.page.get_by_role("cell", name="Event 20000.", exact=True).wait_for(timeout=PATIENCE_MS)
     spans = page.page.locator("svg.life rect.fill-training title").all_text_contents()
     assert any("training for 33 min" in span for span in spans), "the two hours are not known to be training"
     assert not any("training for 1 h" in span or "training for 2 h" in span for span in spans)
@@ -122,8 +126,8 @@ def test_a_picture_that_ends_before_the_job_says_so(page: Tab, service: str) -> 
 
 #: An hour of training and an hour of Ray programs.
 GOODPUT = {
-    **{"job_id": None, "since": 0, "until": 1, "scheduling": 1.0, "runtime": 1.0, "program": None, "goodput": 1.0},
-    **{"trained_node_s": 3600.0, "node_s": 7200.0, "gpu_s": 0.0, "cost": 2.0, "losses": []},
+    "job_id": None, "since": 0, "until": 1, "scheduling": 1.0, "runtime": 1.0, "program": None, "goodput": 1.0,
+    "trained_node_s": 3600.0, "node_s": 7200.0, "gpu_s": 0.0, "cost": 2.0, "losses": [],
     "sentence": "50% of 2.00 USD trained.",
 }  # fmt: skip
 
@@ -137,7 +141,12 @@ def test_an_account_that_is_refused_leaves_the_others(page: Tab, service: str) -
     answer(page, r"/v1/costs\?by=project", 200, report)
     answer(page, r"/v1/goodput", 200, GOODPUT)
     page.open("costs?days=31")
-    for title, text in [("By cause", detail), ("Jobs", "more lines"), ("Projects", "vision"), ("Pools", "share")]:
+    for title, text in [
+        ("By cause", detail),
+        ("Jobs", "more lines"),
+        ("Projects", "vision"),
+        ("Pools", "share"),
+    ]:
         card = page.page.locator(".card", has=page.page.get_by_role("heading", name=title))
         card.get_by_text(re.compile(text)).first.wait_for(timeout=PATIENCE_MS)
     page.shows("50% of 2.00 USD trained.")
@@ -150,3 +159,25 @@ def test_the_part_of_the_paid_time_that_trained_counts_ray_programs(page: Tab, s
     page.open("costs")
     goodput = page.page.locator(".card", has=page.page.get_by_role("heading", name="Goodput"))
     goodput.get_by_text("50.0 % of the paid time trained").wait_for(timeout=PATIENCE_MS)
+
+
+def test_the_cost_of_a_job_counts_what_was_paid_while_machines_started(page: Tab, service: str) -> None:
+    job_id = submit(service, "paid")
+    ledger = {
+        "job_id": job_id,
+        "at": 1_780_000_000.0,
+        "lines": [],
+        "node_s": 3600.0,
+        "cost": 1.0,
+        "start_up_s": 600.0,
+        "start_up_cost": 0.25,
+        "budget": 5.0,
+    }
+    answer(page, f"/v1/jobs/{job_id}/ledger", 200, ledger)
+    page.open(f"jobs/{job_id}")
+    card = page.page.locator(".cards .card", has_text=re.compile("^Cost"))
+    card.get_by_text("1.25 USD").wait_for(timeout=PATIENCE_MS)
+    assert "for 1 h 10 min of nodes, also while they started" in card.inner_text()
+    assert "1.00 USD of its budget of 5.00 USD" in card.inner_text(), "it counts what workers held"
+    page.page.get_by_text("Specification", exact=True).click()
+    page.page.get_by_text('"command"').wait_for(timeout=PATIENCE_MS)
