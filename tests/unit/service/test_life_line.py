@@ -211,7 +211,9 @@ def test_a_hang_after_which_all_start_again_is_a_loss_from_the_last_step_on(scri
 @pytest.mark.parametrize("kind", ["checkpoint.refused", "checkpoint.abandoned", "checkpoint.incomplete"])
 def test_a_checkpoint_that_did_not_come_to_be_has_a_mark(script: Script, kind: str) -> None:
     line = script.call("lifeLine", [*BEGIN, event(20, kind, step=3)], 30)
-    assert [(mark["at"], mark["kind"], mark["text"]) for mark in line["marks"]] == [(20, "notice", f"{kind}.")]
+    assert [(mark["at"], mark["kind"], mark["text"]) for mark in line["marks"]] == [
+        (20, "notice", f"{kind}.")
+    ]
     assert line["losses"] == []
 
 
