@@ -84,6 +84,7 @@ def test_one_job_that_has_ended_does_not_keep_others_from_being_cancelled(page: 
         page.page.get_by_role("checkbox", name=f"select {name}").check(timeout=PATIENCE_MS)
     page.page.get_by_role("button", name="Cancel 3 selected").click()
     page.shows(f"1 job was not cancelled: ended ({detail}).")
+    page.page.locator(".state.cancelled").nth(1).wait_for(timeout=PATIENCE_MS)
     assert page.page.locator(".state.cancelled").count() == 2
     assert page.findings() == []
 
