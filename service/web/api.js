@@ -1,6 +1,6 @@
 // Requests to the API of the service, and values that are read again while the page is visible.
 
-import { useEffect, useState, useRef, useCallback } from "./vendor/htm-preact-3.1.1.js";
+import { useCallback, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 
 // What writes need beside the cookie of a session; null: the service asks for no token.
 let csrfToken = null;
@@ -25,7 +25,7 @@ export class ApiError extends Error {
   get isPassing() { return this.status === 0 || this.status === 429 || this.status >= 500; }
 }
 
-/** The JSON of an answer; null for one without content.  `body` is sent as JSON, a text as it is.  Throws ApiError, also when the service does not answer. */
+/** The JSON of an answer, if it has any.  `body` is sent as JSON, a text as it is.  Throws ApiError, also without an answer. */
 export async function request(method, path, body, headers = {}, withinMs = method === "GET" ? READ_MS : LONG_MS) {
   const isText = typeof body === "string";
   const sent = { Accept: "application/json", ...(body === undefined || isText ? {} : { "Content-Type": "application/json" }), ...headers };
@@ -50,21 +50,23 @@ export async function request(method, path, body, headers = {}, withinMs = metho
 
 export const get = (path) => request("GET", path);
 
-/** The same of what the service computes for long. */
+/** What the service computes for long. */
 export const getLong = (path) => request("GET", path, undefined, {}, LONG_MS);
 
-/** The whole of a list, at most `pages` pages; each is `{items, next_cursor}`. */
-export async function getAll(path, pages = 20) {
-  const items = [];
-  let cursor = "";
-  for (let page = 0; page < pages; page++) {
-    const found = await get(cursor ? `${path}${path.includes("?") ? "&" : "?"}cursor=${encodeURIComponent(cursor)}` : path);
-    items.push(...found.items);
-    cursor = found.next_cursor;
-    if (!cursor) break;
-  }
-  return items;
+const withParameter = (path, name, value) => `${path}${path.includes("?") ? "&" : "?"}${name}=${encodeURIComponent(value)}`;
+
+/** A list as one page with the entries of at most `pages` pages, which are those `of` this name. */
+export async function getPages(path, pages, of = "items", read = get) {
+  const entries = [];
+  let page = {};
+  do {
+    page = await read(page.next_cursor ? withParameter(path, "cursor", page.next_cursor) : path);
+    entries.push(...page[of]);
+  } while (page.next_cursor && --pages > 0);
+  return { ...page, [of]: entries };
 }
+
+export const getAll = async (path, pages = 20) => (await getPages(path, pages)).items;
 
 /** Who the reader is: `{principal, isRequired, issuers}`; principal is null where a token is needed and there is none, and
     `issuers` are names of those at whose pages people sign in. */
@@ -80,7 +82,6 @@ export async function readIdentity() {
   }
 }
 
-/** Keep a token in the cookie of a session. */
 export async function signIn(token) {
   const session = await request("POST", "/v1/session", undefined, { Authorization: `Bearer ${token}` });
   csrfToken = session.csrf_token;
@@ -130,8 +131,8 @@ export function useRead(key, read, everyS) {
 
 /** All entries of a stream of server-sent events so far: `path` with the entries above `after`, as `kind`s.
  *
- * `most`: the newest entries that are kept.  Only a visible page holds the connection, as browsers open six to a service
- * for all of their windows; a page that is shown again goes on after the last entry that it has.
+ * `most`: the newest entries that are kept.  Only a visible page holds the connection, as browsers open six to a service;
+ * one that is shown again goes on after its last entry.
  */
 export function useStream(path, after, kind, most) {
   const [found, setFound] = useState({ path: null, entries: [] });
@@ -146,7 +147,7 @@ export function useStream(path, after, kind, most) {
       setFound((before) => ({ path, entries: [...before.entries, ...taken].slice(-most) }));
     };
     const open = () => {
-      source = new EventSource(`${path}${path.includes("?") ? "&" : "?"}after=${last}`);
+      source = new EventSource(withParameter(path, "after", last));
       source.addEventListener(kind, (message) => {
         const entry = JSON.parse(message.data);
         if (entry.seq <= last) return;
@@ -171,4 +172,14 @@ export function useStream(path, after, kind, most) {
     return () => { isOver = true; source?.close(); clearTimeout(timer); clearTimeout(again); document.removeEventListener("visibilitychange", shown); };
   }, [path, kind, most]);
   return found.path === path ? found.entries : [];
+}
+
+/** `{page, entries, error}` of a job: the entries of the page that `read` gives, and those that follow in the stream. */
+export function useEntries(job, path, kind, most, read) {
+  const before = useRead(path, read, 0), page = before.value;
+  const last = page?.items.at(-1)?.seq ?? 0;
+  const later = useStream(page && !job.terminal ? path : null, last, kind, most);
+  // A job that ended meanwhile has its last entries in the list.
+  useEffect(() => { if (job.terminal && page) before.reload(); }, [job.terminal]);
+  return { page, entries: useMemo(() => [...(page?.items ?? []), ...later.filter((one) => one.seq > last)], [page, later]), error: before.error };
 }

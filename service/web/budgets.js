@@ -1,12 +1,11 @@
-// The card of budgets: what is spent of each over its period, and until when it lasts.
+// The card of budgets.
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { getAll, useRead } from "./api.js";
-import { Problem } from "./parts.js";
+import { Card, Problem, Rest } from "./parts.js";
 import { chosenBudgets, drawBudget } from "./budget_course.js";
 import { asOf, budgetSteps, budgetText, day, money } from "./words.js";
 
-/** Budgets that are drawn; `remora budgets` lists all. */
 const MOST_BUDGETS = 12;
 const HEIGHT = 110;
 
@@ -16,10 +15,9 @@ export function Budgets() {
   const all = found.value ?? [];
   const shown = chosenBudgets(all, MOST_BUDGETS);
   if (!shown.length) return html`<${Problem} error=${found.error} />`;
-  return html`<section class="card" aria-label="budgets"><h2>Budgets <span class="muted">what is spent of each, in USD, over the running day or month in UTC; dashed: at the present pace; ${asOf(found.at)}</span></h2>
-    <${Problem} error=${found.error} />
+  return html`<${Card} title="Budgets" label="budgets" note="what is spent of each, in USD, over the running day or month in UTC; dashed: at the present pace; ${asOf(found.at)}" error=${found.error}>
     <div class="two">${shown.map((one) => html`<${Budget} key=${`${one.project}/${one.period}`} budget=${one} />`)}</div>
-    ${all.length > shown.length ? html`<p class="muted">${shown.length} of ${all.length}; <code>remora budgets</code> lists all.</p>` : null}</section>`;
+    <${Rest} shown=${shown.length} all=${all.length} command="budgets" /><//>`;
 }
 
 function Budget({ budget }) {
@@ -30,7 +28,7 @@ function Budget({ budget }) {
     <div class="chart"><div class="axis muted"><span>${money(drawn.most)}</span><span>${money(drawn.most / 2)}</span><span>0</span></div>
       <svg class="burn" width="100%" height=${HEIGHT} viewBox="0 0 100 100" preserveAspectRatio="none" role="img" aria-label=${text}>
         ${across(50, "grid")}${across(100, "grid")}<polygon class="burn-area" points=${drawn.area} /><polyline class="burn-line" points=${drawn.course} />
-        ${drawn.ahead ? html`<polyline class="burn-ahead" points=${drawn.ahead} />` : null}${drawn.nextY === null ? null : across(drawn.nextY, "burn-next")}${across(drawn.limitY, "burn-limit")}</svg></div>
+        ${drawn.ahead && html`<polyline class="burn-ahead" points=${drawn.ahead} />`}${drawn.nextY === null ? null : across(drawn.nextY, "burn-next")}${across(drawn.limitY, "burn-limit")}</svg></div>
     <div class="title muted"><span>${day(budget.begins_at)}</span><div class="end">${budget.period === "day" ? "24:00" : day(budget.ends_at - 1)}</div></div>
     ${budgetSteps(budget).map((sentence) => html`<div class="muted">${sentence}</div>`)}</div>`;
 }

@@ -1,18 +1,18 @@
-// The view of one job: its life line, metrics, logs, files, specification, attempts and costs.
+// The view of one job.
 
-import { html, useEffect, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
-import { get, getAll, request, useRead, useStream } from "./api.js";
-import { Act, Diff, Problem, Sentence, State, Table, useNow } from "./parts.js";
+import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
+import { get, getAll, getPages, request, useEntries, useRead } from "./api.js";
+import { Act, Card, Diff, Folded, JobLink, Problem, Sentence, State, Table, useNow } from "./parts.js";
 import { Steps } from "./jobs.js";
 import { lifeLine } from "./life_line.js";
 import { WorkerLoads } from "./loads.js";
 import { LifeLine } from "./life_line_view.js";
 import { Metrics } from "./plots.js";
 import { Logs } from "./logs.js";
-import { addressOf, go } from "./addresses.js";
+import { go } from "./addresses.js";
 import { COUNT, asOf, bytes, cause, counted, difference, duration, lossText, moment, money, phrase, timeLeft } from "./words.js";
 
-/** Events that are read before the life line is drawn; later ones arrive by the stream. */
+/** Events that are read before the life line is drawn. */
 const MOST_EVENTS = 20_000;
 /** Losses of which the cost is asked for, the newest. */
 const MOST_LOSSES = 20;
@@ -28,25 +28,32 @@ function Shown({ job, error, reload, query }) {
   const compared = useRead(`with ${others}`, () => Promise.all(others.map((one) => get(`/v1/jobs/${one}`))), 0);
   // A line of thousands of events is made again when some come, and otherwise every few seconds.
   const now = useNow(isLive ? 5 : 3600);
-  const { events, error: eventsError } = useEvents(job);
-  const line = useMemo(() => lifeLine(events, job.ended_at ?? now), [events, job.ended_at, job.ended_at ? 0 : now]);
+  const path = `/v1/jobs/${id}/events`;
+  const { page, entries, error: eventsError } = useEntries(job, path, "event", MOST_EVENTS, () => getPages(`${path}?limit=1000`, MOST_EVENTS / 1000));
+  const read = page?.items.length ?? 0;
+  // Numbers have no gaps, unless the stream had more than is kept of it.
+  const isCut = Boolean(page?.next_cursor && (entries.length > read ? entries[read].seq > entries[read - 1].seq + 1 : job.terminal));
+  const events = isCut ? page.items : entries;
+  const until = isCut ? 0 : job.ended_at ?? now;
+  const line = useMemo(() => lifeLine(events, until), [events, until]);
   const losses = useLosses(job, line.losses), costs = useCosts(job);
   const act = (what) => async () => { await request("POST", `/v1/jobs/${id}/${what}`); await reload(); };
   const canPause = isLive && !job.pause_requested_at && job.state !== "paused";
   return html`
-    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" ? line.job.at(-1)?.phase : ""} /><span class="muted">${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></span>
-      <div class="end">${canPause ? html`<${Act} act=${act("pause")}>Pause<//>` : null}
-        ${job.pause_requested_at && isLive ? html`<${Act} act=${act("resume")}>Resume<//>` : null}
-        ${isLive ? html`<${Act} danger question=${`Cancel ${job.name}?`} act=${act("cancel")}>Cancel<//>` : null}</div></div>
+    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" && !isCut ? line.job.at(-1)?.phase : ""} /><small>${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></small>
+      <div class="end">${canPause && html`<${Act} act=${act("pause")}>Pause<//>`}
+        ${job.pause_requested_at && isLive && html`<${Act} act=${act("resume")}>Resume<//>`}
+        ${isLive && html`<${Act} danger question=${`Cancel ${job.name}?`} act=${act("cancel")}>Cancel<//>`}</div></div>
     <${Problem} error=${error ?? eventsError} />
-    ${job.message ? html`<div class="notice">${isLive && job.state !== "running" ? html`<b>Why it waits: </b>` : null}<${Sentence} text=${job.message} /></div>` : null}
-    ${job.why_short ? html`<div class="notice"><b>Why not more workers: </b><${Sentence} text=${job.why_short} /></div>` : null}
-    <${Cards} job=${job} losses=${losses} ledger=${costs.value?.ledger} />
-    ${events.length ? html`<${Life} job=${job} line=${line} losses=${losses} />` : null}
-    <${Events} events=${events} />
+    ${job.message && html`<div class="notice">${isLive && job.state !== "running" && html`<b>Why it waits: </b>`}<${Sentence} text=${job.message} /></div>`}
+    ${job.why_short && html`<div class="notice"><b>Why not more workers: </b><${Sentence} text=${job.why_short} /></div>`}
+    <${Cards} job=${job} losses=${isCut ? [] : losses} ledger=${costs.value?.ledger} />
+    ${isCut && html`<div class="notice">The picture ends with event ${COUNT.format(events.length)}, on ${moment(line.to)}: the page reads no more of them. <code>remora events ${id}</code> prints all.</div>`}
+    ${events.length > 0 && html`<${Life} job=${job} line=${line} losses=${losses} isCut=${isCut} />`}
+    <${Events} events=${events} isCut=${isCut} />
     <${Money} costs=${costs} />
     <${Metrics} job=${job} others=${compared.value ?? []} isLive=${isLive} />
-    ${isLive ? html`<${WorkerLoads} id=${id} />` : null}
+    ${isLive && html`<${WorkerLoads} id=${id} />`}
     <${Logs} job=${job} />
     <${Files} job=${job} />
     <${Compare} id=${id} query=${query} others=${compared.value ?? []} error=${compared.error} />
@@ -81,40 +88,25 @@ function Cards({ job, losses, ledger }) {
   const sizes = job.spec.workers ?? {};
   const sum = { ...Object.fromEntries(["total_s", "noticed_s", "regrouping_s", "recomputing_s", "cost"].map((name) => [name, losses.reduce((total, one) => total + one[name], 0)])), steps: job.repeated_steps, isOver: losses.every((one) => one.isOver) };
   if (Number.isNaN(sum.cost)) sum.cost = undefined;
-  const card = (name, value, note) => html`<div class="card"><span class="muted">${name}</span><b>${value}</b><small class="muted">${note}</small></div>`;
+  const card = (name, value, note) => html`<div class="card"><small>${name}</small><b>${value}</b><small>${note}</small></div>`;
   return html`<div class="cards">
-    <div class="card"><span class="muted">Step</span><b><${Steps} job=${{ ...job, state: "" }} now=${now} /></b></div>
+    <div class="card"><small>Step</small><b><${Steps} job=${{ ...job, state: "" }} now=${now} /></b></div>
     ${card("Time left", left === null ? "–" : Number.isNaN(left) ? "too early to say" : duration(left), "at the mean pace since it started, losses included")}
     ${card("Workers", job.world_size, sizes.max === undefined ? "" : `of ${sizes.min ?? 1} to ${sizes.max}`)}
-    ${ledger ? card("Cost", money(ledger.cost), `for ${duration(ledger.node_s)} of nodes, ${asOf(ledger.at)}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}`) : null}
+    ${ledger ? card("Cost", money(ledger.cost + ledger.start_up_cost), `for ${duration(ledger.node_s + ledger.start_up_s)} of nodes, also while they started, ${asOf(ledger.at)}${ledger.budget === null ? "" : `; ${money(ledger.cost)} of its budget of ${money(ledger.budget)}`}`) : null}
     ${losses.length ? card("Lost to failures", duration(sum.total_s), `in ${counted(losses.length, "loss")}: ${lossText(sum)}`) : card("Lost to failures", duration(job.lost_s), `${counted(job.repeated_steps, "step")} repeated`)}
     ${card("Since it started", job.started_at ? duration((job.ended_at ?? now) - job.started_at) : "–", job.started_at ? `on ${moment(job.started_at)}` : "")}
   </div>`;
 }
 
-/** Events so far and those that follow, without gaps: pages first, then the stream after the last one. */
-function useEvents(job) {
-  const path = `/v1/jobs/${job.id}/events`;
-  const before = useRead(path, () => getAll(`${path}?limit=1000`, MOST_EVENTS / 1000), 0);
-  const last = before.value?.at(-1)?.seq ?? 0;
-  const later = useStream(before.value && !job.terminal ? path : null, last, "event", MOST_EVENTS);
-  // A job that ended meanwhile has its last events in the list.
-  useEffect(() => { if (job.terminal && before.value) before.reload(); }, [job.terminal]);
-  return { events: useMemo(() => [...(before.value ?? []), ...later.filter((event) => event.seq > last)], [before.value, later]), error: before.error };
-}
-
-function Life({ job, line, losses }) {
+function Life({ job, line, losses, isCut }) {
   const listed = useRead("nodes", () => getAll("/v1/nodes?limit=1000", 2), job.terminal ? 0 : 15);
   const nodes = useMemo(() => byAddress(listed.value ?? []), [listed.value]);
-  return html`<${LifeLine} line=${line} job=${job} nodes=${nodes} losses=${losses} />`;
+  return html`<${LifeLine} line=${line} job=${job} nodes=${nodes} losses=${losses} isCut=${isCut} />`;
 }
 
-function Events({ events }) {
-  const [isOpen, setOpen] = useState(false);
-  return html`<details class="card" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>All ${events.length} events</summary>
-    ${isOpen ? html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />` : null}
-    ${events.length > 500 ? html`<p class="muted">The newest 500 are shown; <code>remora events</code> prints all.</p>` : null}</details>`;
-}
+const Events = ({ events, isCut }) => html`<${Folded} title=${`${isCut ? "The first" : "All"} ${counted(events.length, "event")}`}>${() => html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />
+    ${events.length > 500 && html`<p class="muted">The newest 500 of them are shown; <code>remora events</code> prints all.</p>`}`}<//>`;
 
 /** Nodes by their addresses, each of which may have been another machine's before. */
 function byAddress(nodes) {
@@ -137,21 +129,21 @@ function useCosts(job) {
 
 function Money({ costs }) {
   const { ledger, lines = [], goodput } = costs.value ?? {};
-  return html`<div class="card"><h2>Costs <span class="muted">${asOf(costs.at)}</span></h2><${Problem} error=${costs.error} />
-    ${ledger ? html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget is ${money(ledger.budget)}`}.</p>` : null}
-    ${ledger?.lines.length ? html`<${Table} label="costs by kind of node" heads="pool|size|capacity|#nodes|#time|#cost"
-      rows=${ledger.lines.map((line) => [line.pool, line.size, line.capacity ?? "–", line.nodes, duration(line.node_s), money(line.cost)])} />` : null}
-    <${Causes} lines=${lines} goodput=${goodput} /></div>`;
+  return html`<${Card} title="Costs" note=${asOf(costs.at)} error=${costs.error}>
+    ${ledger && html`<p><b>${money(ledger.cost)}</b> for ${duration(ledger.node_s)} of nodes that its workers held${ledger.start_up_s ? `, and ${money(ledger.start_up_cost)} while machines started for it` : ""}${ledger.budget === null ? "" : `; its budget of ${money(ledger.budget)} counts what they held`}.</p>`}
+    ${ledger?.lines.length > 0 && html`<${Table} label="costs by kind of node" heads="pool|size|capacity|#nodes|#time|#cost"
+      rows=${ledger.lines.map((line) => [line.pool, line.size, line.capacity ?? "–", line.nodes, duration(line.node_s), money(line.cost)])} />`}
+    <${Causes} lines=${lines} goodput=${goodput} /><//>`;
 }
 
 function Causes({ lines, goodput }) {
   const sum = lines.reduce((total, line) => total + line.node_s, 0);
   if (!sum) return null;
   const said = (line) => `${cause(line.of.cause)} ${duration(line.node_s)}, ${money(line.cost)}`;
-  return html`<h2>Where the paid time went <span class="muted">node time: seconds of all its nodes together, also while they started</span></h2>
+  return html`<h2>Where the paid time went <small>node time: seconds of all its nodes together, also while they started</small></h2>
     <div class="share">${lines.map((line) => html`<i class="cause-${line.of.cause}" style=${{ width: `${(100 * line.node_s) / sum}%` }} title=${said(line)}></i>`)}</div>
     <div class="legend">${[...lines].sort((one, other) => other.node_s - one.node_s).map((line) => html`<span><i class="cause-${line.of.cause}"></i>${said(line)}</span>`)}</div>
-    ${goodput ? html`<p><${Sentence} text=${goodput.sentence} /></p>` : null}`;
+    ${goodput && html`<p><${Sentence} text=${goodput.sentence} /></p>`}`;
 }
 
 function Compare({ id, query, others, error }) {
@@ -164,7 +156,7 @@ function Compare({ id, query, others, error }) {
   };
   return html`<details class="card" open=${others.length > 0}><summary>Compare with other jobs</summary><${Problem} error=${error} />
     <form onSubmit=${add} class="filters"><label>id of a job<input value=${text} onInput=${(event) => setText(event.target.value)} placeholder="job_..." /></label><button>Add</button></form>
-    ${others.map((job) => html`<p><a href=${addressOf(`jobs/${job.id}`)}>${job.name}</a> <${State} state=${job.state} /> <button aria-label=${`remove ${job.name}`} onClick=${() => set(others.filter((one) => one !== job).map((one) => one.id))}>remove</button></p>`)}
+    ${others.map((job) => html`<p><${JobLink} job=${job} /> <${State} state=${job.state} /> <button aria-label=${`remove ${job.name}`} onClick=${() => set(others.filter((one) => one !== job).map((one) => one.id))}>remove</button></p>`)}
     <p class="muted">Its metrics are laid over those of this job, and the specification below shows what differs from the first one.</p></details>`;
 }
 
@@ -173,8 +165,8 @@ function Listed({ title, job, path, heads, row, note }) {
   const found = useRead(path, () => get(`/v1/jobs/${job.id}/${path}`), job.terminal ? 0 : 5);
   const items = found.value?.items ?? [];
   if (!items.length) return html`<${Problem} error=${found.error} />`;
-  return html`<div class="card"><h2>${title}</h2><${Problem} error=${found.error} />
-    <${Table} label=${title.toLowerCase()} heads=${heads} rows=${items.map(row)} />${note?.(found.value)}</div>`;
+  return html`<${Card} title=${title} error=${found.error}>
+    <${Table} label=${title.toLowerCase()} heads=${heads} rows=${items.map(row)} />${note?.(found.value)}<//>`;
 }
 
 const download = (path, name = "download") => html`<a href=${`/v1/jobs/${path}`} download>${name}</a>`;
@@ -195,10 +187,9 @@ function Files({ job }) {
         one.ended_at ? duration(one.ended_at - one.created_at) : "–", `${one.end_reason ? `${phrase(one.end_reason)}: ` : ""}${one.message ?? ""}`]} />`;
 }
 
+const Difference = ({ before, after }) => html`<${Diff} lines=${useMemo(() => difference(before, after), [before, after])} />`;
+
 function Specification({ job, other }) {
-  const [isOpen, setOpen] = useState(false);
-  const text = JSON.stringify(job.spec, null, 2), otherText = other ? JSON.stringify(other.spec, null, 2) : text;
-  const lines = useMemo(() => (isOpen ? difference(otherText, text) : []), [isOpen, text, otherText]);
-  return html`<details class="card" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>Specification${other ? `, and what differs from ${other.name}` : ""}</summary>
-    <${Diff} lines=${lines} /></details>`;
+  const [text, otherText] = [job, other ?? job].map((one) => JSON.stringify(one.spec, null, 2));
+  return html`<${Folded} title=${`Specification${other ? `, and what differs from ${other.name}` : ""}`}>${() => html`<${Difference} before=${otherText} after=${text} />`}<//>`;
 }

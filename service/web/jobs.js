@@ -1,40 +1,35 @@
-// The view of all jobs: a table that updates itself, with filters in the address, selection and submission.
+// The view of all jobs.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { get, getLong, request, useRead } from "./api.js";
-import { Act, Bar, Problem, State, WorkersLine, useNow } from "./parts.js";
+import { get, getLong, getPages, request, useRead } from "./api.js";
+import { Act, Bar, JobLink, Problem, State, WorkersArea, useNow } from "./parts.js";
 import { Submission } from "./submission.js";
 import { courseOf, dueCourses } from "./job_courses.js";
 import { afterAnswer, dueParts } from "./job_costs.js";
-import { addressOf, go } from "./addresses.js";
-import { COUNT, ago, asOf, duration, money, phrase, rate, timeLeft } from "./words.js";
+import { go } from "./addresses.js";
+import { COUNT, ago, asOf, duration, money, notCancelled, phrase, rate, timeLeft } from "./words.js";
 
 const STATES = ["queued", "admitted", "running", "paused", "succeeded", "failed", "cancelled"];
 const PAGE = 100;
-/** Running jobs of which the course is shown, the newest; points of each, and seconds until they are read again. */
+/** Running jobs of which the course is shown, points of each, and seconds until they are read again. */
 const COURSES = 40, POINTS = 60, COURSE_S = 30;
 
 export function Jobs({ query }) {
   const now = useNow(5);
-  const [more, setMore] = useState({ key: "", items: [], cursor: null });
-  const [chosen, setChosen] = useState(new Set());
+  const [more, setMore] = useState({ path: "", pages: 1 });
+  const [chosen, setChosen] = useState(new Set()), [refused, setRefused] = useState("");
   const filter = new URLSearchParams();
   for (const name of ["state", "project", "label", "array"]) if (query.get(name)) filter.set(name, query.get(name));
   filter.set("limit", PAGE);
   const path = `/v1/jobs?${filter}`;
-  const found = useRead(path, () => get(path), 2);
-  const rest = more.key === path ? more : { items: [], cursor: found.value?.next_cursor };
-  const first = found.value?.items ?? [];
-  const known = new Set(first.map((job) => job.id));
+  // All pages that are shown are read again, one after the other: the more there are, the more rarely each is.
+  const pages = more.path === path ? more.pages : 1;
+  const found = useRead(path, () => getPages(path, pages), 2 * pages);
   const text = (query.get("q") ?? "").toLowerCase();
-  const jobs = [...first, ...rest.items.filter((job) => !known.has(job.id))]
+  const jobs = (found.value?.items ?? [])
     .filter((job) => !text || `${job.name} ${job.id} ${Object.entries(job.labels).join(" ")}`.toLowerCase().includes(text));
   const costs = useCosts(jobs, now), courses = useCourses(jobs, now);
   const set = (name, value) => go("jobs", { ...Object.fromEntries(query), [name]: value });
-  const loadMore = async () => {
-    const page = await get(`${path}&cursor=${encodeURIComponent(rest.cursor)}`);
-    setMore({ key: path, items: [...rest.items, ...page.items], cursor: page.next_cursor });
-  };
   const choose = (id) => setChosen((before) => {
     const after = new Set(before);
     if (!after.delete(id)) after.add(id);
@@ -42,13 +37,15 @@ export function Jobs({ query }) {
   });
   const selected = jobs.filter((job) => chosen.has(job.id) && !job.terminal);
   const cancel = async () => {
-    for (const job of selected) await request("POST", `/v1/jobs/${job.id}/cancel`);
+    const errors = [];
+    for (const job of selected) await request("POST", `/v1/jobs/${job.id}/cancel`).catch((error) => errors.push([job.name, error.message]));
+    setRefused(notCancelled(errors));
     setChosen(new Set());
     await found.reload();
   };
   return html`
     <div class="title"><h1>Jobs</h1>
-      <div class="end">${selected.length ? html`<${Act} question=${`Cancel ${selected.length} jobs?`} act=${cancel}>Cancel ${selected.length} selected<//>` : null}</div>
+      <div class="end">${selected.length > 0 && html`<${Act} question=${`Cancel ${selected.length} jobs?`} act=${cancel}>Cancel ${selected.length} selected<//>`}</div>
     </div>
     <div class="card filters" role="search">
       <label>State<select value=${query.get("state") ?? ""} onChange=${(event) => set("state", event.target.value)}>
@@ -57,15 +54,15 @@ export function Jobs({ query }) {
       <label>Label<input placeholder="name=value" value=${query.get("label") ?? ""} onChange=${(event) => set("label", event.target.value.trim())} /></label>
       <label>Name, id or label contains<input type="search" value=${query.get("q") ?? ""} onInput=${(event) => set("q", event.target.value)} /></label>
     </div>
-    <${Problem} error=${found.error} />
+    <${Problem} error=${found.error} /><${Problem} error=${refused && { message: refused }} />
     <${Submission} submitted=${found.reload}><div class="card scroll" tabindex="0" role="region" aria-label="table of jobs">
-      <table><thead><tr><th><span class="muted">select</span></th><th>job</th><th>state, and why</th><th>progress</th><th class="number">workers</th>
+      <table><thead><tr><th><small>select</small></th><th>job</th><th>state, and why</th><th>progress</th><th class="number">workers</th>
         <th class="wide">project</th><th class="number">cost this month</th><th class="wide">submitted</th></tr></thead>
       <tbody>${jobs.map((job) => html`<${Row} key=${job.id} job=${job} now=${now} cost=${costs.known[job.id]} course=${courses[job.id]} chosen=${chosen.has(job.id)} choose=${choose} />`)}</tbody></table>
-      ${found.value && !jobs.length ? html`<p class="muted">No job matches. Submit one with <code>remora submit</code>.</p>` : null}
-      ${!found.value && !found.error ? html`<p class="muted">Reading the jobs …</p>` : null}
-      ${costs.readAt ? html`<p class="muted">Costs ${asOf(costs.readAt)}.</p>` : null}
-      ${rest.cursor ? html`<p><button onClick=${loadMore}>Older jobs</button></p>` : null}
+      ${found.value && !jobs.length && html`<p class="muted">No job matches. Submit one with <code>remora submit</code>.</p>`}
+      ${!found.value && !found.error && html`<p class="muted">Reading the jobs …</p>`}
+      ${costs.readAt && html`<p class="muted">Costs ${asOf(costs.readAt)}.</p>`}
+      ${found.value?.next_cursor && html`<p><button onClick=${() => setMore({ path, pages: pages + 1 })}>Older jobs</button></p>`}
     </div><//>`;
 }
 
@@ -73,22 +70,22 @@ function Row({ job, now, cost, course, chosen, choose }) {
   const sizes = job.spec.workers ?? {};
   return html`<tr>
     <td>${job.terminal ? null : html`<input type="checkbox" aria-label=${`select ${job.name}`} checked=${chosen} onChange=${() => choose(job.id)} />`}</td>
-    <td><a href=${addressOf(`jobs/${job.id}`)}>${job.name}</a><br /><span class="muted">${job.id}</span></td>
+    <td><${JobLink} job=${job} /><br /><small>${job.id}</small></td>
     <td class="message"><${State} state=${job.state} /><div class="why">${job.message ?? job.why_short ?? ""}</div></td>
     <td><${Steps} job=${job} now=${now} perS=${job.state === "running" ? course?.perS : null} /></td>
-    <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <span class="muted">of ${sizes.min ?? 1}–${sizes.max}</span>`}${job.state === "running" && course ? html`<div class="wide"><${WorkersLine} workers=${course.workers} from=${course.from} to=${course.to} most=${sizes.max ?? 1} /></div>` : null}</td>
+    <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <small>of ${sizes.min ?? 1}–${sizes.max}</small>`}${job.state === "running" && course && html`<div class="wide"><svg width="120" height="22" role="img" aria-label="workers over time"><${WorkersArea} workers=${course.workers} most=${sizes.max} x=${(at) => (120 * (at - course.from)) / Math.max(1, course.to - course.from)} to=${course.to} bottom=${22} height=${20} /></svg></div>`}</td>
     <td class="wide">${job.project}</td>
     <td class="number" title=${cost?.usd === undefined ? undefined : asOf(cost.at)}>${!cost ? "" : cost.usd || job.attempt ? money(cost.usd) : "–"}</td>
     <td class="wide" title=${new Date(job.created_at * 1000).toISOString()}>${ago(job.created_at, now)}</td>
   </tr>`;
 }
 
-/** How far a job is, its pace in the newest steps, and how long it still takes at its mean pace. */
+/** How far a job is, its pace, and how long it still takes. */
 export function Steps({ job, now, perS }) {
-  if (job.step === null || job.step === undefined) return html`<span class="muted">–</span>`;
+  if (job.step === null || job.step === undefined) return html`<small>–</small>`;
   const left = timeLeft(job, now);
-  return html`<span>${COUNT.format(job.step)}${job.total_steps ? ` of ${COUNT.format(job.total_steps)}` : ""}${!left ? "" : html` <span class="muted">${duration(left)} left</span>`}${perS ? html` <span class="muted wide">${rate(perS)}</span>` : null}</span>
-    ${job.total_steps ? html`<${Bar} part=${job.step / job.total_steps} label=${`progress of ${job.name}`} />` : null}`;
+  return html`<span>${COUNT.format(job.step)}${job.total_steps ? ` of ${COUNT.format(job.total_steps)}` : ""}${!left ? "" : html` <small>${duration(left)} left</small>`}${perS > 0 && html` <span class="muted wide">${rate(perS)}</span>`}</span>
+    ${job.total_steps > 0 && html`<${Bar} part=${job.step / job.total_steps} label=${`progress of ${job.name}`} />`}`;
 }
 
 /** What is known by ids of jobs.  `next` says what is asked for next of what is known now; `ask` gives what is known then. */

@@ -2,9 +2,15 @@
 
 export const PHASES = ["waiting", "paused", "preparing", "starting", "training", "regrouping", "recomputing"];
 const LAST = new Set(["job.succeeded", "job.failed", "job.cancelled"]);
-
-/** Ends of attempts that are no loss: its owner paused the job. */
+/** Ends of attempts that are no loss. */
 const MEANT = new Set(["paused", "completed"]);
+/** Kinds of events with a mark that has their sentence. */
+const MARKED = new Map(Object.entries({
+  loss: "node.lost worker.killed worker.gpu_failed worker.miscomputed worker.collectives_failed worker_group.hung",
+  change: "training.resumed",
+  notice: "worker_group.drain worker_group.grow worker_group.resize job.paused worker.straggles " +
+    "checkpoint.damaged checkpoint.refused checkpoint.abandoned checkpoint.incomplete",
+}).flatMap(([mark, kinds]) => kinds.split(" ").map((kind) => [kind, mark])));
 
 /** `{from, to, job, lanes, marks, losses, checkpoints, workers}`, times in seconds since 1970.
  *
@@ -70,6 +76,8 @@ class Drawing {
       case "attempt.regrouping": this.all("regrouping", at); this.count(0, at); break;
       case "node.lost": this.lose(data.ranks ?? [], at); break;
       case "worker.killed": this.lose([data.rank], at); break;
+      // All workers end, and their lanes with the next group.
+      case "worker_group.hung": this.lose([], at); break;
       case "worker_group.regrouped": this.regroup(data.addresses ?? this.group.filter(Boolean).map((lane) => lane.address), at); break;
       case "checkpoint.committed": this.checkpoints.push(at); break;
       case "attempt.ended": this.leave(at); this.phase("waiting", at); break;
@@ -83,17 +91,11 @@ class Drawing {
     this.account(event, data, at);
     if (this.losses.length > before) {
       this.marks.push({ at, kind: "loss", text: event.message, loss: before });
-    } else if (event.kind === "node.lost" || event.kind === "worker.killed" || event.kind === "worker.gpu_failed" || event.kind === "worker.miscomputed") {
-      this.marks.push({ at, kind: "loss", text: event.message });
     } else if (event.kind === "worker_group.regrouped") {
       const pause = typeof data.pause_s !== "number" ? "" : `, ${data.pause_s.toFixed(2)} s`;
       this.marks.push({ at, kind: "change", text: `${data.cause}: ${data.world_size} workers${pause}` });
-    } else if (event.kind === "training.resumed") {
-      this.marks.push({ at, kind: "change", text: event.message });
-    } else if (event.kind === "worker_group.drain" || event.kind === "worker_group.grow" || event.kind === "worker_group.resize") {
-      this.marks.push({ at, kind: "notice", text: event.message });
-    } else if (event.kind === "job.paused" || event.kind === "checkpoint.damaged" || event.kind === "worker.straggles") {
-      this.marks.push({ at, kind: "notice", text: event.message });
+    } else if (MARKED.has(event.kind)) {
+      this.marks.push({ at, kind: MARKED.get(event.kind), text: event.message });
     }
   }
 
@@ -101,7 +103,8 @@ class Drawing {
   account(event, data, at) {
     switch (event.kind) {
       case "node.lost": case "worker.killed": this.miss(event.message, at); break;
-      case "worker_group.drain": case "worker.gpu_failed": case "worker.miscomputed": this.notice = event.message; break;
+      case "worker_group.hung": this.miss(event.message, at, { from: at - (data.quiet_s ?? 0) }); break;
+      case "worker_group.drain": case "worker.gpu_failed": case "worker.miscomputed": case "worker.collectives_failed": this.notice = event.message; break;
       case "attempt.regrouping": if (this.notice) this.miss(this.notice, at); break;
       case "worker_group.regrouped":
         if ((data.cause === "drain" || data.cause === "loss") && this.losses.at(-1)?.to !== at) {
@@ -122,7 +125,7 @@ class Drawing {
   /** Losses before the next new step are one. */
   miss(cause, at, more = {}) {
     const last = this.losses.at(-1);
-    if (last && last.to === null) Object.assign(last, more);
+    if (last && last.to === null) Object.assign(last, more, { from: Math.min(last.from, more.from ?? at) });
     else this.losses.push({ at, from: at, to: null, cause, steps: null, ...more });
     this.notice = null;
   }

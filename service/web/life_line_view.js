@@ -1,7 +1,7 @@
-// The life line as a picture: time from left to right, a lane for each stay of a worker on a node.
+// The life line as a picture.
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { Table } from "./parts.js";
+import { Table, WorkersArea } from "./parts.js";
 import { PHASES } from "./life_line.js";
 import { clock, counted, duration, lossText, moment, money, offering, shortId } from "./words.js";
 
@@ -9,12 +9,10 @@ const LEFT = 170, RIGHT = 30, TOP = 58, LANE = 26, HEIGHT = 20, WORKERS = 46;
 /** Where the texts of marks stand. */
 const ROWS = [12, 26, 40];
 const SIGNS = { loss: "✕", change: "▲", notice: "◆" };
-/** Lanes that are drawn, the newest; the others are counted. */
-const MOST_LANES = 64;
-/** Losses in the table, the newest. */
-const MOST_LOSSES = 20;
+/** Lanes and losses that are shown, the newest. */
+const MOST_LANES = 64, MOST_LOSSES = 20;
 
-export function LifeLine({ line, job, nodes, losses }) {
+export function LifeLine({ line, job, nodes, losses, isCut }) {
   const box = useRef(null);
   const [width, setWidth] = useState(1100);
   const [zoom, setZoom] = useState(null);
@@ -47,7 +45,7 @@ export function LifeLine({ line, job, nodes, losses }) {
     if (did) { did(); event.preventDefault(); }
   };
   return html`<div class="card">
-    <div class="title"><h2>Life line</h2><span class="muted">wall time</span>
+    <div class="title"><h2>Life line</h2><small>wall time</small>
       <div class="end"><button onClick=${() => scale(0.5)}>zoom in</button><button onClick=${() => scale(2)} disabled=${!zoom}>zoom out</button>
         <button onClick=${() => setZoom(null)} disabled=${!zoom}>whole life</button></div></div>
     <div class="legend">${PHASES.map((phase) => html`<span><i class="fill-${phase}"></i>${phase}</span>`)}<span><i class="fill-checkpoint"></i>checkpoint</span>
@@ -60,25 +58,24 @@ export function LifeLine({ line, job, nodes, losses }) {
         <${Lane} y=${TOP} name="job" note=${job.name} spans=${line.job} x=${x} from=${from} to=${to} />
         ${lanes.map((lane, index) => html`<${Lane} y=${TOP + (index + 1) * LANE} name=${`rank ${lane.rank}`} note=${nodeName(lane, nodes)} node=${nodeOf(lane, nodes)}
           spans=${lane.spans} x=${x} from=${from} to=${to} checkpoints=${line.checkpoints} />`)}
-        <${Workers} line=${line} job=${job} x=${x} top=${bottom + 6} from=${from} to=${to} />
+        <${Workers} line=${line} job=${job} x=${x} top=${bottom + 6} />
         <${Marks} marks=${line.marks} losses=${losses} x=${x} from=${from} to=${to} bottom=${height - 26} width=${width} />
-        ${drag ? html`<rect class="fill-waiting" opacity=".35" x=${Math.min(x(drag.from), x(drag.to))} width=${Math.abs(x(drag.to) - x(drag.from))} y=${TOP - 6} height=${height - TOP - 20} />` : null}
+        ${drag && html`<rect class="fill-waiting" opacity=".35" x=${Math.min(x(drag.from), x(drag.to))} width=${Math.abs(x(drag.to) - x(drag.from))} y=${TOP - 6} height=${height - TOP - 20} />`}
       </svg></div>
-    <p class="muted">0 is ${moment(line.from)}, when it was submitted; ${zoom ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `all ${duration(line.to - line.from)} are shown`}.</p>
-    ${line.lanes.length > lanes.length ? html`<p class="muted">${line.lanes.length - lanes.length} earlier stays of workers are not drawn.</p>` : null}
-    <${Losses} losses=${losses} />
+    <p class="muted">0 is ${moment(line.from)}, when it was submitted; ${zoom ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `${isCut ? "the first" : "all"} ${duration(line.to - line.from)} are shown`}.</p>
+    ${line.lanes.length > lanes.length && html`<p class="muted">${line.lanes.length - lanes.length} earlier stays of workers are not drawn.</p>`}
+    <${Losses} losses=${losses} isCut=${isCut} />
   </div>`;
 }
 
 const since = (at, line) => (at - line.from < 0.05 ? "0" : duration(at - line.from));
 
-/** When it lost workers, why, and what each loss cost until the first new step. */
-function Losses({ losses }) {
-  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure.</p>`;
+function Losses({ losses, isCut }) {
+  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure${isCut ? " until then" : ""}.</p>`;
   return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures" heads="when|~what happened|#cost until a new step|#time|~of it|#steps repeated"
     rows=${losses.slice(-MOST_LOSSES).reverse().map((one) => [moment(one.at), one.cause, one.cost === undefined ? "–" : money(one.cost),
       `${duration(one.total_s)}${one.isOver ? "" : " so far"}`, lossText({ ...one, steps: null, cost: undefined }), one.steps ?? (one.isOver ? "–" : "not known yet")])} />
-    ${losses.length > MOST_LOSSES ? html`<p class="muted">The newest ${MOST_LOSSES} of ${losses.length}.</p>` : null}`;
+    ${losses.length > MOST_LOSSES && html`<p class="muted">The newest ${MOST_LOSSES} of ${losses.length}.</p>`}`;
 }
 
 function Lane({ y, name, note, node, spans, x, from, to, checkpoints }) {
@@ -93,25 +90,17 @@ function Lane({ y, name, note, node, spans, x, from, to, checkpoints }) {
   });
   const capacity = offering(node?.offering).capacity;
   return html`<g><rect class="fill-idle" x=${x(from)} y=${y} width=${x(to) - x(from)} height=${HEIGHT} rx="3" />
-    ${capacity ? html`<circle class="fill-${capacity}" cx="8" cy=${y + 10} r="4"><title>${capacity} node</title></circle>` : null}
+    ${capacity && html`<circle class="fill-${capacity}" cx="8" cy=${y + 10} r="4"><title>${capacity} node</title></circle>`}
     <text class="name" x="18" y=${y + 14}>${name}</text><text x="68" y=${y + 14}>${shorten(note, 15)}<title>${note}</title></text>
     ${shown.map((span) => html`<rect class="fill-${span.phase}" x=${x(span.from)} y=${y} width=${Math.max(1, x(span.to) - x(span.from))} height=${HEIGHT} rx="2">
       <title>${name}: ${span.phase} for ${duration(span.to - span.from)}, from ${moment(span.from)}</title></rect>`)}
     ${ticked.map((at) => html`<rect class="fill-checkpoint" opacity=".6" x=${x(at)} y=${y} width="1.5" height=${HEIGHT}><title>checkpoint at ${moment(at)}</title></rect>`)}</g>`;
 }
 
-function Workers({ line, job, x, top, from, to }) {
+function Workers({ line, job, x, top }) {
   const sizes = job.spec.workers ?? {};
-  const most = Math.max(1, sizes.max ?? 1, ...line.workers.map((one) => one.count));
-  const y = (count) => top + WORKERS - 10 - (count / most) * (WORKERS - 14);
-  let path = "";
-  line.workers.forEach((one, index) => {
-    const until = line.workers[index + 1]?.at ?? line.to;
-    if (until < from || one.at > to) return;
-    path += `M${x(one.at)},${y(0)} V${y(one.count)} H${x(until)} V${y(0)} Z `;
-  });
   return html`<g><text class="name" x="18" y=${top + 14}>workers</text><text x="18" y=${top + 30}>${sizes.max === undefined ? "" : `min ${sizes.min ?? 1}, max ${sizes.max}`}</text>
-    <path d=${path} class="fill-spot" opacity=".4" /></g>`;
+    <${WorkersArea} workers=${line.workers} most=${sizes.max} x=${x} to=${line.to} bottom=${top + WORKERS - 10} height=${WORKERS - 14} /></g>`;
 }
 
 function Marks({ marks, losses, x, from, to, bottom, width }) {
@@ -147,7 +136,7 @@ function nodeName(lane, nodes) {
   return zone ? `${shortId(node.id)} zone ${zone}` : shortId(node.id);
 }
 
-/** Times for the axis, at round distances from the beginning. */
+/** Times for the axis. */
 function ticks(from, to, width) {
   const wanted = (to - from) / Math.max(2, Math.floor((width - LEFT) / 140));
   const step = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800].find((one) => one >= wanted) ?? 2419200;

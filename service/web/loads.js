@@ -1,8 +1,8 @@
-// How busy the processors and GPUs of workers and nodes are: the newest value, and a small line of the last ten minutes.
+// How busy the processors and GPUs of workers and nodes are.
 
 import { html } from "./vendor/htm-preact-3.1.1.js";
 import { get, useRead } from "./api.js";
-import { Problem, Table } from "./parts.js";
+import { Card, Problem, Table } from "./parts.js";
 import { isKnown, percent } from "./words.js";
 
 const WIDTH = 80, HEIGHT = 18;
@@ -20,11 +20,10 @@ export const Cpu = ({ load }) => html`${load.points.at(-1).cpu.toFixed(2)} CPU <
 /** The part of the time in which its GPUs computed, and nothing where that is not known. */
 export const Gpu = ({ load }) => (isKnown(load.points.at(-1).gpu) ? html`${percent(load.points.at(-1).gpu, 1)} of ${load.gpus} GPU <${Line} points=${load.points} name="gpu" most=${1} />` : null);
 
-/** The workers of a job that runs. */
 export function WorkerLoads({ id }) {
   const found = useRead(`loads ${id}`, () => get(`/v1/jobs/${id}/loads`), 10), items = found.value?.items ?? [];
   if (!items.length) return html`<${Problem} error=${found.error} />`;
-  return html`<div class="card"><h2>Processors and GPUs <span class="muted">in use by each worker, in the last ten minutes</span></h2><${Problem} error=${found.error} />
+  return html`<${Card} title="Processors and GPUs" note="in use by each worker, in the last ten minutes" error=${found.error}>
     <${Table} label="load of the workers" heads="#rank|node|processors|GPUs" rows=${items.map((load) => [load.rank, load.address, html`<${Cpu} load=${load} />`, html`<${Gpu} load=${load} />`])} />
-    ${found.value.next_cursor ? html`<p class="muted">The first ${items.length} workers.</p>` : null}</div>`;
+    ${found.value.next_cursor && html`<p class="muted">The first ${items.length} workers.</p>`}<//>`;
 }

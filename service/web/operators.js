@@ -1,4 +1,4 @@
-// The view of operators: the policies with an editor, their history, and what another document would have cost.
+// The view of the policies.
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { ApiError, get, getAll, getLong, request, useRead } from "./api.js";
@@ -29,7 +29,7 @@ export function Policies() {
   const problems = check?.found?.problems ?? [];
   const isGood = isChanged && check?.found && !problems.length;
   const lines = isChanged ? difference(applied, document) : [], changed = lines.filter(isOther).length;
-  return html`<div class="title"><h1>Policies</h1>${newest.value ? html`<span class="muted">version ${newest.value.version}${newest.value.created_at ? `, applied on ${moment(newest.value.created_at)}` : ", made from the settings, with which the service began"}</span>` : null}</div>
+  return html`<div class="title"><h1>Policies</h1>${newest.value && html`<small>version ${newest.value.version}${newest.value.created_at ? `, applied on ${moment(newest.value.created_at)}` : ", made from the settings, with which the service began"}</small>`}</div>
     <${Problem} error=${newest.error} />
     <div class="two"><div class="card"><h2 id="editor">1. Edit</h2>
       <textarea aria-labelledby="editor" spellcheck="false" value=${document} onInput=${(event) => setText(event.target.value)}></textarea>
@@ -37,7 +37,7 @@ export function Policies() {
     <div class="card"><h2>2. Check</h2>
       <${Problem} error=${check?.error} />
       ${problems.map((problem) => html`<div class="problem"><${Sentence} text=${problemText(problem)} /></div>`)}
-      ${isGood ? html`<div class="notice">No problems; ${counted(changed, "line")} changed; ${check.found.is_in_force ? "in effect already" : "not applied yet"}.</div>` : null}
+      ${isGood && html`<div class="notice">No problems; ${counted(changed, "line")} changed; ${check.found.is_in_force ? "in effect already" : "not applied yet"}.</div>`}
       ${(check?.found?.notes ?? []).map((note) => html`<div class="notice"><${Sentence} text=${note} /></div>`)}
       ${isChanged ? html`<${Diff} lines=${lines.filter((_, index) => lines.slice(Math.max(0, index - 2), index + 3).some(isOther))} />` : html`<p class="muted">Change the document: it is checked while you type, and the difference is shown here.</p>`}</div></div>
     <${WhatIf} document=${document} applied=${applied} isChanged=${isChanged && !problems.length} />
@@ -52,7 +52,6 @@ const problemText = (problem) => (typeof problem === "string" ? problem : [probl
 
 const isOther = (line) => line.kind !== "same";
 
-/** Replay a trace, that of the recorded history or of files, under the policies in effect and those of the editor. */
 function WhatIf({ document, applied, isChanged }) {
   const [days, setDays] = useState(7), [files, setFiles] = useState(null), [plan, setPlan] = useState(null);
   const run = async () => {
@@ -71,7 +70,7 @@ function WhatIf({ document, applied, isChanged }) {
       ${files ? html`<label>traces, as for <code>remora plan</code><input type="file" multiple onChange=${(event) => setFiles([...event.target.files])} /></label>`
       : html`<label>days of history<input type="number" min="1" max="31" value=${days} onInput=${(event) => setDays(Number(event.target.value))} style=${{ width: "90px" }} /></label>`}
       ${files?.length === 0 ? html`<button disabled>Replay</button>` : html`<${Act} act=${run}>Replay<//>`}</div>
-    ${plan ? html`<${Plan} plan=${plan} />` : null}</div>`;
+    ${plan && html`<${Plan} plan=${plan} />`}</div>`;
 }
 
 async function recorded(days) {
@@ -89,7 +88,6 @@ const FIGURES = [
 ];
 const PLOTTED = 5;
 
-/** One figure under each policy, side by side. */
 function Figure({ name, of, said, reports }) {
   const most = Math.max(...reports.map((one) => one[of]));
   return html`<div class="card"><b>${name}</b>${reports.map((one) => html`<div>${one.policy}: ${said(one[of])}<${Bar} part=${most ? one[of] / most : 0} label=${`${name}, ${one.policy}`} /></div>`)}</div>`;
@@ -98,8 +96,8 @@ function Figure({ name, of, said, reports }) {
 function Plan({ plan }) {
   const reports = plan.reports.map((one) => ({ ...one, exceeded: one.budget_violations + one.project_budget_violations }));
   return html`<p role="status">${plan.terminal ? phrase(plan.state) : `${Math.round(100 * plan.progress)} % of the replay of ${COUNT.format(plan.jobs)} jobs`}${plan.message ? `: ${plan.message}` : ""}</p>
-    ${reports.length ? html`<div class="cards">${FIGURES.slice(0, PLOTTED).map(([name, of, said]) => html`<${Figure} name=${name} of=${of} said=${said} reports=${reports} />`)}</div>
-      <${Table} label="result of the replay" heads=${["", ...reports.map((one) => `#${one.policy}`)].join("|")} rows=${FIGURES.map(([name, of, said]) => [name, ...reports.map((one) => said(one[of]))])} />` : null}
-    ${plan.plot ? html`<img alt="nodes and waiting jobs over time under each policy" style=${{ maxWidth: "100%", background: "#fff" }} src=${`data:image/svg+xml;charset=utf-8,${encodeURIComponent(plan.plot)}`} />` : null}
+    ${reports.length > 0 && html`<div class="cards">${FIGURES.slice(0, PLOTTED).map(([name, of, said]) => html`<${Figure} name=${name} of=${of} said=${said} reports=${reports} />`)}</div>
+      <${Table} label="result of the replay" heads=${["", ...reports.map((one) => `#${one.policy}`)].join("|")} rows=${FIGURES.map(([name, of, said]) => [name, ...reports.map((one) => said(one[of]))])} />`}
+    ${plan.plot && html`<img alt="nodes and waiting jobs over time under each policy" style=${{ maxWidth: "100%", background: "#fff" }} src=${`data:image/svg+xml;charset=utf-8,${encodeURIComponent(plan.plot)}`} />`}
     ${plan.notes.map((note) => html`<p class="muted">${note}</p>`)}`;
 }

@@ -41,7 +41,7 @@ function Page() {
   useEffect(() => { document.title = `${(name === "jobs" && id) || shown.find(([view]) => view === name)?.[1] || "Remora"} · Remora`; }, [name, id]);
   return html`<header class="top"><strong>Remora</strong>
       <nav aria-label="views">${shown.map(([view, title]) => html`<a href=${`#/${view}`} aria-current=${name === view ? "page" : undefined}>${title}</a>`)}</nav>
-      <div class="end">${identity?.isRequired && identity.principal ? html`<span>${identity.principal.name ?? identity.principal.id}</span><button onClick=${async () => { await signOut(); await look(); }}>Sign out</button>` : null}</div></header>
+      <div class="end">${identity?.isRequired && identity.principal && html`<span>${identity.principal.name ?? identity.principal.id}</span><button onClick=${async () => { await signOut(); await look(); }}>Sign out</button>`}</div></header>
     <main><${Problem} error=${error} />${identity === null ? null : identity.principal === null ? html`<${SignIn} done=${look} issuers=${identity.issuers} place=${place} />`
       : name === "jobs" && id ? html`<${JobView} key=${id} id=${id} query=${place.query} />`
       : name === "cluster" ? html`<${Cluster} isOperator=${isOperator} />`
@@ -70,8 +70,8 @@ function SignIn({ done, issuers, place }) {
     } catch (problem) { setError(problem); }
   };
   return html`<div class="card"><h1>Sign in</h1>
-    ${isBack ? html`<div class="problem" role="alert">${Object.hasOwn(FAILURES, place.view[1]) ? FAILURES[place.view[1]] : "The sign-in failed."}</div>` : null}
-    ${issuers.length ? html`<p>${issuers.map((name) => html`<a class="first" href=${`/v1/sign-in/${encodeURIComponent(name)}/page?${new URLSearchParams({ view: isBack ? "jobs" : place.view.join("/") })}`}>Sign in with ${name}</a> `)}</p>` : null}
+    ${isBack && html`<div class="problem" role="alert">${Object.hasOwn(FAILURES, place.view[1]) ? FAILURES[place.view[1]] : "The sign-in failed."}</div>`}
+    ${issuers.length > 0 && html`<p>${issuers.map((name) => html`<a class="first" href=${`/v1/sign-in/${encodeURIComponent(name)}/page?${new URLSearchParams({ view: isBack ? "jobs" : place.view.join("/") })}`}>Sign in with ${name}</a> `)}</p>`}
     <p class="muted">${issuers.length ? "Or with a token of the service:" : "The service asks for a token:"} <code>remora tokens create</code> makes one. The browser keeps it for twelve hours in a cookie that no script reads.</p>
     <${Problem} error=${error} />
     <form class="filters" onSubmit=${submit}><label>token<input type="password" autocomplete="off" value=${token} onInput=${(event) => setToken(event.target.value)} /></label><button class="first">Sign in</button></form></div>`;

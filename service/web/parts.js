@@ -1,6 +1,7 @@
 // Parts that several views show.
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
+import { addressOf } from "./addresses.js";
 import { phrase } from "./words.js";
 
 export const State = ({ state, phase }) => html`<span class="state ${state}">${phrase(state)}${phase ? `: ${phase}` : ""}</span>`;
@@ -11,7 +12,7 @@ export const Sentence = ({ text }) => html`${String(text ?? "").split("`").map((
 /** What went wrong, in the words of the service, and what to do. */
 export function Problem({ error }) {
   if (!error) return null;
-  return html`<div class="problem" role="alert">${error.message} ${error.hint ? html`<span class="muted">${error.hint}</span>` : null}</div>`;
+  return html`<div class="problem" role="alert">${error.message} ${error.hint && html`<small>${error.hint}</small>`}</div>`;
 }
 
 /** A table that is moved sideways where the screen is narrow; `heads` are "time|#count|~words": numbers and long texts are marked. */
@@ -20,6 +21,20 @@ export function Table({ label, heads, rows }) {
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table><thead><tr>${columns.map((one) => html`<th class=${one.kind}>${one.name}</th>`)}</tr></thead>
     <tbody>${rows.map((cells) => html`<tr>${cells.map((cell, index) => html`<td class=${columns[index].kind}>${cell}</td>`)}</tr>`)}</tbody></table></div>`;
 }
+
+/** A card, with what went wrong when its content was read. */
+export const Card = ({ title, note, label, error, children }) => html`<section class="card" aria-label=${label}><h2>${title}${note && html` <small>${note}</small>`}</h2><${Problem} error=${error} />${children}</section>`;
+
+/** A card that makes its content, a function, once it is opened. */
+export function Folded({ title, children }) {
+  const [isOpen, setOpen] = useState(false);
+  return html`<details class="card" onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>${title}</summary>${isOpen && children()}</details>`;
+}
+
+/** The command that prints what is not `shown`. */
+export const Rest = ({ shown, all, command }) => shown < all && html`<p class="muted">${shown} of ${all}; <code>remora ${command}</code> lists all.</p>`;
+
+export const JobLink = ({ job, id = job.id }) => html`<a href=${addressOf(`jobs/${id}`)}>${job.name}</a>`;
 
 /** Lines of `difference`. */
 export const Diff = ({ lines }) => html`<pre tabindex="0" aria-label="difference">${lines.map((line) => html`<span class="diff-${line.kind}">${{ more: "+ ", less: "- ", same: "  " }[line.kind]}${line.text}${"\n"}</span>`)}</pre>`;
@@ -57,14 +72,10 @@ export function Act({ children, question, act, first, danger }) {
     <${Problem} error=${state.error} /></span>`;
 }
 
-/** The number of workers over time as a small line. */
-export function WorkersLine({ workers, from, to, most }) {
+/** The number of workers over time, of which `most` are as high as `height`. */
+export function WorkersArea({ workers, most = 1, x, to, bottom, height }) {
   if (!workers.length) return null;
-  const width = 120, height = 22, span = Math.max(1, to - from), top = Math.max(1, most, ...workers.map((one) => one.count));
-  const x = (at) => ((at - from) / span) * width, y = (count) => height - (count / top) * (height - 2);
-  let path = `M${x(workers[0].at)},${height}`;
-  workers.forEach((one, index) => {
-    path += ` V${y(one.count)} H${x(workers[index + 1]?.at ?? to)}`;
-  });
-  return html`<svg width=${width} height=${height} role="img" aria-label="workers over time"><path d="${path} V${height} Z" class="fill-spot" opacity=".4" /></svg>`;
+  const top = Math.max(1, most, ...workers.map((one) => one.count));
+  const path = workers.map((one, index) => `V${bottom - (one.count / top) * height} H${x(workers[index + 1]?.at ?? to)}`);
+  return html`<path d="M${x(workers[0].at)},${bottom} ${path.join(" ")} V${bottom} Z" class="fill-spot" opacity=".4" />`;
 }

@@ -17,13 +17,13 @@ export function Metrics({ job, others, isLive }) {
   const [byTime, setByTime] = useState(false);
   const points = useMemo(() => (found.value ?? []).map((page) => page.items), [found.value]);
   const names = [...new Set(points.flatMap((items) => items.flatMap((point) => Object.keys(point.values))))].sort();
-  return html`<div class="card"><div class="title"><h2>Metrics</h2>${names.length ? html`<div class="end filters">
+  return html`<div class="card"><div class="title"><h2>Metrics</h2>${names.length > 0 && html`<div class="end filters">
       <label>smoothing<input type="range" min="0" max="0.98" step="0.02" value=${smoothing} onInput=${(event) => setSmoothing(Number(event.target.value))} /></label>
       <label>axis<select value=${byTime ? "time" : "step"} onChange=${(event) => setByTime(event.target.value === "time")}><option value="step">step</option><option value="time">time</option></select></label>
       <label>values<select value=${isLog ? "log" : "linear"} onChange=${(event) => setLog(event.target.value === "log")}><option value="linear">linear</option><option value="log">logarithmic</option></select></label>
-    </div>` : null}</div>
+    </div>`}</div>
     <${Problem} error=${found.error} />
-    ${found.value && !names.length ? html`<p class="muted">The job has reported no metric yet. <code>remora.training.report</code> does it.</p>` : null}
+    ${found.value && !names.length && html`<p class="muted">The job has reported no metric yet. <code>remora.training.report</code> does it.</p>`}
     <div class="plots">${names.map((name) => html`<${Plot} key=${name} name=${name} jobs=${jobs} points=${points} smoothing=${smoothing} isLog=${isLog} byTime=${byTime} />`)}</div></div>`;
 }
 

@@ -1,13 +1,12 @@
-// Submitting a job from a file that is dropped or chosen: first what the service would say to it, then the job itself.
+// Submitting a job from a file: first what the service would say to it, then the job itself.
 
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { ApiError, request } from "./api.js";
-import { Act, Problem } from "./parts.js";
-import { addressOf } from "./addresses.js";
+import { Act, JobLink, Problem } from "./parts.js";
 
 /** The service reads the text, as the command line reads a file. */
 const YAML = { "Content-Type": "application/yaml" };
-/** Bytes of a file, as many as the API takes of a specification. */
+/** Bytes of a file that the API takes. */
 const MOST_BYTES = 256 * 1024;
 async function textOf(file) {
   if (file.size > MOST_BYTES) throw new ApiError(0, "", `${file.name} is larger than 256 KiB.`, "A specification is a short text; code is submitted by the command line.");
@@ -16,7 +15,6 @@ async function textOf(file) {
 
 const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** Around the table: takes a dropped file. */
 export function Submission({ submitted, children }) {
   const [state, setState] = useState({}), [isOver, setOver] = useState(false);
   const look = async (file) => {
@@ -38,11 +36,11 @@ export function Submission({ submitted, children }) {
   return html`<div class=${isOver ? "dropping" : ""} onDragOver=${(event) => { event.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${drop}>
     <div class="card filters"><label>Submit a job: drop its YAML here, or choose it<input type="file" accept=".yaml,.yml,.json" onChange=${(event) => { look(event.target.files[0]); event.target.value = ""; }} /></label>
       <${Problem} error=${error} />
-      ${found ? html`<div><p>${state.name}: <b>${found.spec.name}</b> for project ${found.project}</p>
+      ${found && html`<div><p>${state.name}: <b>${found.spec.name}</b> for project ${found.project}</p>
         ${found.problems.map((one) => html`<div class="problem">${one.field ? `${one.field}: ` : ""}${one.message}</div>`)}
-        ${found.never ? html`<div class="notice">It would wait for ever: ${found.never}</div>` : null}
+        ${found.never && html`<div class="notice">It would wait for ever: ${found.never}</div>`}
         ${found.problems.length ? null : html`<${Act} first act=${submit}>Submit<//>`}
-        <button onClick=${() => setState({})}>Discard</button></div>` : null}
-      ${job ? html`<div class="notice">Submitted <a href=${addressOf(`jobs/${job.id}`)}>${job.name}</a>.</div>` : null}</div>
+        <button onClick=${() => setState({})}>Discard</button></div>`}
+      ${job && html`<div class="notice">Submitted <${JobLink} job=${job} />.</div>`}</div>
     ${children}</div>`;
 }

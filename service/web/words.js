@@ -29,13 +29,11 @@ export const ago = (at, now) => (at ? `${duration(Math.max(0, now - at))} ago` :
 const MOMENT = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "medium" });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 
-/** Seconds since 1970 as date and time of the reader's zone. */
 export const moment = (at) => (at ? MOMENT.format(at * 1000) : "");
 
-/** The same without the date, and that of the reader's zone. */
 export const clock = (at) => CLOCK.format(at * 1000);
 
-/** "as of 20:41:03" for what was read at that time, with the date where that is another day than today; nothing before. */
+/** "as of 20:41:03" for what was read at that time, with the date where that is another day. */
 export function asOf(at, now = Date.now() / 1000) {
   if (!at) return "";
   return `as of ${new Date(at * 1000).toDateString() === new Date(now * 1000).toDateString() ? clock(at) : moment(at)}`;
@@ -79,12 +77,19 @@ const STEPS = {
   shrink: "jobs go on with their smallest number of workers", pause: "jobs stop at a checkpoint until there is money again",
 };
 
-/** Sentences about the step of a budget that is in force, and the next one. */
 export function budgetSteps(budget) {
   const found = [];
   if (budget.step_in_force) found.push(`In force: ${budget.step_in_force}, ${STEPS[budget.step_in_force]}.`);
   if (budget.next_step) found.push(`Next: ${budget.next_step} at ${figure(budget.next_step_at)} USD, when ${STEPS[budget.next_step]}.`);
   return found;
+}
+
+/** Which jobs were not cancelled, of `[name, reason]` of each; nothing where all were. */
+export function notCancelled(errors) {
+  const reasons = new Map();
+  for (const [name, reason] of errors) reasons.set(reason, [...(reasons.get(reason) ?? []), name]);
+  const found = [...reasons].map(([reason, names]) => `${names.join(", ")} (${reason.replace(/\.$/, "")})`);
+  return found.length ? `${counted(errors.length, "job")} ${errors.length === 1 ? "was" : "were"} not cancelled: ${found.join("; ")}.` : "";
 }
 
 /** 1, 3 -> "33.3 %"; of nothing there is no share. */
@@ -112,7 +117,6 @@ const CAUSES = {
   starting: "starting or regrouping", checkpoint_stall: "checkpoint stall", idle_waiting: "idle: waits for other nodes", idle_kept: "idle after use",
   idle_unused: "not used by any job", failed: "failed machines", ray_programs: "Ray programs",
 };
-/** A cause of an account in words. */
 export const cause = (word) => CAUSES[word] ?? phrase(word);
 
 export function bytes(count) {

@@ -123,7 +123,7 @@ def test_a_job_shows_its_life_line_metrics_and_logs(page: Tab, job: str) -> None
     page.page.get_by_label("contains").fill("step 1")
     page.page.locator(".log mark").first.wait_for(timeout=PATIENCE_MS)
     page.page.get_by_label("contains").fill("printed by no rank")
-    page.shows("No such line was printed yet.")
+    page.shows("There is no such line among the newest 1,000,000.")
     page.page.get_by_label("contains").fill("")
     page.page.locator(".log .stdout").first.wait_for(timeout=PATIENCE_MS)
     page.page.get_by_role("button", name="zoom in").click()

@@ -181,6 +181,52 @@ def test_an_attempt_that_ends_is_a_loss_until_the_next_one_trains(script: Script
     assert script.call("lifeLine", [*BEGIN, paused, event(20, "job.paused")], 40)["losses"] == []
 
 
+def test_a_hang_after_which_all_start_again_is_a_loss_from_the_last_step_on(script: Script) -> None:
+    hung = [
+        event(50, "worker_group.hung", quiet_s=30.0),
+        event(50, "attempt.regrouping"),
+        event(51, "worker_group.started", addresses=[A, B]),
+        event(53, "attempt.started"),
+    ]
+    won = event(56, "training.resumed", pause_s=36.5, repeated_steps=4)
+    waiting = script.call("lifeLine", [*BEGIN, *hung], 54)
+    assert loss_of(waiting) == {
+        "isOver": False, "noticed_s": 30, "regrouping_s": 3, "recomputing_s": 1, "steps": None,
+    }  # fmt: skip
+    line = script.call("lifeLine", [*BEGIN, *hung, won], 60)
+    assert loss_of(line) == {
+        "isOver": True, "noticed_s": 30.5, "regrouping_s": 3, "recomputing_s": 3, "steps": 4,
+    }  # fmt: skip
+    assert [(mark["kind"], mark["text"], mark.get("loss")) for mark in line["marks"]] == [
+        ("loss", "worker_group.hung.", 0),
+        ("change", "training.resumed.", None),
+    ]
+    lost = event(19, "node.lost", ranks=[1])
+    both = script.call("lifeLine", [*BEGIN, lost, *hung], 54)["losses"]
+    assert [(loss["at"], loss["from"]) for loss in both] == [(19, 19)], "no step was new between the two"
+    # The driver may say so after it has begun to regroup.
+    assert loss_of(script.call("lifeLine", [*BEGIN, hung[1], hung[0], *hung[2:], won], 60)) == loss_of(line)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint.refused", "checkpoint.abandoned", "checkpoint.incomplete"])
+def test_a_checkpoint_that_did_not_come_to_be_has_a_mark(script: Script, kind: str) -> None:
+    line = script.call("lifeLine", [*BEGIN, event(20, kind, step=3)], 30)
+    assert [(mark["at"], mark["kind"], mark["text"]) for mark in line["marks"]] == [
+        (20, "notice", f"{kind}.")
+    ]
+    assert line["losses"] == []
+
+
+def test_a_collective_that_failed_is_the_cause_of_the_loss_that_follows(script: Script) -> None:
+    events = [
+        event(20, "worker.collectives_failed", rank=1),
+        event(22, "worker_group.regrouped", addresses=[A], world_size=1, cause="loss", pause_s=1.0),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *events], 30)
+    assert (line["losses"][0]["cause"], line["losses"][0]["total_s"]) == ("worker.collectives_failed.", 1)
+    assert ("loss", "worker.collectives_failed.") in [(mark["kind"], mark["text"]) for mark in line["marks"]]
+
+
 def test_workers_of_one_node_have_lanes_of_their_own(script: Script) -> None:
     line = script.call(
         "lifeLine",
@@ -202,6 +248,7 @@ EVENTS = st.one_of(
             *("job.queued", "job.paused", "attempt.created", "environment.preparing", "environment.ready"),
             *("attempt.started", "job.running", "training.resumed", "attempt.regrouping"),
             *("checkpoint.committed", "attempt.ended", "job.cancelled", "a.kind.of.later"),
+            *("worker.collectives_failed", "checkpoint.refused"),
         ]
     ).map(lambda kind: (kind, {})),
     ADDRESSES.map(lambda found: ("worker_group.started", {"addresses": found})),
@@ -213,6 +260,7 @@ EVENTS = st.one_of(
     ),
     st.lists(st.integers(0, 5), max_size=3).map(lambda ranks: ("node.lost", {"ranks": ranks})),
     st.just(("worker_group.started", {})),
+    st.just(("worker_group.hung", {"quiet_s": 3.0})),
 )
 
 

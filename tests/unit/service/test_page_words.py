@@ -87,6 +87,16 @@ def test_a_loss_says_what_it_cost_in_time_steps_and_money(script: Script) -> Non
     assert script.call("lossText", hidden) == "regrouping and starting 6 s, recomputing 3 s so far"
 
 
+def test_jobs_that_were_not_cancelled_are_named_with_the_reason(script: Script) -> None:
+    ended, gone = "it has ended.", "the service does not answer"
+    assert script.call("notCancelled", []) == ""
+    assert script.call("notCancelled", [["a", ended]]) == "1 job was not cancelled: a (it has ended)."
+    assert (
+        script.call("notCancelled", [["a", ended], ["b", gone], ["c", ended]])
+        == "3 jobs were not cancelled: a, c (it has ended); b (the service does not answer)."
+    )
+
+
 def test_an_offering_is_taken_apart(script: Script) -> None:
     assert script.call("offering", "Standard_D4s_v5/any/spot") == {
         "size": "Standard_D4s_v5",
