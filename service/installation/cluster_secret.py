@@ -6,7 +6,7 @@ secret is replaced, and everything starts again: jobs resume from their newest c
 throughout.
 
 python -P -m service.installation.cluster_secret HOME is the part in between, as the user whose files the home has: root
-follows nothing that this user has written there.
+follows nothing that this user has written there.  The next secret is its input; without any it makes one.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ def replace_secret(
     units: Sequence[Unit],
     supervisor: Supervisor,
     say: Callable[[str], None],
+    secret: str = "",
 ) -> None:
     """End all of Ray, replace the secret, and start all of it.  Interrupted, it is to be called again.
 
-    Raises InstallationProblem, with the processes started again as far as they can be.
+    `secret` is the next one; empty: one is made.  Raises InstallationProblem, with the processes started again as far as
+    they can be.
     """
     stopping = to_stop(units)
     try:
         for unit in stopping:
             supervisor.stop(unit.name)
-        ended = _replaced_as(installation.user, layout.home)
+        ended = _replaced_as(installation.user, layout.home, secret)
     finally:
         for unit in reversed(stopping):
             supervisor.start(unit.name)
@@ -61,7 +63,7 @@ def replace_secret(
     )
 
 
-def _replaced_as(user: str, home: Path) -> str:
+def _replaced_as(user: str, home: Path, secret: str) -> str:
     """Do what is done in the home as its user; how many nodes ended.  Raises InstallationProblem."""
     try:
         done = subprocess.run(
@@ -71,6 +73,8 @@ def _replaced_as(user: str, home: Path) -> str:
             group=user or None,
             extra_groups=[] if user else None,
             cwd="/",
+            # Where no other user sees it.
+            input=secret,
             capture_output=True,
             text=True,
             timeout=_TIMEOUT_S,
@@ -85,9 +89,10 @@ def _replaced_as(user: str, home: Path) -> str:
     return done.stdout.strip()
 
 
-def replace_in(home: Path) -> int:
+def replace_in(home: Path, secret: str = "") -> int:
     """End what is left of the cluster in a home, and put another secret there; returns how many nodes there were.
 
+    An empty `secret` is one that is made here.
     Raises ProviderError and OSError; then the old secret is in place.
     """
     # Processes of this machine would wait for their head with the old secret.
@@ -98,13 +103,13 @@ def replace_in(home: Path) -> int:
     shutil.rmtree(old, ignore_errors=True)
     if state.exists():
         state.rename(old)
-    write_private(ClusterFolders(home).token, secrets.token_hex(32).encode())
+    write_private(ClusterFolders(home).token, (secret or secrets.token_hex(32)).encode())
     shutil.rmtree(old, ignore_errors=True)
     return ended
 
 
 if __name__ == "__main__":
     try:
-        print(replace_in(Path(sys.argv[1])))
+        print(replace_in(Path(sys.argv[1]), sys.stdin.read()))
     except (ProviderError, OSError) as error:
         sys.exit(str(error))

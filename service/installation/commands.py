@@ -41,6 +41,8 @@ from service.store.migrate import migrate, revision_of
 ROOT = Path(__file__).resolve().parents[2]
 #: Files of settings that deploy/azure writes on its machines.
 DEPLOYED = (Path("/etc/remora/service.env"), Path("/etc/remora/database.env"))
+#: Where deploy/azure/machine/install.py writes a cluster's secret that the vault has and that is not in force yet.
+NEXT_SECRET = Path("/var/lib/remora-apply/ray.token")
 
 
 def main(words: Sequence[str]) -> int:
@@ -252,7 +254,9 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
 def _rotate(given: argparse.Namespace, layout: Layout) -> None:
     installation = read_installation(layout)
     container_commands.expect_no_containers(installation)
-    if not installation.has_head:
+    # There the vault has the secret of a cluster, which each machine and each node of it reads.
+    is_of_vault = str(DEPLOYED[0]) in installation.settings
+    if not installation.has_head and not is_of_vault:
         raise InstallationProblem(
             "the head is on another machine: run this there, then copy state/ray.token here and restart the member and"
             " the controllers"
@@ -262,14 +266,31 @@ def _rotate(given: argparse.Namespace, layout: Layout) -> None:
             "Ray reads its secret when a process starts, so that all workers end and their jobs resume from their"
             " newest checkpoints; say so with --yes"
         )
-    replace_secret(
-        layout, installation, _units(installation, layout), supervisor_of(installation, layout), _say
-    )
-    if layout.read_settings().get("REMORA_CLOUD") == "azure":
+    secret = _secret_of_vault() if is_of_vault else ""
+    units, supervisor = _units(installation, layout), supervisor_of(installation, layout)
+    replace_secret(layout, installation, units, supervisor, _say, secret)
+    if is_of_vault:
+        # Last: interrupted, the next call finds it and does the same.
+        NEXT_SECRET.unlink(missing_ok=True)
+    elif layout.read_settings().get("REMORA_CLOUD") == "azure":
         _say(
             f"machines of Azure join with what the vault holds: put {layout.home / 'ray.token'} there as"
             " remora-CLUSTER-ray-token; until then no machine joins"
         )
+
+
+def _secret_of_vault() -> str:
+    """The next secret of the cluster, which the vault has and this machine has fetched."""
+    try:
+        secret = NEXT_SECRET.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        secret = ""
+    if not secret:
+        raise InstallationProblem(
+            "the vault has no other secret of the cluster: put one there as remora-CLUSTER-ray-token with `az keyvault"
+            " secret set`, wait a minute until `journalctl -u remora-apply` names it, and run this again"
+        )
+    return secret
 
 
 def _migrate(_: argparse.Namespace, layout: Layout) -> None:

@@ -28,7 +28,12 @@ WHEEL = re.compile(r"remora-[A-Za-z0-9_.+!]{1,60}-py3-none-any\.whl")
 HOME = "/var/lib/remora"
 #: Files of settings that only the service's user may read.
 CLOSED = ("/etc/remora/storage.json",)
+#: In the home, the secret with which the processes of the Ray cluster run.
+RAY_TOKEN = "ray.token"
+#: The vault's, where it is another one: `remora-server rotate` puts it in force and removes the file.
+NEXT_RAY_TOKEN = "/var/lib/remora-apply/ray.token"
 MOST_BYTES = 100 * 2**20
+MOST_SECRET_BYTES = 2**16
 #: Without the proxy of the environment: the metadata service is on the machine itself.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -90,6 +95,18 @@ class Machine:
                 os.fchmod(folder, 0o700)
                 self.give(folder)
             self.put(folder, path, content, 0o600, is_of_user=True)
+
+    def read_secret(self, file):
+        """What a file directly in the user's home has, nothing where there is none; no link is followed."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            with (
+                folder_of(self.path(HOME)) as folder,
+                open(os.open(file, flags, dir_fd=folder), "rb") as opened,
+            ):
+                return opened.read(MOST_SECRET_BYTES)
+        except OSError:
+            return b""
 
     def put(self, folder, path, content, mode, is_of_user):
         """Replace a file of an open folder."""
@@ -211,10 +228,12 @@ def install_release(machine):
 
 
 def write_settings(machine):
-    """Settings and secrets; returns a digest of all of them."""
+    """Settings and secrets; returns a digest of all of them but the cluster's secret, which restarts nothing."""
     digest = hashlib.sha256()
     document = machine.document
     secrets = {file: machine.secret(name) for file, name in document["secrets"].items()}
+    if RAY_TOKEN in secrets:
+        write_ray_token(machine, secrets.pop(RAY_TOKEN).encode())
     for file, value in sorted(secrets.items()):
         machine.write_secret(file, value.encode())
     for name, content in sorted(document["files"].items()):
@@ -228,6 +247,26 @@ def write_settings(machine):
         )
     digest.update(json.dumps([document, secrets], sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def write_ray_token(machine, value):
+    """Write the secret of the Ray cluster where there is none; another one waits until Ray's processes are replaced.
+
+    Those of one cluster have one secret, and take it when they start.
+    """
+    in_force, waits = machine.read_secret(RAY_TOKEN), machine.path(NEXT_RAY_TOKEN)
+    if not in_force:
+        machine.write_secret(RAY_TOKEN, value)
+    elif value != in_force:
+        machine.write(NEXT_RAY_TOKEN, value, 0o600)
+        print(
+            "remora: the vault has another secret of the cluster: put it in force with"
+            " /opt/remora/current/bin/remora-server rotate --yes",
+            flush=True,
+        )
+    elif waits.exists() and waits.read_bytes() != value:
+        # The vault has the one in force again.
+        waits.unlink()
 
 
 def apply(machine):

@@ -210,6 +210,33 @@ def test_what_the_user_linked_in_its_home_is_not_followed(
     assert (machine.root / "var/lib/remora/ray.token").lstat().st_uid == pwd.getpwnam("nobody").pw_uid
 
 
+def test_another_secret_of_the_cluster_waits_until_it_is_put_in_force(
+    azure: Subscription, machine: Machine
+) -> None:
+    azure.up()
+    name, waits = "remora-remora-ray-token", machine.root / "var/lib/remora-apply/ray.token"
+    machine.apply()
+    old = azure.resources.secret(name)
+    assert machine.read("/var/lib/remora/ray.token") == old
+    azure.put_secret(name, "another")
+    for _ in range(2):
+        said = machine.apply()[1]
+        assert "the vault has another secret of the cluster" in said
+        assert machine.read("/var/lib/remora/ray.token") == old
+        assert (waits.read_text(), stat.S_IMODE(waits.stat().st_mode)) == ("another", 0o600)
+    # What rotates has replaced the secret, and was killed before it removed what waited.
+    (machine.root / "var/lib/remora/ray.token").write_text("another")
+    assert "another secret" not in machine.apply()[1]
+    assert waits.read_text() == "another"
+    azure.put_secret(name, "a third")
+    machine.apply()
+    assert waits.read_text() == "a third"
+    # The vault has the one in force again.
+    azure.put_secret(name, "another")
+    assert "another secret" not in machine.apply()[1]
+    assert not waits.exists()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")
 def test_the_home_and_its_secrets_are_the_users(azure: Subscription, machine: Machine) -> None:
     azure.up()
