@@ -23,7 +23,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-WHEEL = re.compile(r"remora-[A-Za-z0-9_.+!]{1,60}-py3-none-any\.whl")
+#: What the file `current` of the releases says: a wheel and its digest, which `up` of an earlier checkout left out.
+CURRENT = re.compile(r"(remora-([A-Za-z0-9_.+!]{1,60})-py3-none-any\.whl)(?: ([0-9a-f]{64}))?")
 #: The home of the service, which its user owns.
 HOME = "/var/lib/remora"
 #: Files of settings that only the service's user may read.
@@ -196,19 +197,26 @@ def install_client():
 
 
 def install_release(machine):
-    """The folder of the newest release, installed."""
-    name = machine.blob("current").decode(errors="replace").strip()
-    if not WHEEL.fullmatch(name):
-        raise NotYet(f"releases/current of the storage names no wheel: {name[:80]!r}")
-    folder = machine.path(f"/opt/remora/releases/{name[:-4]}")
+    """The folder of the newest release, installed; two builds of one version are two releases."""
+    said = machine.blob("current").decode(errors="replace").strip()
+    match = CURRENT.fullmatch(said)
+    if not match:
+        raise NotYet(f"releases/current of the storage names no wheel: {said[:80]!r}")
+    name, version, wanted = match.groups()
+    # As `remora-server` names it.
+    release = f"{version}-{wanted[:12]}" if wanted else name[:-4]
+    folder = machine.path(f"/opt/remora/releases/{release}")
     # `remora-server` looks for the same file in a release.
     if (folder / ".complete").exists():
         return folder
+    content = machine.blob(name)
+    if wanted and hashlib.sha256(content).hexdigest() != wanted:
+        raise NotYet(f"releases/{name} of the storage is another build than releases/current names")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     wheel = machine.path(f"/opt/remora/wheels/{name}")
     wheel.parent.mkdir(parents=True, exist_ok=True)
-    wheel.write_bytes(machine.blob(name))
+    wheel.write_bytes(content)
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True).returncode != 0:
         install_package("python3-venv")
     run(sys.executable, "-m", "venv", str(folder))
