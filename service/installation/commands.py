@@ -183,11 +183,8 @@ def _follow(given: argparse.Namespace, layout: Layout) -> None:
         layout = placed(layout, installation)
         _make_folders(layout, installation)
         installation.write(layout.record)
-    release, before = _own_release(layout), layout.release()
-    target = layout.backups / f"before-{release}.tar"
-    if before != release and read_installation(layout).apis and not target.exists():
-        backups.back_up(layout, target, release=before, at=_now())
-        _say(f"backup in {target}")
+    release = _own_release(layout)
+    _back_up_before(release, layout)
     upgrade = Upgrade(layout, _say)
     upgrade.run(release, starts_again=True)
     for name in upgrade.prune():
@@ -198,14 +195,20 @@ def _upgrade(given: argparse.Namespace, layout: Layout) -> None:
     container_commands.expect_no_containers(read_installation(layout))
     upgrade = Upgrade(layout, _say)
     release = releases.make(layout, given.wheel, given.python, given.packages_of)
-    before = layout.release()
-    target = layout.backups / f"before-{release}.tar"
-    if before != release and not target.exists():
-        backups.back_up(layout, target, release=before, at=_now())
-        _say(f"backup in {target}")
+    _back_up_before(release, layout)
     upgrade.run(release)
     for name in upgrade.prune():
         _say(f"removed the release {name}")
+
+
+def _back_up_before(release: str, layout: Layout) -> None:
+    """Make the backup of an upgrade, once; a machine with the head alone has no database."""
+    before, installation = layout.release(), read_installation(layout)
+    target = layout.backups / f"before-{release}.tar"
+    if before == release or target.exists() or not (installation.apis or installation.controllers):
+        return
+    backups.back_up(layout, target, release=before, at=_now())
+    _say(f"backup in {target}")
 
 
 def _backup(given: argparse.Namespace, layout: Layout) -> None:

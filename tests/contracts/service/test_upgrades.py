@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from remora.free_ports import free_port
-from service.installation import upgrades
+from service.installation import releases, upgrades
 from service.installation.__main__ import main
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.releases import put_in_force
@@ -189,6 +190,29 @@ def _command_that(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         return run(other, **named)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(upgrades.subprocess, "run", instead)
+
+
+@pytest.mark.parametrize("has_service", [True, False])
+def test_an_upgrade_begins_with_a_backup_where_the_machine_has_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_service: bool
+) -> None:
+    layout = Layout(tmp_path)
+    count = 1 if has_service else 0
+    Installation(
+        supervisor="supervisord", apis=count, port=1, controllers=count, head="127.0.0.2:1", has_head=True
+    ).write(layout.record)
+    put_in_force(layout, OLD)
+    layout.home.mkdir()
+    layout.releases.mkdir()
+    with contextlib.closing(sqlite3.connect(layout.home / "remora.db")) as connection:
+        connection.execute("CREATE TABLE leases (name)")
+    if not has_service:
+        (layout.home / "remora.db").unlink()
+    monkeypatch.setattr(releases, "make", lambda *_: NEW)
+    monkeypatch.setattr(upgrades.Upgrade, "run", lambda _, release: put_in_force(layout, release))
+    assert main(["upgrade", "--wheel", "any.whl", "--prefix", str(tmp_path)]) == 0, capsys.readouterr().err
+    assert (layout.backups / f"before-{NEW}.tar").exists() is has_service
+    assert layout.release() == NEW
 
 
 def test_a_process_that_has_ended_can_be_ended_and_started(machine: Machine) -> None:
