@@ -52,6 +52,7 @@ if name.startswith("api"):
 time.sleep(600)
 """
 OLD, NEW = "1.0-a", "1.1-b"
+REAL_RUN = subprocess.run
 #: What this test needs of a file with a migration.
 MIGRATION = "revision = {!r}\ndown_revision = None\n"
 
@@ -90,8 +91,8 @@ class Machine:
         program.write_text(PROGRAM)
         program.chmod(0o755)
 
-    def upgrade(self) -> None:
-        Upgrade(self.layout, self.said.append).run(NEW)
+    def upgrade(self, release: str = NEW, *, starts_again: bool = False) -> None:
+        Upgrade(self.layout, self.said.append).run(release, starts_again=starts_again)
 
     def runs(self) -> dict[str, str]:
         # The member of Ray's cluster goes on through an upgrade, as its head does.
@@ -168,6 +169,35 @@ def test_what_cannot_be_retired_is_said_when_all_is_replaced(
         assert machine.runs() == machine.all_of(NEW)
 
 
+def test_what_has_the_new_settings_is_not_started_once_more_until_they_change_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _command_that(monkeypatch, "import sys; sys.exit('the Ray cluster does not answer')")
+    layout = machine.layout
+    certificate = layout.prefix / "tls.pem"
+    layout.settings.parent.mkdir()
+    layout.settings.write_text(f"REMORA_LOG_FORMAT=text\nREMORA_STORAGE_CREDENTIALS={certificate}\n")
+
+    def started() -> set[int]:
+        with pytest.raises(InstallationProblem, match="could not be retired"):
+            machine.upgrade(OLD, starts_again=True)
+        return {layout.pid_of(name) for name in machine.runs()}
+
+    first = {layout.pid_of(name) for name in machine.runs()}
+    second = started()
+    assert not first & second
+    assert started() == second, "the same call again goes on"
+    certificate.write_text("another one")
+    third = started()
+    assert not third & second
+    _command_that(monkeypatch, "")
+    machine.upgrade(OLD, starts_again=True)
+    assert {layout.pid_of(name) for name in machine.runs()} == third
+    assert not layout.restarting.exists()
+    machine.upgrade(OLD, starts_again=True)
+    assert not {layout.pid_of(name) for name in machine.runs()} & third, "an operator asks for it again"
+
+
 def test_nothing_goes_back_once_the_drivers_were_retired(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +213,7 @@ def test_nothing_goes_back_once_the_drivers_were_retired(
 
 def _command_that(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the command that retires drivers' nodes be another one."""
-    run = subprocess.run
+    run = REAL_RUN
 
     def instead(command: list[str], **named: Any) -> subprocess.CompletedProcess[str]:
         other = [sys.executable, "-c", code] if "cluster.head.retire" in command else command
