@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from service.installation import backups, beside, container_commands, missing_files, releases
+from service.installation.alone import alone
 from service.installation.arguments import parser
 from service.installation.cluster_secret import replace_secret
 from service.installation.containers import SUPERVISOR
@@ -69,14 +70,19 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
                 f"{layout.prefix} has an installation already; put another release in force with"
                 " `remora-server upgrade`"
             )
-        _follow(given, layout)
+        with alone(layout.prefix):
+            _follow(given, layout)
         return
     if given.user and given.supervisor == "supervisord":
         raise InstallationProblem(
             "with supervisord, processes run as its own user: leave --user out, and start it so"
         )
     installation = _of_role(given) if given.role else _as_given(given)
-    layout = placed(layout, installation)
+    with alone(layout.prefix):
+        _install_first(given, placed(layout, installation), installation)
+
+
+def _install_first(given: argparse.Namespace, layout: Layout, installation: Installation) -> None:
     _make_folders(layout, installation)
     release = (
         releases.make(layout, given.wheel, given.python, given.packages_of)
@@ -193,12 +199,13 @@ def _follow(given: argparse.Namespace, layout: Layout) -> None:
 
 def _upgrade(given: argparse.Namespace, layout: Layout) -> None:
     container_commands.expect_no_containers(read_installation(layout))
-    upgrade = Upgrade(layout, _say)
-    release = releases.make(layout, given.wheel, given.python, given.packages_of)
-    _back_up_before(release, layout)
-    upgrade.run(release)
-    for name in upgrade.prune():
-        _say(f"removed the release {name}")
+    with alone(layout.prefix):
+        upgrade = Upgrade(layout, _say)
+        release = releases.make(layout, given.wheel, given.python, given.packages_of)
+        _back_up_before(release, layout)
+        upgrade.run(release)
+        for name in upgrade.prune():
+            _say(f"removed the release {name}")
 
 
 def _back_up_before(release: str, layout: Layout) -> None:
@@ -213,14 +220,31 @@ def _back_up_before(release: str, layout: Layout) -> None:
 
 def _backup(given: argparse.Namespace, layout: Layout) -> None:
     read_installation(layout)
-    manifest = backups.back_up(layout, given.to.absolute(), release=layout.release(), at=_now())
+    # Not while a restoration has replaced a part of what a backup has.
+    with alone(layout.prefix):
+        manifest = backups.back_up(layout, given.to.absolute(), release=layout.release(), at=_now())
     _say(f"{given.to}: {', '.join(manifest['files'])}, of {manifest['release']}")
     _say("it holds the keys of secrets: keep it where no one else reads it")
 
 
 def _restore(given: argparse.Namespace, layout: Layout) -> None:
-    installation = read_installation(layout)
+    read_installation(layout)
     manifest = backups.read_manifest(given.source)
+    with alone(layout.prefix):
+        _put_back(given, layout, read_installation(layout))
+    _say(
+        f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service, whose"
+        " controllers end its drivers"
+    )
+    # The processes work already: to look through the storage takes the longer the more jobs there are.  Libraries of
+    # databases and of storages read settings of their own.
+    os.environ.update(layout.read_settings())
+    for line in missing_files.report(layout):
+        _say(line)
+
+
+def _put_back(given: argparse.Namespace, layout: Layout, installation: Installation) -> None:
+    """End what writes to the database, put the backup in place, and start it again.  Raises InstallationProblem."""
     supervisor = supervisor_of(installation, layout)
     if installation.supervisor == SUPERVISOR:
         container_commands.expect_no_process()
@@ -243,15 +267,6 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
             problems.append(str(problem))
     if problems:
         raise InstallationProblem("; ".join(problems))
-    _say(
-        f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service, whose"
-        " controllers end its drivers"
-    )
-    # The processes work already: to look through the storage takes the longer the more jobs there are.  Libraries of
-    # databases and of storages read settings of their own.
-    os.environ.update(layout.read_settings())
-    for line in missing_files.report(layout):
-        _say(line)
 
 
 def _rotate(given: argparse.Namespace, layout: Layout) -> None:
@@ -269,13 +284,14 @@ def _rotate(given: argparse.Namespace, layout: Layout) -> None:
             "Ray reads its secret when a process starts, so that all workers end and their jobs resume from their"
             " newest checkpoints; say so with --yes"
         )
-    secret = _secret_of_vault() if is_of_vault else ""
-    units, supervisor = _units(installation, layout), supervisor_of(installation, layout)
-    replace_secret(layout, installation, units, supervisor, _say, secret)
-    if is_of_vault:
-        # Last: interrupted, the next call finds it and does the same.
-        NEXT_SECRET.unlink(missing_ok=True)
-    elif layout.read_settings().get("REMORA_CLOUD") == "azure":
+    with alone(layout.prefix):
+        secret = _secret_of_vault() if is_of_vault else ""
+        units, supervisor = _units(installation, layout), supervisor_of(installation, layout)
+        replace_secret(layout, installation, units, supervisor, _say, secret)
+        if is_of_vault:
+            # Last: interrupted, the next call finds it and does the same.
+            NEXT_SECRET.unlink(missing_ok=True)
+    if not is_of_vault and layout.read_settings().get("REMORA_CLOUD") == "azure":
         _say(
             f"machines of Azure join with what the vault holds: put {layout.home / 'ray.token'} there as"
             " remora-CLUSTER-ray-token; until then no machine joins"

@@ -9,6 +9,7 @@ PREFIX/state/              the service's home (REMORA_HOME), unless it is elsewh
 PREFIX/run/                release and process id of each process when it was started last, and the supervisor's socket
 PREFIX/units/              what systemd or supervisord reads
 PREFIX/backups/            one is made before each upgrade
+PREFIX/commands.lock       held by the one command that changes the installation
 PREFIX/restarting          while all processes are started again: with which release and settings
 ```
 """

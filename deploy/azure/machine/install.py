@@ -10,6 +10,7 @@ A call that was cut off is repeated as a whole: what says that all is done is wr
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -209,6 +210,25 @@ def install_release(machine):
     # `remora-server` looks for the same file in a release.
     if (folder / ".complete").exists():
         return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(machine):
+        make_release(machine, folder, name, wanted)
+    return folder
+
+
+@contextlib.contextmanager
+def alone(machine):
+    """Keep commands of `remora-server` from removing a release that is not whole yet.  Raises NotYet."""
+    with open(os.open(machine.path("/opt/remora/commands.lock"), os.O_RDWR | os.O_CREAT, 0o600), "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotYet("a command of remora-server runs on this machine") from None
+        yield
+
+
+def make_release(machine, folder, name, wanted):
+    """Install a wheel of the storage as a release."""
     content = machine.blob(name)
     if wanted and hashlib.sha256(content).hexdigest() != wanted:
         raise NotYet(f"releases/{name} of the storage is another build than releases/current names")
@@ -232,7 +252,6 @@ def install_release(machine):
     )
     wheel.unlink()
     (folder / ".complete").touch()
-    return folder
 
 
 def write_settings(machine):

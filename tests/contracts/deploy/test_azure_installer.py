@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
+from service.installation.alone import alone
 from service.installation.releases import name_of
 from tests.architecture.repository import ROOT
 from tests.contracts.deploy.subscription import Subscription
@@ -173,6 +174,16 @@ def test_a_release_without_a_server_is_named(azure: Subscription, machine: Machi
     code, said = machine.apply()
     assert code == 3
     assert f"{name_of(file)} has no remora-server" in said
+
+
+def test_no_release_is_installed_beside_a_command_that_removes_releases(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0")))
+    with alone(machine.root / "opt/remora"):
+        code, said = machine.apply()
+    assert (code, "a command of remora-server runs on this machine" in said) == (3, True)
+    assert list((machine.root / "opt/remora/releases").iterdir()) == []
 
 
 @pytest.mark.soak
