@@ -11,10 +11,8 @@ follows nothing that this user has written there.  The next secret is its input;
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from cluster.local.certificates import write_private
 from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
 from service.embedded.parts import end_nodes
+from service.installation import as_user
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.supervisors import Supervisor
 from service.installation.units import Kind, Unit
@@ -65,35 +64,19 @@ def replace_secret(
 
 def _replaced_as(user: str, home: Path, secret: str) -> str:
     """Do what is done in the home as its user; how many nodes ended.  Raises InstallationProblem."""
+    module = "service.installation.cluster_secret"
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "service.installation.cluster_secret", str(home)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-            user=user or None,
-            group=user or None,
-            extra_groups=[] if user else None,
-            cwd="/",
-            # Where no other user sees it.
-            input=secret,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return as_user.call(user, module, str(home), given=secret, timeout_s=_TIMEOUT_S)
+    except InstallationProblem as problem:
         raise InstallationProblem(
-            f"the cluster's secret may be the old one, run this again: {error}"
-        ) from error
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
-        raise InstallationProblem(f"the cluster's secret may be the old one, run this again: {said}")
-    return done.stdout.strip()
+            f"the cluster's secret may be the old one, run this again: {problem}"
+        ) from problem
 
 
 def replace_in(home: Path, secret: str = "") -> int:
     """End what is left of the cluster in a home, and put another secret there; returns how many nodes there were.
 
-    An empty `secret` is one that is made here.
-    Raises ProviderError and OSError; then the old secret is in place.
+    Without `secret` one is made.  Raises ProviderError and OSError; then the old secret is in place.
     """
     # Processes of this machine would wait for their head with the old secret.
     ended = end_nodes(home)

@@ -214,15 +214,17 @@ def _back_up_before(release: str, layout: Layout) -> None:
     target = layout.backups / f"before-{release}.tar"
     if before == release or target.exists() or not (installation.apis or installation.controllers):
         return
-    backups.back_up(layout, target, release=before, at=_now())
+    backups.back_up(layout, target, release=before, at=_now(), user=installation.user)
     _say(f"backup in {target}")
 
 
 def _backup(given: argparse.Namespace, layout: Layout) -> None:
-    read_installation(layout)
+    user = read_installation(layout).user
     # Not while a restoration has replaced a part of what a backup has.
     with alone(layout.prefix):
-        manifest = backups.back_up(layout, given.to.absolute(), release=layout.release(), at=_now())
+        manifest = backups.back_up(
+            layout, given.to.absolute(), release=layout.release(), at=_now(), user=user
+        )
     _say(f"{given.to}: {', '.join(manifest['files'])}, of {manifest['release']}")
     _say("it holds the keys of secrets: keep it where no one else reads it")
 
@@ -255,9 +257,7 @@ def _put_back(given: argparse.Namespace, layout: Layout, installation: Installat
         for name in names:
             supervisor.stop(name)
         (layout.home / "api.url").unlink(missing_ok=True)
-        backups.restore(layout, given.source)
-        for path in backups.files_written(layout):
-            _give(path, installation.user)
+        backups.restore(layout, given.source, user=installation.user)
     except (InstallationProblem, OSError) as problem:
         problems.append(f"the backup is not in place: {problem}")
     for name in names:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -251,7 +255,6 @@ def test_the_key_of_secrets_is_copied_from_where_it_is(
     restore(layout, tmp_path / "one.tar")
     assert key.read_text() == "the key elsewhere"
     assert key.stat().st_mode & 0o777 == 0o600
-    assert key in backups.files_written(layout)
 
 
 def _put_secret(url: str) -> None:
@@ -276,7 +279,52 @@ def test_a_cluster_that_is_lost_gets_its_authority_back(layout: Layout, tmp_path
     authority.parent.rmdir()
     restore(layout, tmp_path / "one.tar")
     assert authority.read_text() == "the old authority"
-    assert {authority, authority.parent} <= set(backups.files_written(layout))
+
+
+def test_what_lies_in_the_home_is_read_and_written_by_its_user(
+    layout: Layout, database_url: str, tmp_path: Path
+) -> None:
+    put(database_url, "before")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    target = tmp_path / "one.tar"
+    assert back_up(layout, target, release="1.0-a", at=AT, user=user) == read_manifest(target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    put(database_url, "after")
+    (layout.home / "secrets.key").unlink()
+    assert restore(layout, target, user=user)["release"] == "1.0-a"
+    assert names(database_url) == ["before"]
+    assert (layout.home / "secrets.key").read_text() == "the old key"
+    assert [path for path in layout.home.iterdir() if path.name.startswith((".restore", ".backup"))] == []
+    _write(tmp_path / "hostile.tar", {"form": backups.FORM, "at": AT, "files": {"x": "sha256:0"}}, ("x",))
+    with pytest.raises(InstallationProblem, match=r"hostile\.tar names files that no backup has"):
+        restore(layout, tmp_path / "hostile.tar", user=user)
+
+
+def test_root_follows_nothing_that_the_user_has_linked_or_set(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    canary = tmp_path / "canary"
+    canary.write_text("as it was")
+    for name in ("leases.draft", "secrets.key"):
+        (layout.home / name).unlink(missing_ok=True)
+        (layout.home / name).symlink_to(canary)
+    with layout.settings.open("a") as file:
+        file.write(f"REMORA_SECRETS_KEY_FILE={canary}\n")
+    asked: list[tuple[object, ...]] = []
+
+    def refused(_: list[str], **named: Any) -> subprocess.CompletedProcess[bytes]:
+        asked.append((named["user"], named["group"], named["extra_groups"], named["cwd"]))
+        return subprocess.CompletedProcess([], 1, None, b"not as this user")
+
+    monkeypatch.setattr("service.installation.as_user.subprocess.run", refused)
+    with pytest.raises(InstallationProblem, match="not as this user"):
+        back_up(layout, tmp_path / "two.tar", release="1.0-a", at=AT, user="nobody")
+    with pytest.raises(InstallationProblem, match="not as this user"):
+        restore(layout, tmp_path / "one.tar", user="nobody")
+    assert asked == [("nobody", "nobody", [], "/")] * 2
+    assert canary.read_text() == "as it was"
+    assert not (tmp_path / "two.tar").exists()
 
 
 @pytest.mark.parametrize("left", ["nothing", "damaged"])
