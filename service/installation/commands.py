@@ -84,11 +84,11 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
 
 def _install_first(given: argparse.Namespace, layout: Layout, installation: Installation) -> None:
     _make_folders(layout, installation)
-    release = (
-        releases.make(layout, given.wheel, given.python, given.packages_of)
-        if given.wheel is not None
-        else _own_release(layout)
-    )
+    if given.wheel is not None:
+        release = releases.make(layout, given.wheel, given.python, given.packages_of)
+    else:
+        release = _own_release(layout)
+        releases.bring_packages(layout, release)
     releases.put_in_force(layout, release)
     supervisor = supervisor_of(installation, layout)
     supervisor.write(units_of(installation, [release]))
@@ -190,6 +190,7 @@ def _follow(given: argparse.Namespace, layout: Layout) -> None:
         _make_folders(layout, installation)
         installation.write(layout.record)
     release = _own_release(layout)
+    releases.bring_packages(layout, release)
     _back_up_before(release, layout)
     upgrade = Upgrade(layout, _say)
     upgrade.run(release, starts_again=True)
