@@ -119,9 +119,7 @@ class ServicePart:
     @property
     def url(self) -> str:
         """Address of the API."""
-        return local_url(
-            self._settings.host, self._port, has_tls=self._settings.tls_certificate is not None
-        )
+        return local_url(self._settings.host, self._port, has_tls=self._settings.tls_certificate is not None)
 
     @property
     def log(self) -> Path:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cluster.local.certificates import BY_RESTART, ends_soon
+from cluster.local.folders import ClusterFolders
 from service.installation import backups, beside, container_commands, missing_files, releases
 from service.installation.alone import alone
 from service.installation.arguments import parser
@@ -32,8 +34,9 @@ from service.installation.layout import (
 )
 from service.installation.running import become
 from service.installation.supervisors import supervisor_of
-from service.installation.units import Kind, Unit, units_of
+from service.installation.units import OF_RAY, Kind, Unit, units_of
 from service.installation.upgrades import Upgrade, releases_of_drivers
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.failures import StoreError
 from service.store.migrate import migrate, revision_of
@@ -331,6 +334,11 @@ def _status(_: argparse.Namespace, layout: Layout) -> None:
     print(f"release in force: {layout.release()}")
     for unit in _units(installation, layout):
         print(f"{unit.name:<40} {layout.started_from(unit.name) or 'never started'}")
+    folders = ClusterFolders(layout.home)
+    for unit in _units(installation, layout):
+        temporary = folders.temporary_of(unit.name)
+        if unit.kind in OF_RAY and (soon := ends_soon(folders, temporary, CLOCK(), unit.name, BY_RESTART)):
+            print(soon)
 
 
 def _run(given: argparse.Namespace, layout: Layout) -> None:

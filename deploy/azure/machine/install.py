@@ -219,7 +219,9 @@ def install_release(machine):
 @contextlib.contextmanager
 def alone(machine):
     """Keep commands of `remora-server` from removing a release that is not whole yet.  Raises NotYet."""
-    with open(os.open(machine.path("/opt/remora/commands.lock"), os.O_RDWR | os.O_CREAT, 0o600), "wb") as lock:
+    with open(
+        os.open(machine.path("/opt/remora/commands.lock"), os.O_RDWR | os.O_CREAT, 0o600), "wb"
+    ) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

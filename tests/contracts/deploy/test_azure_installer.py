@@ -221,7 +221,13 @@ def test_a_vault_that_refuses_and_a_name_that_is_no_release_are_said(
     code, said = machine.apply()
     assert (code, "(status 403)" in said) == (3, True)
     account = next(one["name"] for one in azure.resources if one["type"].endswith("/storageAccounts"))
-    for name in (b"../../etc/passwd", b"remora-1.0-py3-none-any.whl 12ab", b"remora-1.0-py3-none-any.whl/../x", b"\xff\xfe", b"x" * 10_000):
+    for name in (
+        b"../../etc/passwd",
+        b"remora-1.0-py3-none-any.whl 12ab",
+        b"remora-1.0-py3-none-any.whl/../x",
+        b"\xff\xfe",
+        b"x" * 10_000,
+    ):
         azure.server.deployer.blobs[f"{account}/releases/current"] = name
         code, said = machine.apply()
         assert (code, "names no wheel" in said) == (3, True)
