@@ -125,7 +125,8 @@ def ends_soon(
 ) -> str | None:
     """The sentence about a process of Ray whose certificate ends within SAID_DAYS, None for every other.
 
-    `temporary` is its folder, and `how` says how it gets another one.  Ray reads a certificate once, when it starts: another file would change nothing for a process that runs.
+    `temporary` is its folder, and `how` says how it gets another one.  Ray reads a certificate once, when it starts:
+    another file would change nothing for a process that runs.
     """
     end = _end_of(folders.tls_of(temporary) / OWN_FILE)
     left_s = end - now

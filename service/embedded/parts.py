@@ -299,7 +299,7 @@ def _opener(certificate: Path | None) -> urllib.request.OpenerDirector:
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
     if certificate is not None:
         context = ssl.create_default_context(cadata=_first_certificate(certificate))
-        # It is trusted itself, by whichever authority and in whichever form it was issued; not all that its issuer has issued.
+        # It is trusted itself, of whichever authority and form it is; what its issuer has issued besides is not.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         # Its name is the public one.

@@ -1,4 +1,4 @@
-"""Runs a module of this release as the user whose files the home has: root follows nothing that this user has put there.
+"""Runs a module of this release as the user whose files the home has: root follows nothing that this user put there.
 
 The user's processes can make links in the home, and write its settings, which name files, too.
 """

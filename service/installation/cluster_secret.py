@@ -46,8 +46,7 @@ def replace_secret(
 ) -> None:
     """End all of Ray, replace the secret, and start all of it.  Interrupted, it is to be called again.
 
-    `secret` is the next one; empty: one is made.  Raises InstallationProblem, with the processes started again as far as
-    they can be.
+    Without `secret` one is made.  Raises InstallationProblem, with the processes started again as far as they can be.
     """
     stopping = to_stop(units)
     try:

@@ -231,7 +231,7 @@ def _digest_of(release: str, layout: Layout) -> str:
 def _content(path: Path) -> bytes:
     """What a file has, nothing where there is none or something else, such as a pipe."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return b""

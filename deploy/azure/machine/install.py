@@ -31,9 +31,9 @@ HOME = "/var/lib/remora"
 #: Files of settings that only the service's user may read.
 CLOSED = ("/etc/remora/storage.json",)
 #: In the home, the secret with which the processes of the Ray cluster run.
-RAY_TOKEN = "ray.token"
+RAY_FILE = "ray.token"
 #: The vault's, where it is another one: `remora-server rotate` puts it in force and removes the file.
-NEXT_RAY_TOKEN = "/var/lib/remora-apply/ray.token"
+NEXT_FILE = "/var/lib/remora-apply/ray.token"
 MOST_BYTES = 100 * 2**20
 MOST_SECRET_BYTES = 2**16
 #: Without the proxy of the environment: the metadata service is on the machine itself.
@@ -261,8 +261,8 @@ def write_settings(machine):
     digest = hashlib.sha256()
     document = machine.document
     secrets = {file: machine.secret(name) for file, name in document["secrets"].items()}
-    if RAY_TOKEN in secrets:
-        write_ray_token(machine, secrets.pop(RAY_TOKEN).encode())
+    if RAY_FILE in secrets:
+        write_ray_token(machine, secrets.pop(RAY_FILE).encode())
     for file, value in sorted(secrets.items()):
         machine.write_secret(file, value.encode())
     for name, content in sorted(document["files"].items()):
@@ -283,11 +283,11 @@ def write_ray_token(machine, value):
 
     Those of one cluster have one secret, and take it when they start.
     """
-    in_force, waits = machine.read_secret(RAY_TOKEN), machine.path(NEXT_RAY_TOKEN)
+    in_force, waits = machine.read_secret(RAY_FILE), machine.path(NEXT_FILE)
     if not in_force:
-        machine.write_secret(RAY_TOKEN, value)
+        machine.write_secret(RAY_FILE, value)
     elif value != in_force:
-        machine.write(NEXT_RAY_TOKEN, value, 0o600)
+        machine.write(NEXT_FILE, value, 0o600)
         print(
             "remora: the vault has another secret of the cluster: put it in force with"
             " /opt/remora/current/bin/remora-server rotate --yes",

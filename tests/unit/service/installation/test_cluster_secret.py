@@ -154,6 +154,7 @@ def test_on_a_machine_of_azure_the_secret_is_the_vaults(
     assert waits.exists(), "the next call does the same"
     supervisor.stays = ""
     assert main(rotate) == 0
-    assert supervisor.started == dict.fromkeys((*(["head", "drivers-1.0-a"] if has_head else ["member"]), *("controller-1", "controller-2")), "of the vault")
+    of_ray = ("head", "drivers-1.0-a") if has_head else ("member",)
+    assert supervisor.started == dict.fromkeys((*of_ray, "controller-1", "controller-2"), "of the vault")
     assert not waits.exists()
     assert "of the vault" not in "".join(capsys.readouterr())
