@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster.local.certificates import BY_RESTART, ends_soon
 from cluster.local.folders import ClusterFolders
-from service.installation import backups, beside, container_commands, missing_files, releases
+from service.installation import as_user, backups, beside, container_commands, missing_files, releases
 from service.installation.alone import alone
 from service.installation.arguments import parser
 from service.installation.cluster_secret import replace_secret
@@ -242,11 +242,11 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
         f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service, whose"
         " controllers end its drivers"
     )
-    # The processes work already: to look through the storage takes the longer the more jobs there are.  Libraries of
-    # databases and of storages read settings of their own.
-    os.environ.update(layout.read_settings())
-    for line in missing_files.report(layout):
-        _say(line)
+    # The processes work already: to look through the storage takes the longer the more jobs there are.
+    if user := read_installation(layout).user:
+        _say(as_user.call(user, "service.installation.missing_files", str(layout.prefix)))
+    else:
+        missing_files.main([str(layout.prefix)])
 
 
 def _put_back(given: argparse.Namespace, layout: Layout, installation: Installation) -> None:

@@ -141,7 +141,7 @@ def connection_of(url: sa.URL) -> tuple[str, dict[str, str]]:
     All that the URL says counts, such as `sslmode`.  The password goes by the environment, where no other user sees it.
     Raises InstallationProblem for another one, which cannot go there.
     """
-    _, given = PGDialect_psycopg().create_connect_args(url)
+    _, given = PGDialect_psycopg().create_connect_args(url)  # type: ignore[no-untyped-call]
     variables = {"PGPASSWORD": str(given.pop("password"))} if given.get("password") else {}
     if "sslpassword" in given:
         raise InstallationProblem(

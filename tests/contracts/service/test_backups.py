@@ -16,9 +16,10 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 
-from service.installation import backups
+from service.installation import as_user, backups
+from service.installation.__main__ import main
 from service.installation.backups import back_up, read_manifest, restore
-from service.installation.layout import InstallationProblem, Layout
+from service.installation.layout import Installation, InstallationProblem, Layout
 from service.store.database import Database
 from service.store.leases import tokens
 from service.store.migrate import configuration, migrate, revision_of
@@ -325,6 +326,30 @@ def test_root_follows_nothing_that_the_user_has_linked_or_set(
     assert asked == [("nobody", "nobody", [], "/")] * 2
     assert canary.read_text() == "as it was"
     assert not (tmp_path / "two.tar").exists()
+
+
+def test_a_restoration_looks_through_the_storage_as_the_user_of_the_installation(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    installation = Installation(
+        supervisor="supervisord", apis=0, port=1, controllers=0, head="127.0.0.2:1", has_head=False, user=user
+    )
+    installation.write(layout.record)
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    asked: list[str] = []
+    call = as_user.call
+
+    def recorded(user: str, module: str, *words: str, **more: Any) -> str:
+        asked.append(f"{user} {module.rpartition('.')[2]}")
+        return call(user, module, *words, **more)
+
+    monkeypatch.setattr(as_user, "call", recorded)
+    before = dict(os.environ)
+    assert main(["restore", str(tmp_path / "one.tar"), "--prefix", str(layout.prefix)]) == 0
+    assert asked == [f"{user} backups", f"{user} missing_files"]
+    assert "the storage has all that the database names" in capsys.readouterr().out
+    assert dict(os.environ) == before, "settings of the user are none of root's"
 
 
 @pytest.mark.parametrize("left", ["nothing", "damaged"])
