@@ -246,7 +246,11 @@ PARTS: Mapping[str, Part] = {
             "examples/digits",
             "examples/huggingface",
             "remora/integrations",
+            "cluster/azure",
+            "cluster/head",
+            "cluster/ray",
             "service/embedded",
+            "service/installation",
         ),
     ),
     "frameworks": Part(

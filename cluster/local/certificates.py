@@ -40,6 +40,9 @@ _RENEWED_S = MACHINE_DAYS / 2 * _DAY_S
 _MOST_NAMES = 64
 #: Days before the end of a head's certificate at which it is said.
 SAID_DAYS = 30
+_BY_UP = "`remora down` and `remora up` before that; jobs go on from their checkpoints"
+#: Of an installation.
+BY_RESTART = 'restart it before that, as docs/day-two.md says under "Each year"'
 
 
 def uses_tls(home: Path) -> bool:
@@ -117,18 +120,21 @@ def own_environment(
     return tls_environment(folders.tls)
 
 
-def ends_soon(folders: ClusterFolders, temporary: Path, now: float) -> str | None:
-    """The sentence about a head whose certificate ends within SAID_DAYS, None for every other.
+def ends_soon(
+    folders: ClusterFolders, temporary: Path, now: float, what: str = "the Ray head", how: str = _BY_UP
+) -> str | None:
+    """The sentence about a process of Ray whose certificate ends within SAID_DAYS, None for every other.
 
-    Ray reads a certificate once, when it starts: another file would change nothing for a head that runs.
+    `temporary` is its folder, and `how` says how it gets another one.  Ray reads a certificate once, when it starts:
+    another file would change nothing for a process that runs.
     """
     end = _end_of(folders.tls_of(temporary) / OWN_FILE)
     left_s = end - now
-    if not end or left_s > SAID_DAYS * _DAY_S:
+    if not end or left_s > SAID_DAYS * _DAY_S or not folders.authority.exists():
         return None
     return (
-        f"the certificate of the Ray head ends in {max(0.0, left_s / _DAY_S):.0f} days, and a running head takes no"
-        " other: `remora down` and `remora up` before that; jobs go on from their checkpoints"
+        f"the certificate of {what} ends in {max(0.0, left_s / _DAY_S):.0f} days, and while it runs it takes no other:"
+        f" {how}"
     )
 
 

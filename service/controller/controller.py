@@ -4,7 +4,7 @@ python -m service.controller [--home DIR] [--log-format text|json]
 
 Several threads share the work, so that slow calls do not delay other loops: one renews the lease, one runs the loops
 that ask the cloud, one moves what is typed and printed in shells, one makes and sends notifications of alerts, one
-sends traces where there is a collector, and the main thread runs all others.
+sends traces where there is a collector, one says each day which certificate ends, and the main thread runs all others.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from types import FrameType
 
 from sqlalchemy.exc import DBAPIError
 
+from cluster.local.certificates import BY_RESTART, ends_soon
+from cluster.local.folders import ClusterFolders
 from remora.process_log import write_log
 from service.clouds.azure_settings import require_places
 from service.clouds.place_files import CloudUnusable
@@ -62,6 +64,8 @@ OF_SERVICE = ("waits", "deletion", "retention", "recount", "alerts", "traces")
 TRACE_EVERY_S = 1.0
 #: Seconds between two looks at shells while some are open, in which what is typed waits.
 SHELL_EVERY_S = 0.02
+#: Seconds between two looks at the certificates of Ray's processes on this machine.
+CERTIFICATES_EVERY_S = 86_400.0
 #: Seconds that a thread may take to return from a call at the end of the process.
 END_S = 3.0
 
@@ -261,6 +265,7 @@ class Process:
         self._shells_thread = Repeated("shells", self._follow_shells, threading.Event())
         self._alerts_thread = self._repeated("alerts", Controller.alert, settings.tick_s)
         self._traces_thread = self._repeated("traces", Controller.trace, TRACE_EVERY_S)
+        self._certificates_thread = Repeated("certificates", self._look_at_certificates, threading.Event())
         #: The newest problem of each thread, by its name; empty: none.
         self._complaints: dict[str, str] = {}
         self.stopping = threading.Event()
@@ -280,6 +285,7 @@ class Process:
         self._cloud_thread.start()
         self._shells_thread.start()
         self._alerts_thread.start()
+        self._certificates_thread.start()
         if self._settings.otlp_endpoint:
             self._traces_thread.start()
         while not self.stopping.is_set():
@@ -383,7 +389,17 @@ class Process:
         # A process that waits checks more often, so that a lease that was given up is taken at once.
         return self._holder.pause_s if lease is not None else min(self._holder.pause_s, self._settings.tick_s)
 
+    def _look_at_certificates(self) -> float:
+        """Say each day that a certificate of Ray's processes on this machine ends; seconds until the next time."""
+        folders = ClusterFolders(self._settings.cluster_home)
+        for part in ("head", "member"):
+            temporary = folders.temporary_of(part)
+            if soon := ends_soon(folders, temporary, CLOCK(), f"Ray's {part}", BY_RESTART):
+                log.warning(soon)
+        return CERTIFICATES_EVERY_S
+
     def _end(self) -> None:
+        self._certificates_thread.stop(0.0)
         # A collector that does not answer holds nothing up: after this, its thread sends and writes nothing.
         if self._controller is not None:
             self._controller.traces.close()

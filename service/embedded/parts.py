@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -45,6 +46,7 @@ _CONTROLLER_READY_S = 3.0
 #: A longer log is put aside when its process is started again.
 _LOG_BYTES = 16 * 2**20
 _PR_SET_PDEATHSIG = 1
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -117,7 +119,7 @@ class ServicePart:
     @property
     def url(self) -> str:
         """Address of the API."""
-        return local_url(self._settings, self._port)
+        return local_url(self._settings.host, self._port, has_tls=self._settings.tls_certificate is not None)
 
     @property
     def log(self) -> Path:
@@ -276,13 +278,13 @@ def _sweep_machine() -> None:
     sweep_machine()
 
 
-def local_url(settings: Settings, port: int) -> str:
-    """Where this machine reaches the API."""
-    given = settings.host.strip("[]")
+def local_url(host: str, port: int, *, has_tls: bool) -> str:
+    """Where this machine reaches an API that listens at an address (`REMORA_HOST`)."""
+    given = host.strip("[]")
     # Who listens at all addresses is reached at its loopback.
-    host = {EVERY_ADDRESS[4]: "127.0.0.1", EVERY_ADDRESS[6]: "::1"}.get(given, given)
-    scheme = "http" if settings.tls_certificate is None else "https"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    reached = {EVERY_ADDRESS[4]: "127.0.0.1", EVERY_ADDRESS[6]: "::1"}.get(given, given)
+    scheme = "https" if has_tls else "http"
+    return f"{scheme}://[{reached}]:{port}" if ":" in reached else f"{scheme}://{reached}:{port}"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -296,11 +298,25 @@ def _opener(certificate: Path | None) -> urllib.request.OpenerDirector:
     """Reaches this machine alone: no proxy, no redirect; over TLS the service is who has that certificate."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _NoRedirect()]
     if certificate is not None:
-        context = ssl.create_default_context(cafile=certificate)
+        context = ssl.create_default_context(cadata=_first_certificate(certificate))
+        # It is trusted itself, of whichever authority and form it is; what its issuer has issued besides is not.
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         # Its name is the public one.
         context.check_hostname = False
         handlers.append(urllib.request.HTTPSHandler(context=context))
     return urllib.request.build_opener(*handlers)
+
+
+def _first_certificate(path: Path) -> str:
+    """The certificate of the service in a file that may have its chain and its key as well.
+
+    Raises OSError, and ValueError when there is none.
+    """
+    found = _CERTIFICATE.search(path.read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError(f"{path} has no certificate")
+    return found[0]
 
 
 def nodes_ready(url: str, settings: Settings, ray_address: str) -> int:

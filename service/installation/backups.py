@@ -2,6 +2,10 @@
 
 Code, checkpoints and outputs lie in the storage, which has copies of its own.  A backup holds secrets: its owner alone
 can read it.
+
+python -P -m service.installation.backups write PREFIX RELEASE AT, with the archive as its output, and
+python -P -m service.installation.backups restore PREFIX SOURCE, with the archive as its input, are what is done in the
+home, as the user whose files it has: root follows nothing that this user has put there.
 """
 
 from __future__ import annotations
@@ -11,17 +15,19 @@ import io
 import json
 import os
 import shutil
+import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import sqlalchemy as sa
 
 from cluster.local.certificates import write_private
+from service.installation import as_user
 from service.installation.databases import POSTGRESQL, SQLITE, database_url, dump, load, revision_of_copy
-from service.installation.layout import InstallationProblem, Layout
+from service.installation.layout import InstallationProblem, Layout, layout_of
 from service.steady_clock import CLOCK
 from service.store import leases
 from service.store.database import Database
@@ -33,6 +39,7 @@ T = TypeVar("T")
 #: Version of the form of backups.
 FORM = 1
 _MANIFEST = "backup.json"
+_MODULE = "service.installation.backups"
 #: Bytes of a manifest that are read at most.
 _MOST_BYTES = 2**20
 #: Files of the home that belong to a backup, where they are there, by their names in it.
@@ -48,17 +55,33 @@ _OF_THE_CLUSTER = ("ray.token", "ray-authority.pem")
 _EVERY = ""
 
 
-def back_up(layout: Layout, target: Path, *, release: str, at: str) -> dict[str, Any]:
+def back_up(layout: Layout, target: Path, *, release: str, at: str, user: str = "") -> dict[str, Any]:
     """Write a backup to a new file, whole or not at all; returns its manifest.
 
     Jobs, the API and the controllers go on: the database is copied as it is at one moment.  `at` is the time in words.
-    Raises InstallationProblem.
+    `user` is the one that the processes run as, empty for this one.  Raises InstallationProblem.
     """
     if target.exists():
         raise InstallationProblem(f"{target} is there already; a backup never replaces another one")
-    settings = layout.read_settings()
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-") as folder:
+        draft = Path(folder) / "draft.tar"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            if user:
+                as_user.call(user, _MODULE, "write", str(layout.prefix), release, at, written=file)
+            else:
+                _write(layout, file, Path(folder), release=release, at=at)
+            file.flush()
+            os.fsync(file.fileno())
+        # A link, not a rename: one of the same name made meanwhile is not replaced.
+        os.link(draft, target)
+    return read_manifest(target)
+
+
+def _write(layout: Layout, target: BinaryIO, beside: Path, *, release: str, at: str) -> None:
+    """Write the archive of a backup to an open file; its parts lie below the folder `beside` meanwhile."""
+    settings = layout.read_settings()
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".backup-") as folder:
         files = _files(layout, settings)
         parts = {**files, dump(layout, settings, Path(folder)): None}
         for name, source in parts.items():
@@ -70,26 +93,21 @@ def back_up(layout: Layout, target: Path, *, release: str, at: str) -> dict[str,
                 " backup could not decrypt them; put the key there, or name it by REMORA_SECRETS_KEY_FILE"
             )
         digests = {name: _digest(Path(folder) / name) for name in sorted(parts)}
-        manifest = {"form": FORM, "release": release, "at": at, "files": digests}
-        draft = Path(folder) / "draft.tar"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            _pack(file, Path(folder), manifest)
-            file.flush()
-            os.fsync(file.fileno())
-        # A link, not a rename: one of the same name made meanwhile is not replaced.
-        os.link(draft, target)
-    return manifest
+        _pack(target, Path(folder), {"form": FORM, "release": release, "at": at, "files": digests})
 
 
-def read_manifest(source: Path) -> dict[str, Any]:
-    """What a backup says of itself.  Raises InstallationProblem when it is none, or of a later form."""
+def read_manifest(source: Path, file: BinaryIO | None = None) -> dict[str, Any]:
+    """What a backup, which may be open already, says of itself.
+
+    Raises InstallationProblem when it is none, or of a later form.
+    """
     try:
-        with tarfile.open(source, "r:") as archive:
+        with _archive(source, file) as archive:
             first = archive.next()
             if first is None or first.name != _MANIFEST or first.size > _MOST_BYTES:
                 raise InstallationProblem(f"{source} is no backup of Remora")
-            file = archive.extractfile(first)
-            manifest = json.loads(file.read()) if file is not None else None
+            text = archive.extractfile(first)
+            manifest = json.loads(text.read()) if text is not None else None
     except (OSError, tarfile.TarError, ValueError) as error:
         raise InstallationProblem(f"{source} is no backup of Remora: {error}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
@@ -99,20 +117,30 @@ def read_manifest(source: Path) -> dict[str, Any]:
     return manifest
 
 
-def restore(layout: Layout, source: Path) -> dict[str, Any]:
+def restore(layout: Layout, source: Path, *, user: str = "") -> dict[str, Any]:
     """Put a backup in the place of what is there; nothing of the API and the controllers may run.
 
     Everything is unpacked and compared with its digest before the first file is replaced.  Called again after it was
-    killed, it does the same.  Returns the manifest.  Raises InstallationProblem.
+    killed, it does the same.  `user` is the one that the processes run as, empty for this one.  Returns the manifest.
+    Raises InstallationProblem.
     """
-    manifest = read_manifest(source)
+    with source.open("rb") as file:
+        manifest = read_manifest(source, file)
+        if user:
+            as_user.call(user, _MODULE, "restore", str(layout.prefix), str(source), read=file)
+        else:
+            layout.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _restore(layout, source, file, layout.backups)
+    return manifest
+
+
+def _restore(layout: Layout, source: Path, file: BinaryIO, beside: Path) -> None:
+    manifest = read_manifest(source, file)
     settings = layout.read_settings()
     layout.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     tokens = _tokens_before(layout, settings)
-    # Not in the home, which may be another user's.
-    layout.backups.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=layout.backups, prefix=".restore-") as folder:
-        _unpack(source, Path(folder), manifest)
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".restore-") as folder:
+        _unpack(source, file, Path(folder), manifest)
         _check_schema(source, Path(folder), manifest)
         for name in manifest["files"]:
             unpacked = Path(folder) / name
@@ -121,16 +149,6 @@ def restore(layout: Layout, source: Path) -> dict[str, Any]:
             else:
                 _put(unpacked, _path_of(name, layout, settings), keeps=name in _OF_THE_CLUSTER)
     _with_database(layout, settings, lambda connection: _raise_tokens(connection, tokens))
-    return manifest
-
-
-def files_written(layout: Layout) -> list[Path]:
-    """What a restoration may have made: the files of the home, the key of secrets, and Ray's authority."""
-    found = [path for path in layout.home.iterdir() if path.is_file()]
-    settings = layout.read_settings()
-    more = [_path_of(name, layout, settings) for name in ("secrets.key", "ray-authority.pem")]
-    folders = [path.parent for path in more if path.parent.parent == layout.home]
-    return [path for path in {*found, *more, *folders} if path.exists() and not path.is_symlink()]
 
 
 def _tokens_before(layout: Layout, settings: Mapping[str, str]) -> dict[str, int]:
@@ -215,13 +233,20 @@ def _pack(file: Any, folder: Path, manifest: Mapping[str, Any]) -> None:
             archive.add(folder / name, arcname=name, recursive=False)
 
 
-def _unpack(source: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
+def _archive(source: Path, file: BinaryIO | None) -> tarfile.TarFile:
+    if file is None:
+        return tarfile.open(source, "r:")
+    file.seek(0)
+    return tarfile.open(fileobj=file, mode="r:")
+
+
+def _unpack(source: Path, opened: BinaryIO, folder: Path, manifest: Mapping[str, Any]) -> None:
     """Take the files that the manifest names, and no others, out of the archive and compare them with their digests."""
     known = {*_OF_HOME, SQLITE, POSTGRESQL}
     wanted = dict(manifest["files"])
     if not wanted.keys() <= known:
         raise InstallationProblem(f"{source} names files that no backup has")
-    with tarfile.open(source, "r:") as archive:
+    with _archive(source, opened) as archive:
         for member in archive:
             if member.name in wanted and member.isreg():
                 taken = archive.extractfile(member)
@@ -235,3 +260,21 @@ def _unpack(source: Path, folder: Path, manifest: Mapping[str, Any]) -> None:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def main(words: Sequence[str]) -> None:
+    """Do what is done in the home, as its user.  Raises InstallationProblem and OSError."""
+    kind, prefix, *more = words
+    layout = layout_of(Path(prefix))
+    if kind == "write":
+        release, at = more
+        _write(layout, sys.stdout.buffer, layout.home, release=release, at=at)
+    else:
+        _restore(layout, Path(more[0]), sys.stdin.buffer, layout.home)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (InstallationProblem, StoreError, OSError) as error:
+        sys.exit(str(error))

@@ -6,15 +6,13 @@ secret is replaced, and everything starts again: jobs resume from their newest c
 throughout.
 
 python -P -m service.installation.cluster_secret HOME is the part in between, as the user whose files the home has: root
-follows nothing that this user has written there.
+follows nothing that this user has written there.  The next secret is its input; without any it makes one.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from cluster.local.certificates import write_private
 from cluster.local.folders import ClusterFolders
 from cluster.provider import ProviderError
 from service.embedded.parts import end_nodes
+from service.installation import as_user
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.supervisors import Supervisor
 from service.installation.units import Kind, Unit
@@ -43,16 +42,17 @@ def replace_secret(
     units: Sequence[Unit],
     supervisor: Supervisor,
     say: Callable[[str], None],
+    secret: str = "",
 ) -> None:
     """End all of Ray, replace the secret, and start all of it.  Interrupted, it is to be called again.
 
-    Raises InstallationProblem, with the processes started again as far as they can be.
+    Without `secret` one is made.  Raises InstallationProblem, with the processes started again as far as they can be.
     """
     stopping = to_stop(units)
     try:
         for unit in stopping:
             supervisor.stop(unit.name)
-        ended = _replaced_as(installation.user, layout.home)
+        ended = _replaced_as(installation.user, layout.home, secret)
     finally:
         for unit in reversed(stopping):
             supervisor.start(unit.name)
@@ -61,34 +61,21 @@ def replace_secret(
     )
 
 
-def _replaced_as(user: str, home: Path) -> str:
+def _replaced_as(user: str, home: Path, secret: str) -> str:
     """Do what is done in the home as its user; how many nodes ended.  Raises InstallationProblem."""
+    module = "service.installation.cluster_secret"
     try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "service.installation.cluster_secret", str(home)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-            user=user or None,
-            group=user or None,
-            extra_groups=[] if user else None,
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return as_user.call(user, module, str(home), given=secret, timeout_s=_TIMEOUT_S)
+    except InstallationProblem as problem:
         raise InstallationProblem(
-            f"the cluster's secret may be the old one, run this again: {error}"
-        ) from error
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
-        raise InstallationProblem(f"the cluster's secret may be the old one, run this again: {said}")
-    return done.stdout.strip()
+            f"the cluster's secret may be the old one, run this again: {problem}"
+        ) from problem
 
 
-def replace_in(home: Path) -> int:
+def replace_in(home: Path, secret: str = "") -> int:
     """End what is left of the cluster in a home, and put another secret there; returns how many nodes there were.
 
-    Raises ProviderError and OSError; then the old secret is in place.
+    Without `secret` one is made.  Raises ProviderError and OSError; then the old secret is in place.
     """
     # Processes of this machine would wait for their head with the old secret.
     ended = end_nodes(home)
@@ -98,13 +85,13 @@ def replace_in(home: Path) -> int:
     shutil.rmtree(old, ignore_errors=True)
     if state.exists():
         state.rename(old)
-    write_private(ClusterFolders(home).token, secrets.token_hex(32).encode())
+    write_private(ClusterFolders(home).token, (secret or secrets.token_hex(32)).encode())
     shutil.rmtree(old, ignore_errors=True)
     return ended
 
 
 if __name__ == "__main__":
     try:
-        print(replace_in(Path(sys.argv[1])))
+        print(replace_in(Path(sys.argv[1]), sys.stdin.read()))
     except (ProviderError, OSError) as error:
         sys.exit(str(error))

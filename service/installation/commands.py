@@ -15,7 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from service.installation import backups, beside, container_commands, missing_files, releases
+from cluster.local.certificates import BY_RESTART, ends_soon
+from cluster.local.folders import ClusterFolders
+from service.installation import as_user, backups, beside, container_commands, missing_files, releases
+from service.installation.alone import alone
 from service.installation.arguments import parser
 from service.installation.cluster_secret import replace_secret
 from service.installation.containers import SUPERVISOR
@@ -31,8 +34,9 @@ from service.installation.layout import (
 )
 from service.installation.running import become
 from service.installation.supervisors import supervisor_of
-from service.installation.units import Kind, Unit, units_of
+from service.installation.units import OF_RAY, Kind, Unit, units_of
 from service.installation.upgrades import Upgrade, releases_of_drivers
+from service.steady_clock import CLOCK
 from service.store.database import Database
 from service.store.failures import StoreError
 from service.store.migrate import migrate, revision_of
@@ -41,6 +45,8 @@ from service.store.migrate import migrate, revision_of
 ROOT = Path(__file__).resolve().parents[2]
 #: Files of settings that deploy/azure writes on its machines.
 DEPLOYED = (Path("/etc/remora/service.env"), Path("/etc/remora/database.env"))
+#: Where deploy/azure/machine/install.py writes a cluster's secret that the vault has and that is not in force yet.
+NEXT_SECRET = Path("/var/lib/remora-apply/ray.token")
 
 
 def main(words: Sequence[str]) -> int:
@@ -67,20 +73,25 @@ def _install(given: argparse.Namespace, layout: Layout) -> None:
                 f"{layout.prefix} has an installation already; put another release in force with"
                 " `remora-server upgrade`"
             )
-        _follow(given, layout)
+        with alone(layout.prefix):
+            _follow(given, layout)
         return
     if given.user and given.supervisor == "supervisord":
         raise InstallationProblem(
             "with supervisord, processes run as its own user: leave --user out, and start it so"
         )
     installation = _of_role(given) if given.role else _as_given(given)
-    layout = placed(layout, installation)
+    with alone(layout.prefix):
+        _install_first(given, placed(layout, installation), installation)
+
+
+def _install_first(given: argparse.Namespace, layout: Layout, installation: Installation) -> None:
     _make_folders(layout, installation)
-    release = (
-        releases.make(layout, given.wheel, given.python, given.packages_of)
-        if given.wheel is not None
-        else _own_release(layout)
-    )
+    if given.wheel is not None:
+        release = releases.make(layout, given.wheel, given.python, given.packages_of)
+    else:
+        release = _own_release(layout)
+        releases.bring_packages(layout, release)
     releases.put_in_force(layout, release)
     supervisor = supervisor_of(installation, layout)
     supervisor.write(units_of(installation, [release]))
@@ -181,11 +192,9 @@ def _follow(given: argparse.Namespace, layout: Layout) -> None:
         layout = placed(layout, installation)
         _make_folders(layout, installation)
         installation.write(layout.record)
-    release, before = _own_release(layout), layout.release()
-    target = layout.backups / f"before-{release}.tar"
-    if before != release and read_installation(layout).apis and not target.exists():
-        backups.back_up(layout, target, release=before, at=_now())
-        _say(f"backup in {target}")
+    release = _own_release(layout)
+    releases.bring_packages(layout, release)
+    _back_up_before(release, layout)
     upgrade = Upgrade(layout, _say)
     upgrade.run(release, starts_again=True)
     for name in upgrade.prune():
@@ -194,28 +203,54 @@ def _follow(given: argparse.Namespace, layout: Layout) -> None:
 
 def _upgrade(given: argparse.Namespace, layout: Layout) -> None:
     container_commands.expect_no_containers(read_installation(layout))
-    upgrade = Upgrade(layout, _say)
-    release = releases.make(layout, given.wheel, given.python, given.packages_of)
-    before = layout.release()
+    with alone(layout.prefix):
+        upgrade = Upgrade(layout, _say)
+        release = releases.make(layout, given.wheel, given.python, given.packages_of)
+        _back_up_before(release, layout)
+        upgrade.run(release)
+        for name in upgrade.prune():
+            _say(f"removed the release {name}")
+
+
+def _back_up_before(release: str, layout: Layout) -> None:
+    """Make the backup of an upgrade, once; a machine with the head alone has no database."""
+    before, installation = layout.release(), read_installation(layout)
     target = layout.backups / f"before-{release}.tar"
-    if before != release and not target.exists():
-        backups.back_up(layout, target, release=before, at=_now())
-        _say(f"backup in {target}")
-    upgrade.run(release)
-    for name in upgrade.prune():
-        _say(f"removed the release {name}")
+    if before == release or target.exists() or not (installation.apis or installation.controllers):
+        return
+    backups.back_up(layout, target, release=before, at=_now(), user=installation.user)
+    _say(f"backup in {target}")
 
 
 def _backup(given: argparse.Namespace, layout: Layout) -> None:
-    read_installation(layout)
-    manifest = backups.back_up(layout, given.to.absolute(), release=layout.release(), at=_now())
+    user = read_installation(layout).user
+    # Not while a restoration has replaced a part of what a backup has.
+    with alone(layout.prefix):
+        manifest = backups.back_up(
+            layout, given.to.absolute(), release=layout.release(), at=_now(), user=user
+        )
     _say(f"{given.to}: {', '.join(manifest['files'])}, of {manifest['release']}")
     _say("it holds the keys of secrets: keep it where no one else reads it")
 
 
 def _restore(given: argparse.Namespace, layout: Layout) -> None:
-    installation = read_installation(layout)
+    read_installation(layout)
     manifest = backups.read_manifest(given.source)
+    with alone(layout.prefix):
+        _put_back(given, layout, read_installation(layout))
+    _say(
+        f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service, whose"
+        " controllers end its drivers"
+    )
+    # The processes work already: to look through the storage takes the longer the more jobs there are.
+    if user := read_installation(layout).user:
+        _say(as_user.call(user, "service.installation.missing_files", str(layout.prefix)))
+    else:
+        missing_files.main([str(layout.prefix)])
+
+
+def _put_back(given: argparse.Namespace, layout: Layout, installation: Installation) -> None:
+    """End what writes to the database, put the backup in place, and start it again.  Raises InstallationProblem."""
     supervisor = supervisor_of(installation, layout)
     if installation.supervisor == SUPERVISOR:
         container_commands.expect_no_process()
@@ -226,9 +261,7 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
         for name in names:
             supervisor.stop(name)
         (layout.home / "api.url").unlink(missing_ok=True)
-        backups.restore(layout, given.source)
-        for path in backups.files_written(layout):
-            _give(path, installation.user)
+        backups.restore(layout, given.source, user=installation.user)
     except (InstallationProblem, OSError) as problem:
         problems.append(f"the backup is not in place: {problem}")
     for name in names:
@@ -238,21 +271,14 @@ def _restore(given: argparse.Namespace, layout: Layout) -> None:
             problems.append(str(problem))
     if problems:
         raise InstallationProblem("; ".join(problems))
-    _say(
-        f"restored what was there at {manifest['at']}; what was submitted later is unknown to the service, whose"
-        " controllers end its drivers"
-    )
-    # The processes work already: to look through the storage takes the longer the more jobs there are.  Libraries of
-    # databases and of storages read settings of their own.
-    os.environ.update(layout.read_settings())
-    for line in missing_files.report(layout):
-        _say(line)
 
 
 def _rotate(given: argparse.Namespace, layout: Layout) -> None:
     installation = read_installation(layout)
     container_commands.expect_no_containers(installation)
-    if not installation.has_head:
+    # There the vault has the secret of a cluster, which each machine and each node of it reads.
+    is_of_vault = str(DEPLOYED[0]) in installation.settings
+    if not installation.has_head and not is_of_vault:
         raise InstallationProblem(
             "the head is on another machine: run this there, then copy state/ray.token here and restart the member and"
             " the controllers"
@@ -262,14 +288,32 @@ def _rotate(given: argparse.Namespace, layout: Layout) -> None:
             "Ray reads its secret when a process starts, so that all workers end and their jobs resume from their"
             " newest checkpoints; say so with --yes"
         )
-    replace_secret(
-        layout, installation, _units(installation, layout), supervisor_of(installation, layout), _say
-    )
-    if layout.read_settings().get("REMORA_CLOUD") == "azure":
+    with alone(layout.prefix):
+        secret = _secret_of_vault() if is_of_vault else ""
+        units, supervisor = _units(installation, layout), supervisor_of(installation, layout)
+        replace_secret(layout, installation, units, supervisor, _say, secret)
+        if is_of_vault:
+            # Last: interrupted, the next call finds it and does the same.
+            NEXT_SECRET.unlink(missing_ok=True)
+    if not is_of_vault and layout.read_settings().get("REMORA_CLOUD") == "azure":
         _say(
             f"machines of Azure join with what the vault holds: put {layout.home / 'ray.token'} there as"
             " remora-CLUSTER-ray-token; until then no machine joins"
         )
+
+
+def _secret_of_vault() -> str:
+    """The next secret of the cluster, which the vault has and this machine has fetched."""
+    try:
+        secret = NEXT_SECRET.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        secret = ""
+    if not secret:
+        raise InstallationProblem(
+            "the vault has no other secret of the cluster: put one there as remora-CLUSTER-ray-token with `az keyvault"
+            " secret set`, wait a minute until `journalctl -u remora-apply` names it, and run this again"
+        )
+    return secret
 
 
 def _migrate(_: argparse.Namespace, layout: Layout) -> None:
@@ -290,6 +334,11 @@ def _status(_: argparse.Namespace, layout: Layout) -> None:
     print(f"release in force: {layout.release()}")
     for unit in _units(installation, layout):
         print(f"{unit.name:<40} {layout.started_from(unit.name) or 'never started'}")
+    folders = ClusterFolders(layout.home)
+    for unit in _units(installation, layout):
+        temporary = folders.temporary_of(unit.name)
+        if unit.kind in OF_RAY and (soon := ends_soon(folders, temporary, CLOCK(), unit.name, BY_RESTART)):
+            print(soon)
 
 
 def _run(given: argparse.Namespace, layout: Layout) -> None:

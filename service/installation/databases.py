@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from service.installation.layout import InstallationProblem, Layout
 
@@ -49,7 +50,7 @@ def dump(layout: Layout, settings: Mapping[str, str], folder: Path) -> str:
     if url := settings.get("REMORA_DATABASE_URL", ""):
         parsed = _postgresql(url)
         if parsed is not None:
-            _call(["pg_dump", "--format=custom", "--no-owner", f"--file={folder / POSTGRESQL}"], parsed)
+            _connected(["pg_dump", "--format=custom", "--no-owner", f"--file={folder / POSTGRESQL}"], parsed)
             return POSTGRESQL
     path = _sqlite_path(layout, settings)
     if not path.is_file():
@@ -112,10 +113,10 @@ def _load_postgresql(dumped: Path, settings: Mapping[str, str]) -> None:
             "the backup is of a PostgreSQL database; set REMORA_DATABASE_URL to the one to restore it to"
         )
     script, empty = dumped.with_suffix(".sql"), dumped.with_suffix(".empty.sql")
-    _call(["pg_restore", "--no-owner", f"--file={script}", str(dumped)], parsed)
+    _call(["pg_restore", "--no-owner", f"--file={script}", str(dumped)])
     empty.write_text(_EMPTY, encoding="utf-8")
     words = ["--no-psqlrc", "--quiet", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=/dev/null"]
-    _call(["psql", *words, f"--file={empty}", f"--file={script}"], parsed)
+    _connected(["psql", *words, f"--file={empty}", f"--file={script}"], parsed)
 
 
 def _sqlite_path(layout: Layout, settings: Mapping[str, str]) -> Path:
@@ -134,19 +135,36 @@ def _postgresql(url: str) -> sa.URL | None:
     return parsed if parsed.get_backend_name() in ("postgresql", "postgres") else None
 
 
-def _call(command: list[str], url: sa.URL) -> str:
-    """Run a program of PostgreSQL and return what it printed.
+def connection_of(url: sa.URL) -> tuple[str, dict[str, str]]:
+    """How programs of PostgreSQL reach a database as the service does: a connection string, and variables (pure).
 
-    The password goes by the environment, where no other user sees it.
+    All that the URL says counts, such as `sslmode`.  The password goes by the environment, where no other user sees it.
+    Raises InstallationProblem for another one, which cannot go there.
     """
-    given = {
-        "PGHOST": url.host or str(url.query.get("host", "")),
-        "PGPORT": str(url.port or ""),
-        "PGUSER": url.username or "",
-        "PGPASSWORD": url.password or "",
-        "PGDATABASE": url.database or "",
-    }
-    environment = {**os.environ, **{name: value for name, value in given.items() if value}}
+    _, given = PGDialect_psycopg().create_connect_args(url)  # type: ignore[no-untyped-call]
+    variables = {"PGPASSWORD": str(given.pop("password"))} if given.get("password") else {}
+    if "sslpassword" in given:
+        raise InstallationProblem(
+            "REMORA_DATABASE_URL has sslpassword, which programs of PostgreSQL take from their command line alone: use"
+            " a key without a password, which the service's user alone can read"
+        )
+    return " ".join(f"{name}={_quoted(str(value))}" for name, value in given.items()), variables
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _connected(command: list[str], url: sa.URL) -> str:
+    """Run a program of PostgreSQL on a database and return what it printed."""
+    connection, variables = connection_of(url)
+    return _call([*command, f"--dbname={connection}"], variables)
+
+
+def _call(command: list[str], variables: Mapping[str, str] | None = None) -> str:
+    """Run a program of PostgreSQL and return what it printed."""
+    environment = {**os.environ, **(variables or {})}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -169,5 +187,5 @@ def _of_sqlite(copied: Path) -> str:
 
 def _of_postgresql(dumped: Path) -> str:
     words = ["--data-only", "--table=alembic_version", "--file=-"]
-    lines = iter(_call(["pg_restore", *words, str(dumped)], sa.make_url("postgresql://")).splitlines())
+    lines = iter(_call(["pg_restore", *words, str(dumped)]).splitlines())
     return next((next(lines, "") for line in lines if line.startswith("COPY ")), "")

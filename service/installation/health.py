@@ -39,8 +39,9 @@ def is_led(before: LeaseRow | None, now: LeaseRow | None) -> bool:
 
 def check_api(settings: Settings) -> None:
     """Raise InstallationProblem when the process of the API on this machine does not answer."""
-    certificate = settings.tls_certificate
-    given = {"REMORA_TLS_CERTIFICATE": str(certificate)} if certificate is not None else {}
+    given = {"REMORA_HOST": settings.host}
+    if settings.tls_certificate is not None:
+        given["REMORA_TLS_CERTIFICATE"] = str(settings.tls_certificate)
     if not answers(settings.port, given):
         raise InstallationProblem(f"the API does not answer at port {settings.port} of this machine")
 
@@ -120,9 +121,9 @@ def _lacks_a_table(error: sa.exc.DBAPIError) -> bool:
 
 def answers(port: int, settings: Mapping[str, str]) -> bool:
     """Whether a process of the API answers at this machine, by the settings that it has."""
-    from service.embedded.parts import get
+    from service.embedded.parts import get, local_url
 
     certificate = settings.get("REMORA_TLS_CERTIFICATE")
-    scheme = "https" if certificate else "http"
-    url = f"{scheme}://127.0.0.1:{port}/healthz"
+    host = settings.get("REMORA_HOST") or str(Settings.model_fields["host"].default)
+    url = f"{local_url(host, port, has_tls=bool(certificate))}/healthz"
     return get(url, certificate=Path(certificate) if certificate else None) is not None

@@ -9,6 +9,8 @@ PREFIX/state/              the service's home (REMORA_HOME), unless it is elsewh
 PREFIX/run/                release and process id of each process when it was started last, and the supervisor's socket
 PREFIX/units/              what systemd or supervisord reads
 PREFIX/backups/            one is made before each upgrade
+PREFIX/commands.lock       held by the one command that changes the installation
+PREFIX/restarting          while all processes are started again: with which release and settings
 ```
 """
 
@@ -80,6 +82,11 @@ class Layout:
     def backups(self) -> Path:
         """One backup is made before each upgrade."""
         return self.prefix / "backups"
+
+    @property
+    def restarting(self) -> Path:
+        """While all processes are started again: a digest of the release and the settings that they get."""
+        return self.prefix / "restarting"
 
     def read_settings(self) -> dict[str, str]:
         """What all files of settings say.  Raises InstallationProblem."""

@@ -2,19 +2,24 @@
 
 `remora-server restore` asks, as the storage is not part of a backup.  Jobs are read a page at a time, and of what is
 missing sums and the first lines are kept: memory does not grow with the jobs, and the time grows with what they have.
+
+python -P -m service.installation.missing_files PREFIX prints it; root has it done as the user whose settings it reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 
 import sqlalchemy as sa
 
 from service.installation.databases import database_url
-from service.installation.layout import Layout
+from service.installation.layout import InstallationProblem, Layout, layout_of
 from service.settings import Settings, read_settings
 from service.storage_locations import UnknownStore, open_storage, url_of
 from service.store.bundles import bundle_name
@@ -245,3 +250,19 @@ def _first(names: Sequence[str]) -> str:
 def _stuck(count: int, first: Sequence[str]) -> str:
     more = f" and {count - len(first)} more" if count > len(first) else ""
     return f"these jobs cannot go on without their code; cancel them and submit them again: {', '.join(first)}{more}"
+
+
+def main(words: Sequence[str]) -> None:
+    """Print what the storage of the installation in a folder lacks."""
+    layout = layout_of(Path(words[0]))
+    # Libraries of databases and of storages read settings of their own.
+    os.environ.update(layout.read_settings())
+    for line in report(layout):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (InstallationProblem, OSError) as error:
+        sys.exit(str(error))

@@ -18,6 +18,8 @@ from service.installation.layout import InstallationProblem, Layout
 
 #: The file in a release that is written last: it is whole.
 _WHOLE = ".complete"
+#: In a release that uses the packages of another interpreter: where these are.
+_LAYERS = "_0_layers.pth"
 _WHEEL = re.compile(r"remora-([A-Za-z0-9.!+]+)-py3-none-any\.whl")
 #: Lines of pip's complaint that are shown.
 _SHOWN = 3
@@ -57,10 +59,7 @@ def make(layout: Layout, wheel: Path, python: str, packages_of: str = "") -> str
     release = name_of(wheel)
     folder = layout.releases / release
     if (folder / _WHOLE).exists():
-        # A setting may have come since then that needs more.
-        if (more := packages_beside(layout.read_settings())) and not packages_of:
-            pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-            _call([*pip, "install", "--quiet", *more])
+        bring_packages(layout, release)
         return release
     shutil.rmtree(folder, ignore_errors=True)
     layout.releases.mkdir(parents=True, exist_ok=True)
@@ -79,6 +78,18 @@ def make(layout: Layout, wheel: Path, python: str, packages_of: str = "") -> str
         )
     (folder / _WHOLE).touch()
     return release
+
+
+def bring_packages(layout: Layout, release: str) -> None:
+    """Install what a setting needs that may have come since the release was made.  Raises InstallationProblem.
+
+    One that uses the packages of another interpreter gets none.
+    """
+    folder = layout.releases / release
+    more = packages_beside(layout.read_settings())
+    if more and not list(folder.glob(f"lib/python3*/site-packages/{_LAYERS}")):
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        _call([*pip, "install", "--quiet", *more])
 
 
 def put_in_force(layout: Layout, release: str) -> None:
@@ -129,7 +140,7 @@ def _layer(folder: Path, python: str) -> None:
         raise InstallationProblem(f"{python} is no interpreter of Python: {found.stderr.strip()[-200:]}")
     (packages,) = folder.glob("lib/python3*/site-packages")
     # Not `site.addsitedir`: the path files of the other environment would bring the Remora that is installed there.
-    (packages / "_0_layers.pth").write_text(found.stdout, encoding="utf-8")
+    (packages / _LAYERS).write_text(found.stdout, encoding="utf-8")
 
 
 def _call(command: list[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
@@ -23,6 +26,8 @@ READY_S = 120.0
 #: Seconds for which one controller has to live, longer than what it needs to begin, so that it counts as started.
 LIVES_S = 5.0
 _LOOK_S = 0.1
+#: Bytes of one file that count as settings.
+_MOST_BYTES = 2**20
 
 
 def next_unit(units: Sequence[Unit], working: Mapping[str, str], release: str) -> Unit | None:
@@ -63,14 +68,13 @@ class Upgrade:
 
         The database is brought to its schema first; nothing was replaced when that fails.  Later, what was replaced is
         put back to the release before, if that one can read the schema.  With `starts_again` the processes of the API
-        and the controllers are started again if they are of the release already: their settings have changed.
+        and the controllers are started again if they are of the release already: their settings have changed.  A call
+        after one that did not come to its end goes on with those that are left, unless they have changed again.
         """
         before = self._layout.release()
         self._kept = {before}
-        if starts_again and before == release:
-            for unit in units_of(self._installation):
-                if unit.kind in (Kind.API, Kind.CONTROLLER):
-                    (self._layout.run / unit.name).unlink(missing_ok=True)
+        if starts_again:
+            self._begin_again(release, has_changed=before != release)
         revision = self._migrate(release)
         put_in_force(self._layout, release)
         try:
@@ -82,6 +86,19 @@ class Upgrade:
                 f"all processes run {release}, but drivers' nodes of other releases could not be retired"
                 f" ({'; '.join(self._problems)}); run the same command again"
             )
+        self._layout.restarting.unlink(missing_ok=True)
+
+    def _begin_again(self, release: str, *, has_changed: bool) -> None:
+        """Let all processes of the API and the controllers count as never started, unless a call before did so."""
+        layout, digest = self._layout, _digest_of(release, self._layout)
+        if layout.restarting.exists() and layout.restarting.read_text(encoding="utf-8") == digest:
+            return
+        if not has_changed:
+            for unit in units_of(self._installation):
+                if unit.kind in (Kind.API, Kind.CONTROLLER):
+                    (layout.run / unit.name).unlink(missing_ok=True)
+        # Last: killed before, the next call begins again, and none was started yet.
+        layout.restarting.write_text(digest, encoding="utf-8")
 
     def _migrate(self, release: str) -> str:
         """Let the release bring the database to its schema, however long that takes; the revision.
@@ -199,6 +216,25 @@ class Alive:
         if not runs or pid != self._pid:
             self._pid, self._since = pid if runs else 0, now
         return now - self._since if runs else 0.0
+
+
+def _digest_of(release: str, layout: Layout) -> str:
+    """Of a release, the installation, its settings, and the files that these name, such as a certificate."""
+    named = [Path(value) for value in layout.read_settings().values() if value.startswith("/")]
+    found = hashlib.sha256(release.encode())
+    for path in (layout.record, layout.settings, *layout.more_settings, *named):
+        content = _content(path)
+        found.update(f"\n{path} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """What a file has, nothing where there is none or something else, such as a pipe."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MOST_BYTES) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return b""
 
 
 def _runs(pid: int) -> bool:

@@ -6,6 +6,7 @@ It can be stopped and called again at any time: what is there stays, and what is
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import secrets
@@ -275,12 +276,13 @@ class _Up:
     # --- the release
 
     def _upload(self, endpoint: str, name: str, content: bytes) -> None:
-        """The wheel, and then the name by which machines find it."""
+        """The wheel, and then the name and digest by which machines find it and know another build of its version."""
+        current = f"{name} {hashlib.sha256(content).hexdigest()}"
         given_up_at = time.monotonic() + _ROLE_S
         while True:
             try:
                 self._manager.upload(f"{endpoint}releases/{name}", content)
-                self._manager.upload(f"{endpoint}releases/current", name.encode())
+                self._manager.upload(f"{endpoint}releases/current", current.encode())
             except Refused as refused:
                 # A new role is known everywhere only after some minutes.
                 if refused.status != 403 or time.monotonic() > given_up_at:

@@ -10,6 +10,7 @@ A call that was cut off is repeated as a whole: what says that all is done is wr
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -23,12 +24,18 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-WHEEL = re.compile(r"remora-[A-Za-z0-9_.+!]{1,60}-py3-none-any\.whl")
+#: What the file `current` of the releases says: a wheel and its digest, which `up` of an earlier checkout left out.
+CURRENT = re.compile(r"(remora-([A-Za-z0-9_.+!]{1,60})-py3-none-any\.whl)(?: ([0-9a-f]{64}))?")
 #: The home of the service, which its user owns.
 HOME = "/var/lib/remora"
 #: Files of settings that only the service's user may read.
 CLOSED = ("/etc/remora/storage.json",)
+#: In the home, the secret with which the processes of the Ray cluster run.
+RAY_FILE = "ray.token"
+#: The vault's, where it is another one: `remora-server rotate` puts it in force and removes the file.
+NEXT_FILE = "/var/lib/remora-apply/ray.token"
 MOST_BYTES = 100 * 2**20
+MOST_SECRET_BYTES = 2**16
 #: Without the proxy of the environment: the metadata service is on the machine itself.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -90,6 +97,18 @@ class Machine:
                 os.fchmod(folder, 0o700)
                 self.give(folder)
             self.put(folder, path, content, 0o600, is_of_user=True)
+
+    def read_secret(self, file):
+        """What a file directly in the user's home has, nothing where there is none; no link is followed."""
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            with (
+                folder_of(self.path(HOME)) as folder,
+                open(os.open(file, flags, dir_fd=folder), "rb") as opened,
+            ):
+                return opened.read(MOST_SECRET_BYTES)
+        except OSError:
+            return b""
 
     def put(self, folder, path, content, mode, is_of_user):
         """Replace a file of an open folder."""
@@ -179,19 +198,47 @@ def install_client():
 
 
 def install_release(machine):
-    """The folder of the newest release, installed."""
-    name = machine.blob("current").decode(errors="replace").strip()
-    if not WHEEL.fullmatch(name):
-        raise NotYet(f"releases/current of the storage names no wheel: {name[:80]!r}")
-    folder = machine.path(f"/opt/remora/releases/{name[:-4]}")
+    """The folder of the newest release, installed; two builds of one version are two releases."""
+    said = machine.blob("current").decode(errors="replace").strip()
+    match = CURRENT.fullmatch(said)
+    if not match:
+        raise NotYet(f"releases/current of the storage names no wheel: {said[:80]!r}")
+    name, version, wanted = match.groups()
+    # As `remora-server` names it.
+    release = f"{version}-{wanted[:12]}" if wanted else name[:-4]
+    folder = machine.path(f"/opt/remora/releases/{release}")
     # `remora-server` looks for the same file in a release.
     if (folder / ".complete").exists():
         return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(machine):
+        make_release(machine, folder, name, wanted)
+    return folder
+
+
+@contextlib.contextmanager
+def alone(machine):
+    """Keep commands of `remora-server` from removing a release that is not whole yet.  Raises NotYet."""
+    with open(
+        os.open(machine.path("/opt/remora/commands.lock"), os.O_RDWR | os.O_CREAT, 0o600), "wb"
+    ) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotYet("a command of remora-server runs on this machine") from None
+        yield
+
+
+def make_release(machine, folder, name, wanted):
+    """Install a wheel of the storage as a release."""
+    content = machine.blob(name)
+    if wanted and hashlib.sha256(content).hexdigest() != wanted:
+        raise NotYet(f"releases/{name} of the storage is another build than releases/current names")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     wheel = machine.path(f"/opt/remora/wheels/{name}")
     wheel.parent.mkdir(parents=True, exist_ok=True)
-    wheel.write_bytes(machine.blob(name))
+    wheel.write_bytes(content)
     if subprocess.run([sys.executable, "-c", "import ensurepip"], capture_output=True).returncode != 0:
         install_package("python3-venv")
     run(sys.executable, "-m", "venv", str(folder))
@@ -207,14 +254,15 @@ def install_release(machine):
     )
     wheel.unlink()
     (folder / ".complete").touch()
-    return folder
 
 
 def write_settings(machine):
-    """Settings and secrets; returns a digest of all of them."""
+    """Settings and secrets; returns a digest of all of them but the cluster's secret, which restarts nothing."""
     digest = hashlib.sha256()
     document = machine.document
     secrets = {file: machine.secret(name) for file, name in document["secrets"].items()}
+    if RAY_FILE in secrets:
+        write_ray_token(machine, secrets.pop(RAY_FILE).encode())
     for file, value in sorted(secrets.items()):
         machine.write_secret(file, value.encode())
     for name, content in sorted(document["files"].items()):
@@ -228,6 +276,26 @@ def write_settings(machine):
         )
     digest.update(json.dumps([document, secrets], sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def write_ray_token(machine, value):
+    """Write the secret of the Ray cluster where there is none; another one waits until Ray's processes are replaced.
+
+    Those of one cluster have one secret, and take it when they start.
+    """
+    in_force, waits = machine.read_secret(RAY_FILE), machine.path(NEXT_FILE)
+    if not in_force:
+        machine.write_secret(RAY_FILE, value)
+    elif value != in_force:
+        machine.write(NEXT_FILE, value, 0o600)
+        print(
+            "remora: the vault has another secret of the cluster: put it in force with"
+            " /opt/remora/current/bin/remora-server rotate --yes",
+            flush=True,
+        )
+    elif waits.exists() and waits.read_bytes() != value:
+        # The vault has the one in force again.
+        waits.unlink()
 
 
 def apply(machine):

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
+from service.installation.alone import alone
+from service.installation.releases import name_of
 from tests.architecture.repository import ROOT
 from tests.contracts.deploy.subscription import Subscription
 from tests.wheels import wheel
@@ -119,15 +121,17 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     code, said = machine.apply()
     assert (code, "releases/current of the storage" in said) == (3, True)
 
-    azure.up("team", "--wheel", str(release(tmp_path, "0.1.0")))
-    assert machine.apply() == (0, "remora: remora-0.1.0-py3-none-any runs as service\n")
+    first = release(tmp_path, "0.1.0")
+    azure.up("team", "--wheel", str(first))
+    assert machine.apply() == (0, f"remora: {name_of(first)} runs as service\n")
     user = pwd.getpwuid(os.getuid()).pw_name
     assert machine.calls.read_text() == f"install --role service --user {user} --apis 2 --controllers 2\n"
     # Nothing new: nothing is called.
     assert machine.apply() == (0, "")
 
-    azure.up("team", "--wheel", str(release(tmp_path, "0.2.0")))
-    assert machine.apply() == (0, "remora: remora-0.2.0-py3-none-any runs as service\n")
+    second = release(tmp_path, "0.2.0")
+    azure.up("team", "--wheel", str(second))
+    assert machine.apply() == (0, f"remora: {name_of(second)} runs as service\n")
     assert machine.calls.read_text() == f"install --role service --user {user} --apis 2 --controllers 2\n" * 2
 
     password = azure.resources.secret("remora-remora-postgres")
@@ -140,7 +144,7 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     # The user of the processes reads and runs all of a release, and what leads to it.
     of_all = ["/etc", "/etc/remora", "/opt", "/opt/remora", "/opt/remora/releases"]
     assert {path: machine.mode(path) for path in of_all} == dict.fromkeys(of_all, "drwxr-xr-x")
-    release_folder = machine.root / "opt/remora/releases/remora-0.2.0-py3-none-any"
+    release_folder = machine.root / "opt/remora/releases" / name_of(second)
     assert [path for path in (release_folder, *release_folder.rglob("*")) if not of_everyone(path)] == []
     assert machine.mode("/var/lib/remora") == machine.mode("/var/lib/remora/ray-tls") == "drwx------"
     assert machine.read("/var/lib/remora/ray.token") == azure.resources.secret("remora-remora-ray-token")
@@ -150,8 +154,9 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
 def test_what_is_cut_off_is_done_again_as_a_whole(
     azure: Subscription, machine: Machine, tmp_path: Path
 ) -> None:
-    azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0")))
-    folder = machine.root / "opt/remora/releases/remora-0.1.0-py3-none-any"
+    file = release(tmp_path, "0.1.0")
+    azure.up("trial", "--wheel", str(file))
+    folder = machine.root / "opt/remora/releases" / name_of(file)
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/rest").write_text("of an installation that was cut off")
     (machine.root / "etc/remora").mkdir(parents=True)
@@ -164,10 +169,48 @@ def test_what_is_cut_off_is_done_again_as_a_whole(
 
 @pytest.mark.soak
 def test_a_release_without_a_server_is_named(azure: Subscription, machine: Machine, tmp_path: Path) -> None:
-    azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0", has_server=False)))
+    file = release(tmp_path, "0.1.0", has_server=False)
+    azure.up("trial", "--wheel", str(file))
     code, said = machine.apply()
     assert code == 3
-    assert "remora-0.1.0-py3-none-any has no remora-server" in said
+    assert f"{name_of(file)} has no remora-server" in said
+
+
+def test_no_release_is_installed_beside_a_command_that_removes_releases(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    azure.up("trial", "--wheel", str(release(tmp_path, "0.1.0")))
+    with alone(machine.root / "opt/remora"):
+        code, said = machine.apply()
+    assert (code, "a command of remora-server runs on this machine" in said) == (3, True)
+    assert list((machine.root / "opt/remora/releases").iterdir()) == []
+
+
+@pytest.mark.soak
+def test_another_build_of_the_same_version_is_installed(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    file = release(tmp_path, "0.1.0")
+    names = [name_of(file)]
+    azure.up("trial", "--wheel", str(file))
+    assert machine.apply() == (0, f"remora: {names[0]} runs as both\n")
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("another.py", "")
+    names.append(name_of(file))
+    azure.up("trial", "--wheel", str(file))
+    assert machine.apply() == (0, f"remora: {names[1]} runs as both\n")
+    assert names[0] != names[1]
+    # A wheel that is just being replaced is not taken for the one that is named.
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("a_third.py", "")
+    (account,) = (one["name"] for one in azure.resources if one["type"].endswith("/storageAccounts"))
+    azure.server.deployer.blobs[f"{account}/releases/{file.name}"] = file.read_bytes()
+    assert machine.apply() == (0, "")
+    shutil.rmtree(machine.root / "opt/remora/releases" / names[1])
+    assert "is another build than releases/current names" in machine.apply()[1]
+    # As `up` of an earlier checkout wrote it.
+    azure.server.deployer.blobs[f"{account}/releases/current"] = file.name.encode()
+    assert machine.apply() == (0, "remora: remora-0.1.0-py3-none-any runs as both\n")
 
 
 def test_a_vault_that_refuses_and_a_name_that_is_no_release_are_said(
@@ -178,7 +221,13 @@ def test_a_vault_that_refuses_and_a_name_that_is_no_release_are_said(
     code, said = machine.apply()
     assert (code, "(status 403)" in said) == (3, True)
     account = next(one["name"] for one in azure.resources if one["type"].endswith("/storageAccounts"))
-    for name in (b"../../etc/passwd", b"remora-1.0-py3-none-any.whl/../x", b"\xff\xfe", b"x" * 10_000):
+    for name in (
+        b"../../etc/passwd",
+        b"remora-1.0-py3-none-any.whl 12ab",
+        b"remora-1.0-py3-none-any.whl/../x",
+        b"\xff\xfe",
+        b"x" * 10_000,
+    ):
         azure.server.deployer.blobs[f"{account}/releases/current"] = name
         code, said = machine.apply()
         assert (code, "names no wheel" in said) == (3, True)
@@ -208,6 +257,33 @@ def test_what_the_user_linked_in_its_home_is_not_followed(
     ] * 2
     assert (canary.stat().st_uid, stat.S_IMODE(canary.stat().st_mode)) == (0, 0o755)
     assert (machine.root / "var/lib/remora/ray.token").lstat().st_uid == pwd.getpwnam("nobody").pw_uid
+
+
+def test_another_secret_of_the_cluster_waits_until_it_is_put_in_force(
+    azure: Subscription, machine: Machine
+) -> None:
+    azure.up()
+    name, waits = "remora-remora-ray-token", machine.root / "var/lib/remora-apply/ray.token"
+    machine.apply()
+    old = azure.resources.secret(name)
+    assert machine.read("/var/lib/remora/ray.token") == old
+    azure.put_secret(name, "another")
+    for _ in range(2):
+        said = machine.apply()[1]
+        assert "the vault has another secret of the cluster" in said
+        assert machine.read("/var/lib/remora/ray.token") == old
+        assert (waits.read_text(), stat.S_IMODE(waits.stat().st_mode)) == ("another", 0o600)
+    # What rotates has replaced the secret, and was killed before it removed what waited.
+    (machine.root / "var/lib/remora/ray.token").write_text("another")
+    assert "another secret" not in machine.apply()[1]
+    assert waits.read_text() == "another"
+    azure.put_secret(name, "a third")
+    machine.apply()
+    assert waits.read_text() == "a third"
+    # The vault has the one in force again.
+    azure.put_secret(name, "another")
+    assert "another secret" not in machine.apply()[1]
+    assert not waits.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files to another user")

@@ -44,6 +44,11 @@ ONLY_THERE = (
         "remora-server install --wheel remora-0.1.0-py3-none-any.whl --head 10.0.0.4:6379 --user remora",
         "`sudo remora-server install --wheel remora-0.1.0-py3-none-any.whl --head 10.0.0.4:6379 --user remora`",
     ),
+    (
+        "docs/deploy.md",
+        "`sudo /opt/remora/current/bin/remora-server rotate --yes`",
+        "`the cluster has another secret; 0 nodes of this machine ended",
+    ),
     ("docs/deploy.md", "the same name at port 7266 does", "`curl https://NAME:7266/healthz` answers `200`"),
 )
 

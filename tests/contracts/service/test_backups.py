@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from alembic import command
 
-from service.installation import backups
+from service.installation import as_user, backups
+from service.installation.__main__ import main
 from service.installation.backups import back_up, read_manifest, restore
-from service.installation.layout import InstallationProblem, Layout
+from service.installation.layout import Installation, InstallationProblem, Layout
 from service.store.database import Database
 from service.store.leases import tokens
 from service.store.migrate import configuration, migrate, revision_of
@@ -251,7 +256,6 @@ def test_the_key_of_secrets_is_copied_from_where_it_is(
     restore(layout, tmp_path / "one.tar")
     assert key.read_text() == "the key elsewhere"
     assert key.stat().st_mode & 0o777 == 0o600
-    assert key in backups.files_written(layout)
 
 
 def _put_secret(url: str) -> None:
@@ -276,7 +280,76 @@ def test_a_cluster_that_is_lost_gets_its_authority_back(layout: Layout, tmp_path
     authority.parent.rmdir()
     restore(layout, tmp_path / "one.tar")
     assert authority.read_text() == "the old authority"
-    assert {authority, authority.parent} <= set(backups.files_written(layout))
+
+
+def test_what_lies_in_the_home_is_read_and_written_by_its_user(
+    layout: Layout, database_url: str, tmp_path: Path
+) -> None:
+    put(database_url, "before")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    target = tmp_path / "one.tar"
+    assert back_up(layout, target, release="1.0-a", at=AT, user=user) == read_manifest(target)
+    assert target.stat().st_mode & 0o777 == 0o600
+    put(database_url, "after")
+    (layout.home / "secrets.key").unlink()
+    assert restore(layout, target, user=user)["release"] == "1.0-a"
+    assert names(database_url) == ["before"]
+    assert (layout.home / "secrets.key").read_text() == "the old key"
+    assert [path for path in layout.home.iterdir() if path.name.startswith((".restore", ".backup"))] == []
+    _write(tmp_path / "hostile.tar", {"form": backups.FORM, "at": AT, "files": {"x": "sha256:0"}}, ("x",))
+    with pytest.raises(InstallationProblem, match=r"hostile\.tar names files that no backup has"):
+        restore(layout, tmp_path / "hostile.tar", user=user)
+
+
+def test_root_follows_nothing_that_the_user_has_linked_or_set(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    canary = tmp_path / "canary"
+    canary.write_text("as it was")
+    for name in ("leases.draft", "secrets.key"):
+        (layout.home / name).unlink(missing_ok=True)
+        (layout.home / name).symlink_to(canary)
+    with layout.settings.open("a") as file:
+        file.write(f"REMORA_SECRETS_KEY_FILE={canary}\n")
+    asked: list[tuple[object, ...]] = []
+
+    def refused(_: list[str], **named: Any) -> subprocess.CompletedProcess[bytes]:
+        asked.append((named["user"], named["group"], named["extra_groups"], named["cwd"]))
+        return subprocess.CompletedProcess([], 1, None, b"not as this user")
+
+    monkeypatch.setattr("service.installation.as_user.subprocess.run", refused)
+    with pytest.raises(InstallationProblem, match="not as this user"):
+        back_up(layout, tmp_path / "two.tar", release="1.0-a", at=AT, user="nobody")
+    with pytest.raises(InstallationProblem, match="not as this user"):
+        restore(layout, tmp_path / "one.tar", user="nobody")
+    assert asked == [("nobody", "nobody", [], "/")] * 2
+    assert canary.read_text() == "as it was"
+    assert not (tmp_path / "two.tar").exists()
+
+
+def test_a_restoration_looks_through_the_storage_as_the_user_of_the_installation(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    installation = Installation(
+        supervisor="supervisord", apis=0, port=1, controllers=0, head="127.0.0.2:1", has_head=False, user=user
+    )
+    installation.write(layout.record)
+    back_up(layout, tmp_path / "one.tar", release="1.0-a", at=AT)
+    asked: list[str] = []
+    call = as_user.call
+
+    def recorded(user: str, module: str, *words: str, **more: Any) -> str:
+        asked.append(f"{user} {module.rpartition('.')[2]}")
+        return call(user, module, *words, **more)
+
+    monkeypatch.setattr(as_user, "call", recorded)
+    before = dict(os.environ)
+    assert main(["restore", str(tmp_path / "one.tar"), "--prefix", str(layout.prefix)]) == 0
+    assert asked == [f"{user} backups", f"{user} missing_files"]
+    assert "the storage has all that the database names" in capsys.readouterr().out
+    assert dict(os.environ) == before, "settings of the user are none of root's"
 
 
 @pytest.mark.parametrize("left", ["nothing", "damaged"])

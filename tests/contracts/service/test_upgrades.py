@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from remora.free_ports import free_port
-from service.installation import upgrades
+from service.installation import releases, upgrades
 from service.installation.__main__ import main
 from service.installation.layout import Installation, InstallationProblem, Layout
 from service.installation.releases import put_in_force
@@ -51,6 +52,7 @@ if name.startswith("api"):
 time.sleep(600)
 """
 OLD, NEW = "1.0-a", "1.1-b"
+REAL_RUN = subprocess.run
 #: What this test needs of a file with a migration.
 MIGRATION = "revision = {!r}\ndown_revision = None\n"
 
@@ -89,8 +91,8 @@ class Machine:
         program.write_text(PROGRAM)
         program.chmod(0o755)
 
-    def upgrade(self) -> None:
-        Upgrade(self.layout, self.said.append).run(NEW)
+    def upgrade(self, release: str = NEW, *, starts_again: bool = False) -> None:
+        Upgrade(self.layout, self.said.append).run(release, starts_again=starts_again)
 
     def runs(self) -> dict[str, str]:
         # The member of Ray's cluster goes on through an upgrade, as its head does.
@@ -167,6 +169,35 @@ def test_what_cannot_be_retired_is_said_when_all_is_replaced(
         assert machine.runs() == machine.all_of(NEW)
 
 
+def test_what_has_the_new_settings_is_not_started_once_more_until_they_change_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _command_that(monkeypatch, "import sys; sys.exit('the Ray cluster does not answer')")
+    layout = machine.layout
+    certificate = layout.prefix / "tls.pem"
+    layout.settings.parent.mkdir()
+    layout.settings.write_text(f"REMORA_LOG_FORMAT=text\nREMORA_STORAGE_CREDENTIALS={certificate}\n")
+
+    def started() -> set[int]:
+        with pytest.raises(InstallationProblem, match="could not be retired"):
+            machine.upgrade(OLD, starts_again=True)
+        return {layout.pid_of(name) for name in machine.runs()}
+
+    first = {layout.pid_of(name) for name in machine.runs()}
+    second = started()
+    assert not first & second
+    assert started() == second, "the same call again goes on"
+    certificate.write_text("another one")
+    third = started()
+    assert not third & second
+    _command_that(monkeypatch, "")
+    machine.upgrade(OLD, starts_again=True)
+    assert {layout.pid_of(name) for name in machine.runs()} == third
+    assert not layout.restarting.exists()
+    machine.upgrade(OLD, starts_again=True)
+    assert not {layout.pid_of(name) for name in machine.runs()} & third, "an operator asks for it again"
+
+
 def test_nothing_goes_back_once_the_drivers_were_retired(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,13 +213,36 @@ def test_nothing_goes_back_once_the_drivers_were_retired(
 
 def _command_that(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """Let the command that retires drivers' nodes be another one."""
-    run = subprocess.run
+    run = REAL_RUN
 
     def instead(command: list[str], **named: Any) -> subprocess.CompletedProcess[str]:
         other = [sys.executable, "-c", code] if "cluster.head.retire" in command else command
         return run(other, **named)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(upgrades.subprocess, "run", instead)
+
+
+@pytest.mark.parametrize("has_service", [True, False])
+def test_an_upgrade_begins_with_a_backup_where_the_machine_has_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_service: bool
+) -> None:
+    layout = Layout(tmp_path)
+    count = 1 if has_service else 0
+    Installation(
+        supervisor="supervisord", apis=count, port=1, controllers=count, head="127.0.0.2:1", has_head=True
+    ).write(layout.record)
+    put_in_force(layout, OLD)
+    layout.home.mkdir()
+    layout.releases.mkdir()
+    with contextlib.closing(sqlite3.connect(layout.home / "remora.db")) as connection:
+        connection.execute("CREATE TABLE leases (name)")
+    if not has_service:
+        (layout.home / "remora.db").unlink()
+    monkeypatch.setattr(releases, "make", lambda *_: NEW)
+    monkeypatch.setattr(upgrades.Upgrade, "run", lambda _, release: put_in_force(layout, release))
+    assert main(["upgrade", "--wheel", "any.whl", "--prefix", str(tmp_path)]) == 0, capsys.readouterr().err
+    assert (layout.backups / f"before-{NEW}.tar").exists() is has_service
+    assert layout.release() == NEW
 
 
 def test_a_process_that_has_ended_can_be_ended_and_started(machine: Machine) -> None:

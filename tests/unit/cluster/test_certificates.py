@@ -13,6 +13,7 @@ from cryptography import x509
 
 from cluster.local.addresses import addresses_towards, head_address
 from cluster.local.certificates import (
+    BY_RESTART,
     begin,
     ends_soon,
     machine_variables,
@@ -275,6 +276,12 @@ def test_a_head_whose_certificate_ends_is_announced(encrypted: ClusterFolders, t
     said = ends_soon(encrypted, temporary, NOW + (MACHINE_DAYS - 29) * DAY_S)
     assert said is not None
     assert "ends in 29 days" in said
+    assert "`remora down` and `remora up`" in said
+    member = ends_soon(encrypted, temporary, NOW + MACHINE_DAYS * DAY_S, "member", BY_RESTART)
+    assert member is not None
+    assert member.startswith("the certificate of member ends in 0 days")
+    assert "Each year" in member
+    assert "remora up" not in member
 
 
 def test_a_damaged_authority_is_one_sentence_that_says_what_to_do(

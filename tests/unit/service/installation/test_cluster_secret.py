@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from service.installation import cluster_secret
+from service.installation import cluster_secret, commands
 from service.installation.__main__ import main
 from service.installation.cluster_secret import replace_secret, to_stop
 from service.installation.layout import Installation, InstallationProblem, Layout
@@ -128,3 +128,33 @@ def test_it_is_not_done_unasked_nor_elsewhere(
     assert said in error
     assert error.count("\n") == 1
     assert (layout.home / "ray.token").read_text() == "old"
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_on_a_machine_of_azure_the_secret_is_the_vaults(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_head: bool
+) -> None:
+    waits, supervisor = layout.prefix / "waits", Recorded(layout.home / "ray.token")
+    monkeypatch.setattr(commands, "NEXT_SECRET", waits)
+    monkeypatch.setattr(commands, "supervisor_of", lambda *_: supervisor)
+    installation(has_head=has_head, settings=(str(commands.DEPLOYED[0]),)).write(layout.record)
+    layout.current.symlink_to(layout.releases / "1.0-a")
+    rotate = ["rotate", "--prefix", str(layout.prefix), "--yes"]
+
+    assert main(rotate) == 1
+    error = capsys.readouterr().err
+    assert "put one there as remora-CLUSTER-ray-token" in error
+    assert error.count("\n") == 1
+    assert supervisor.calls == []
+    assert (layout.home / "ray.token").read_text() == "old"
+
+    waits.write_text("of the vault")
+    supervisor.stays = "controller-1"
+    assert main(rotate) == 1
+    assert waits.exists(), "the next call does the same"
+    supervisor.stays = ""
+    assert main(rotate) == 0
+    of_ray = ("head", "drivers-1.0-a") if has_head else ("member",)
+    assert supervisor.started == dict.fromkeys((*of_ray, "controller-1", "controller-2"), "of the vault")
+    assert not waits.exists()
+    assert "of the vault" not in "".join(capsys.readouterr())

@@ -247,3 +247,33 @@ def test_a_machine_that_is_installed_again_follows_its_role_and_addresses(
         # How many processes there are follows the machine's document, too.
         found = commands._of_role(parser().parse_args(["install", "--role", "service", *words]))
         assert (found.apis, found.controllers, found.port, found.has_head) == (count, count, 443, False)
+
+
+@pytest.mark.parametrize("has_own_packages", [True, False])
+def test_a_release_that_is_there_already_gets_what_a_setting_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_packages: bool
+) -> None:
+    layout = Layout(tmp_path / "installed")
+    folder = layout.releases / "1.0-a"
+    packages = folder / "lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    if not has_own_packages:
+        (packages / "_0_layers.pth").write_text("of another interpreter")
+    python = folder / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\n')
+    python.chmod(0o755)
+    put_in_force(layout, "1.0-a")
+    installation(supervisor="supervisord", user="").write(layout.record)
+    deployed = tmp_path / "service.env"
+    deployed.write_text(f"REMORA_HOME={tmp_path}/home\nREMORA_RAY_ADDRESS=10.0.0.9:6380\n")
+    monkeypatch.setattr(commands, "DEPLOYED", (deployed,))
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    install = ["install", "--role", "head", "--prefix", str(layout.prefix)]
+
+    commands.main(install)
+    assert not (tmp_path / "called").exists(), "no setting needs more"
+    layout.settings.write_text("REMORA_RAY_JOBS_PORT=8265\n")
+    commands.main(install)
+    called = (tmp_path / "called").read_text() if (tmp_path / "called").exists() else ""
+    assert ("-m pip" in called and "install --quiet ray[default]" in called) == has_own_packages
