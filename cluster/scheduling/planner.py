@@ -236,7 +236,7 @@ def _waits(
             waits.append(Wait(job_id=job.id, reason=reason))
         elif job.id in packed.starting or launched[job.id] or job.id in later:
             nodes = min(packed.starting.get(job.id, 0) + launched[job.id], starting)
-            at = _in_words(max(ready_at.get(job.id, 0.0), usual if launched[job.id] else 0.0), context.now)
+            when = _in_words(max(ready_at.get(job.id, 0.0), usual if launched[job.id] else 0.0), context.now)
             said = (
                 [f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting{at}"]
                 if nodes
