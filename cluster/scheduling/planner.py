@@ -238,7 +238,7 @@ def _waits(
             nodes = min(packed.starting.get(job.id, 0) + launched[job.id], starting)
             when = _in_words(max(ready_at.get(job.id, 0.0), usual if launched[job.id] else 0.0), context.now)
             said = (
-                [f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting{at}"]
+                [f"{count(nodes, 'node')} for it {'is' if nodes == 1 else 'are'} starting{when}"]
                 if nodes
                 else []
             )
