@@ -2,8 +2,9 @@
 
 In `bitwise` mode a shard's gradient follows from the weights, the samples and the seeds alone.  So every now and then
 each worker computes one shard of its neighbour again and both compare a digest of the gradient.  Where these differ a
-third worker computes the shard, too, and the two that have carried it compute it once more: what most workers have
-found is right, and a worker that ever found something else computes wrongly.
+third worker computes the shard, too, and the two that have carried it compute it once more: what most nodes have found
+is right, and a worker that ever found something else computes wrongly.  Nodes are counted and not workers, because what
+lets a machine compute wrongly may be the same for all of its workers.
 """
 
 from __future__ import annotations
@@ -79,14 +80,18 @@ def is_verified(step: int, every: int | None) -> bool:
 Findings = Mapping[int, Collection[int]]
 
 
-def judge(findings: Findings) -> frozenset[int] | None:
-    """The ranks that have ever found something else than most ranks did; None where no finding is that of most."""
-    ranks_of: dict[int, set[int]] = {}
+def judge(findings: Findings, nodes: Sequence[int]) -> frozenset[int] | None:
+    """The ranks that have ever found something else than most nodes did; None where no finding is that of most.
+
+    `nodes` are those of all ranks.  Where all findings are of one node its ranks are counted.
+    """
+    is_one_node = len({nodes[rank] for rank in findings}) == 1
+    finders_of: dict[int, set[int]] = {}
     for rank, found in findings.items():
         for one in found:
-            ranks_of.setdefault(one, set()).add(rank)
-    most = max(map(len, ranks_of.values()))
-    right = [one for one, ranks in ranks_of.items() if len(ranks) == most]
+            finders_of.setdefault(one, set()).add(rank if is_one_node else nodes[rank])
+    most = max(map(len, finders_of.values()))
+    right = [one for one, finders in finders_of.items() if len(finders) == most]
     if len(right) > 1 or most == 1:
         return None
     return frozenset(rank for rank, found in findings.items() if set(found) != {right[0]})
@@ -103,7 +108,7 @@ def judge_all(
     unsteady = _unlike_themselves(checks, doubts, firsts, seconds)
     if len(unsteady) > 1:
         # Machines fail one at a time: what several compute otherwise the second time is not deterministic.
-        return Verdict(frozenset(), unsteady)
+        return Verdict(frozenset(), unsteady, is_steady=False)
     wrong: set[int] = set()
     left: list[frozenset[int]] = []
     for place, rank in enumerate(doubts):
@@ -111,14 +116,17 @@ def judge_all(
         findings = {
             one: {seconds[one][place], before.get(one, seconds[one][place])} for one in checks.parts_of(rank)
         }
-        judged = judge(findings)
+        judged = judge(findings, checks.nodes)
         if judged is None:
             left.append(frozenset(findings))
         else:
             wrong |= judged
     # Who computes wrongly may also leave a doubt about others.
     undecided = frozenset().union(*(ranks for ranks in left if not ranks & wrong))
-    return Verdict(frozenset(wrong), undecided)
+    if len(wrong) == len(checks.nodes):
+        # None would be left to go on.
+        return Verdict(frozenset(), frozenset(wrong), is_steady=not unsteady)
+    return Verdict(frozenset(wrong), undecided, is_steady=not unsteady)
 
 
 def _unlike_themselves(
@@ -146,13 +154,13 @@ class Verdict:
     wrong: frozenset[int]
     #: Ranks of which some do, and it cannot be said which.
     undecided: frozenset[int]
+    #: All found the same when they computed a shard again.
+    is_steady: bool = True
 
 
 def wrong_text(step: int, ranks: Iterable[int]) -> str:
     """What is said of workers that compute wrongly."""
-    return (
-        f"{_names(ranks)} wrongly: in step {step} two other workers have found other bits for the same shard"
-    )
+    return f"{_names(ranks)} wrongly: in step {step} most nodes have found other bits for the same shard"
 
 
 def undecided_text(step: int, ranks: Iterable[int]) -> str:
@@ -161,7 +169,7 @@ def undecided_text(step: int, ranks: Iterable[int]) -> str:
     return (
         f"in step {step} ranks {', '.join(map(str, named))} have found unlike bits for the same shard, and it cannot be"
         " said who is right: an operation of the model or of the dataset is not deterministic, or one of their machines"
-        " computes wrongly, which takes three workers to tell"
+        " computes wrongly, which takes three nodes to tell"
     )
 
 
