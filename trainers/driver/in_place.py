@@ -184,6 +184,8 @@ class InPlace:
         """Of scripts that own their training none can go on without the others: all begin again, where that helps."""
         attempt = self._attempt
         rank = self._group_members.ranks[slot]
+        if attempt.group is not None:
+            attempt.group.killed.add(rank)
         if attempt.start_again(slot):
             text = (
                 f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the workers start again"
