@@ -303,7 +303,7 @@ class Attempt:
         self._resumed = None
 
         def vouch() -> None:
-            # Without it a retention reads the files again.
+            # Without it a retention may read the files again.
             with contextlib.suppress(StorageError, OSError):
                 self.commits.catalog.vouch(resumed)
 
