@@ -47,6 +47,24 @@ def test_a_worker_that_flips_a_bit_is_named_and_leaves_no_trace(
         assert sorted(driver.losses) == list(range(1, job.steps + 1))
 
 
+def test_a_fault_that_begins_between_two_checks_is_found_by_the_next_one(tmp_path: Path) -> None:
+    """The steps since it began were made with wrong gradients, and stay in the model."""
+    began, found = EVERY + 2, 2 * EVERY
+    job = replace(VERIFIED, shards=3)
+    with Driver(job, tmp_path, mishap=BitFlip(1, began, bit=22), REMORA_VERIFY_EVERY=str(EVERY)) as driver:
+        driver.start(3)
+        driver.reach(found - 1)
+        driver.wait(lambda: len(accusations(driver)) == 3, "all workers have found it")
+        for one in accusations(driver):
+            assert (one["ranks"], one["step"]) == ([1], found)
+        driver.kill(1)
+        driver.recover()
+        driver.finish()
+        assert sorted(driver.losses) == list(range(1, job.steps + 1)), "no step is done again"
+        weights, _ = undisturbed(replace(job, verify_every=None), 1)
+        assert not all(torch.equal(one, weights[name]) for name, one in driver.weights().items())
+
+
 @pytest.mark.parametrize("network", ["mlp", "resnet"])
 def test_checks_change_nothing(network: str, tmp_path: Path) -> None:
     job = Job(network, verify_every=3, micro_batch=2)

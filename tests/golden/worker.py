@@ -70,6 +70,8 @@ class BitFlip:
     step: int
     #: It does so in the first computation only.
     is_once: bool = False
+    #: Which one: rounding may hide the lowest one in the weights.
+    bit: int = 0
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def watched(record: TextIO, step: int) -> Any:
 
 
 def _flip(loop: Loop, model: torch.nn.Module, flip: BitFlip) -> None:
-    """Change the lowest bit of one number of a gradient, as a faulty machine does."""
+    """Change a bit of one number of a gradient, as a faulty machine does."""
     flipped: list[int] = []
 
     def wrong(gradient: torch.Tensor) -> torch.Tensor:
@@ -214,7 +216,7 @@ def _flip(loop: Loop, model: torch.nn.Module, flip: BitFlip) -> None:
             return gradient
         flipped.append(step)
         bits = gradient.detach().clone()
-        bits.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+        bits.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << flip.bit)
         return bits
 
     next(iter(model.parameters())).register_hook(wrong)
