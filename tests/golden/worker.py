@@ -64,9 +64,9 @@ class Job:
 
 @dataclass(frozen=True)
 class BitFlip:
-    """From this step on the machine of the worker in this slot computes one bit of a gradient wrongly."""
+    """From this step on the machine of the workers in these slots computes one bit of a gradient wrongly."""
 
-    slot: int
+    slots: tuple[int, ...]
     step: int
     #: It does so in the first computation only.
     is_once: bool = False
@@ -135,8 +135,10 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
         if job.is_weighted
         else None,
     )
-    if mishap is not None and mishap.slot == slot:
-        _flip(loop, model, mishap) if isinstance(mishap, BitFlip) else _miss(loop, mishap.step)
+    if isinstance(mishap, BitFlip) and slot in mishap.slots:
+        _flip(loop, model, mishap)
+    elif isinstance(mishap, Mishap) and slot == mishap.slot:
+        _miss(loop, mishap.step)
     gate = Gate(out)
     with (out / f"samples-{slot}.jsonl").open("a") as record:
         for step in loop:
