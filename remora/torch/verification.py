@@ -2,9 +2,9 @@
 
 In `bitwise` mode a shard's gradient follows from the weights, the samples and the seeds alone.  So every now and then
 each worker computes one shard of its neighbour again and both compare a digest of the gradient.  Where these differ a
-third worker computes the shard, too, and the two that have carried it compute it once more: what most nodes have found
-is right, and a worker that ever found something else computes wrongly.  Nodes are counted and not workers, because what
-lets a machine compute wrongly may be the same for all of its workers.
+worker of a third node computes the shard, too, or with two nodes another one of each, and the two that have carried it
+compute it once more: what most nodes have found is right, and a worker that ever found something else computes wrongly.
+Nodes are counted and not workers, because what lets a machine compute wrongly may be the same for all of its workers.
 """
 
 from __future__ import annotations
@@ -44,22 +44,24 @@ class Checks:
         """The rank that this one checks."""
         return self.checkers.index(rank)
 
-    def third(self, rank: int) -> int | None:
-        """Who decides where a rank and its checker have found unlike bits: on a third node where there is one.
+    def deciders(self, rank: int) -> tuple[int, ...]:
+        """Who decides where a rank and its checker have found unlike bits: one on a third node where there is one.
 
-        None: the two are alone.
+        Otherwise one of each of their nodes, where these have more ranks: who agrees with the other node is right.
         """
         pair = (rank, self.checkers[rank])
-        nodes = {self.nodes[one] for one in pair}
-        others = [one for one in range(len(self.nodes)) if one not in pair]
-        return min(
-            others, key=lambda one: (self.nodes[one] in nodes, (one - rank) % len(self.nodes)), default=None
-        )
+        nodes = [self.nodes[one] for one in pair]
+        count = len(self.nodes)
+        others = [other for distance in range(count) if (other := (rank + distance) % count) not in pair]
+        elsewhere = [one for one in others if self.nodes[one] not in nodes]
+        if elsewhere:
+            return (elsewhere[0],)
+        beside = [next((one for one in others if self.nodes[one] == node), None) for node in nodes]
+        return tuple(sorted({one for one in beside if one is not None}))
 
     def parts_of(self, rank: int) -> tuple[int, ...]:
         """The ranks that find something for a rank's shard when it is computed once more."""
-        third = self.third(rank)
-        return (rank, self.checkers[rank], *(() if third is None else (third,)))
+        return (rank, self.checkers[rank], *self.deciders(rank))
 
 
 def checks_of(step: int, seed: int, shards: int, nodes: Sequence[int]) -> Checks:

@@ -142,12 +142,16 @@ def test_what_several_workers_find_otherwise_the_second_time_is_no_machines_faul
 def test_another_machine_checks_where_there_is_one(nodes: list[int]) -> None:
     checks = checks_of(5, 1, 12, nodes)
     for rank, node in enumerate(nodes):
-        checker, third = checks.checkers[rank], checks.third(rank)
+        checker, deciders = checks.checkers[rank], checks.deciders(rank)
         if max(map(nodes.count, nodes)) * 2 <= len(nodes):
             assert nodes[checker] != node
-        assert (third is None) == (len(nodes) == 2)
-        if third is not None and set(nodes) - {node, nodes[checker]}:
-            assert nodes[third] not in (node, nodes[checker])
+        assert not {rank, checker} & set(deciders)
+        asked = sorted(nodes[one] for one in deciders)
+        if others := set(nodes) - {node, nodes[checker]}:
+            assert (len(asked), set(asked) <= others) == (1, True), "a third node decides"
+        else:
+            both = [node, nodes[checker]]
+            assert asked == [one for one in sorted(set(both)) if nodes.count(one) > both.count(one)]
 
 
 def test_each_shard_has_its_turn() -> None:
