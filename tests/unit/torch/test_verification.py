@@ -117,8 +117,8 @@ def test_one_worker_that_computes_wrongly_is_found_wherever_it_is(
     assert set(doubts) == {bad, checks.checked_by(bad)}
     seconds = [[found(rank, checks.shards[one], 2) for one in doubts] for rank in range(world)]
     verdict = judge_all(checks, doubts, firsts, seconds)
-    is_told_apart = len(set(nodes)) > 2 or (nodes.count(nodes[bad]) > 1 and world > 2)
-    if is_told_apart or verdict.wrong:
+    can_be_named = len(set(nodes)) > 2 or (nodes.count(nodes[bad]) > 1 and world > 2)
+    if can_be_named or verdict.wrong:
         assert (verdict.wrong, verdict.undecided) == ({bad}, set())
     else:
         assert bad in verdict.undecided

@@ -527,7 +527,7 @@ def test_an_attempt_reads_nothing_of_what_earlier_ones_left_to_retain_it(
 def test_the_newest_right_one_stays_where_all_younger_ones_are_damaged(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing shows that but their content, and nobody has committed one since."""
+    """Nothing shows that but their content, and no other one was committed since."""
     for step in (10, 20, 30, 40):
         shelf.save(step)
     for step in (30, 40):
