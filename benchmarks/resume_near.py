@@ -3,8 +3,9 @@
     python -m benchmarks.resume_near
 
 The same network and AdamW, 50 MB, are written and read by a plain loop with `torch.save`, by FSDP2 with
-`torch.distributed.checkpoint`, and by DeepSpeed.  Each checkpoint takes the steps of a supervisor: it is handed over in
-memory, stored and kept.  Measured is the time until the script has its state again: files fetched, compared with their
+`torch.distributed.checkpoint`, and by DeepSpeed.  Each checkpoint takes the steps of a supervisor: it is handed over,
+stored and kept; in memory, and of DeepSpeed on the disk as its engine does it, whose files are links in the script's
+own folder as well.  Measured is the time until the script has its state again: files fetched, compared with their
 digests and loaded.  The storage is the memory of the process (fsspec), so its seconds leave out every network; bytes
 are counted where it is read.
 """
@@ -64,8 +65,12 @@ def main() -> None:
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     os.environ["MASTER_PORT"] = str(store.port)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    ways = {"plain": _plain, "fsdp2": _fsdp2, "deepspeed": _deepspeed}
-    found = {name: _measured(make()) for name, make in ways.items()}
+    ways = {
+        "plain": (_plain, "memory"),
+        "fsdp2": (_fsdp2, "memory"),
+        "deepspeed": (_deepspeed, "scratch"),
+    }
+    found = {name: _measured(make(), root) for name, (make, root) in ways.items()}
     dist.destroy_process_group()
     print(json.dumps(found))
 
@@ -130,14 +135,15 @@ def _deepspeed() -> Way:
     )
 
 
-def _measured(way: Way) -> dict[str, float]:
+def _measured(way: Way, root: str) -> dict[str, float]:
+    """`root`: where a script of this kind hands over what it has written."""
     save, load = way
     storage = Storage("memory://benchmark/near")
     with tempfile.TemporaryDirectory(prefix="remora-near-") as name, _kept(Path(name)) as (kept, hand_over):
-        manifest = hand_over(storage, save)
+        manifest = hand_over(storage, save, root)
 
-        def resume(number: int, near: KeptCheckpoints) -> None:
-            above, group = near.room_for(manifest, number, Path(name) / f"group-{number}")
+        def resume(group_name: str, number: int, near: KeptCheckpoints) -> None:
+            above, group = near.room_for(manifest, number, Path(name) / group_name)
             above.mkdir(exist_ok=True)
             load(fill_once(above, group, fetch(near), lambda: None))
 
@@ -150,7 +156,7 @@ def _measured(way: Way) -> dict[str, float]:
             with counted() as count:
                 for number in range(1, _ROUNDS + 1):
                     began = time.perf_counter()
-                    resume(number, near)
+                    resume(f"{kind}-{number}", number, near)
                     seconds.append(time.perf_counter() - began)
             result[f"{kind}_times"] = round(count() / _ROUNDS / manifest.size_bytes, 2)
             result[f"{kind}_s"] = round(statistics.median(seconds), 3)
@@ -159,7 +165,7 @@ def _measured(way: Way) -> dict[str, float]:
     return result
 
 
-HandOver = Callable[[Storage, Callable[[Path], object]], Manifest]
+HandOver = Callable[[Storage, Callable[[Path], object], str], Manifest]
 
 
 @contextlib.contextmanager
@@ -173,12 +179,12 @@ def _kept(folder: Path) -> Iterator[tuple[KeptCheckpoints, HandOver]]:
         if space is None:
             raise SystemExit("there is no file system in memory here (/dev/shm), which this measures")
 
-        def hand_over(storage: Storage, save: Callable[[Path], object]) -> Manifest:
-            written = space.folder / "checkpoint"
+        def hand_over(storage: Storage, save: Callable[[Path], object], root: str) -> Manifest:
+            written = (space.folder if root == "memory" else scratch) / "checkpoint"
             written.mkdir()
             save(written)
             intake = CheckpointIntake(scratch, staging, space)
-            offer = CheckpointOffer(step=1, generation=1, root="memory", folder=written.name, asked=False)
+            offer = CheckpointOffer(step=1, generation=1, root=root, folder=written.name, asked=False)
             taken = intake.take(offer)
             shard = CheckpointShard(
                 rank=0, step=1, attempt=1, generation=1, size_bytes=size_of(taken.folder), asked=False

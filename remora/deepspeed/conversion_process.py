@@ -2,11 +2,11 @@
 
 The process begins with the interpreter of the first worker of each machine, so that it runs while the script imports
 its libraries and builds its model; `remora.deepspeed.conversion_program` is what it runs.  Only the standard library is
-needed here.  A folder holds what was converted:
+needed here.  A folder holds what was converted, and a file beside it says whether that is under way:
 
-- `LOCK` is locked as long as the process lives, whichever worker started it;
-- `OUTCOME`, written last, is `{"refused": null, "seconds": 2.5, "processes": 2}`, or has DeepSpeed's reason; without it
-  the process was killed.
+- the file is locked before the folder is made and as long as the process lives, whichever interpreter started it;
+- `OUTCOME` in the folder, written last, is `{"refused": null, "seconds": 2.5, "processes": 2}`, or has DeepSpeed's
+  reason; without it the process was killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remora.deepspeed.record import Record, read
 from remora.deepspeed.refusal import Refused
 from remora.script.channel import FD_VARIABLE
 
-LOCK, OUTCOME = "remora-conversion.lock", "remora-conversion.json"
+OUTCOME = "remora-conversion.json"
 #: Names the descriptor of the lock for the process that converts.
 LOCK_VARIABLE = "REMORA_CONVERSION_LOCK"
 #: Processors that the workers of this machine have together; the backend sets it.
@@ -145,12 +145,17 @@ def _report(outcome: dict[str, Any], waited_s: float) -> None:
 
 def _begin(source: Path, folder: Path, processes: int | None = None) -> None:
     """Start the process, unless one was started for this folder."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return
-    with (folder / LOCK).open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock_of(folder).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Another interpreter of this worker has come first.
+            return
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            return
         count = processes_for(source) if processes is None else processes
         program = [
             sys.executable,
@@ -172,9 +177,14 @@ def _begin(source: Path, folder: Path, processes: int | None = None) -> None:
         _started.append(process)
 
 
+def _lock_of(folder: Path) -> Path:
+    """The file that is locked while the process of this folder is started, and lives."""
+    return folder.with_name(f"{folder.name}.lock")
+
+
 def _await(folder: Path) -> dict[str, Any] | None:
     """What the process of this folder left when it ended; None where it was killed."""
-    with (folder / LOCK).open("ab") as lock:
+    with _lock_of(folder).open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
     with contextlib.suppress(OSError, ValueError):
         outcome = json.loads((folder / OUTCOME).read_text())

@@ -41,6 +41,11 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _BREAKS = ";&|()`\n"
 
 
+def is_shell(words: list[str]) -> bool:
+    """Whether a shell runs these words: it reports a signal that ended its script as 128 plus the signal's number."""
+    return bool(words) and PurePath(words[0]).name in _SHELLS
+
+
 def started_by(words: list[str], shells: int = _SHELLS_LOOKED_AT) -> Iterator[tuple[str, list[str]]]:
     """Each argument list that may be a command which these words start, with what starts it: `env`, `the shell`.
 

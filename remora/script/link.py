@@ -14,6 +14,8 @@ Script to supervisor:
   number of shards, until its gradients were there.
 - `diverged` `{generation, text}`: the workers of that group do not hold the same weights, or would not with another
   number of them, as `text` says; the script ends with an error.
+- `miscomputed` `{generation, ranks, is_known, step, text}`: these ranks compute wrongly; where `is_known` is false some
+  of them do, and it cannot be said which.
 - `stuck` `{text}`: this process ends itself at once, because the device does not become free, and its script is not at
   fault.
 

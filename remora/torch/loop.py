@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -146,7 +147,11 @@ class Loop(ReplicatedLoop, FunctionLoop):
     def _act_on(self, verdict: Verdict, step: int) -> None:
         """Raise PeerLost where the others can go on without a worker, else Miscomputed or Diverged."""
         if not verdict.wrong:
-            self._end_diverged(undecided_text(step, verdict.undecided))
+            text = undecided_text(step, verdict.undecided)
+            if self._link is not None and verdict.is_steady and VERIFY_VARIABLE in os.environ:
+                # The driver knows what their nodes are called.
+                self._say_miscomputed(verdict.undecided, step, text, is_known=False)
+            self._end_diverged(text)
         text = wrong_text(step, verdict.wrong)
         if self._link is None:
             raise Miscomputed(f"{text}: start again without its machine, from the newest checkpoint")
@@ -154,17 +159,22 @@ class Loop(ReplicatedLoop, FunctionLoop):
             self._end_diverged(
                 f"{text}; with elastic.verify in the job's specification the others would go on"
             )
-        ranks = sorted(verdict.wrong)
+        self._say_miscomputed(verdict.wrong, step, text, is_known=True)
+        raise PeerLost(text)
+
+    def _say_miscomputed(self, ranks: Collection[int], step: int, text: str, *, is_known: bool) -> None:
+        """Tell the driver which ranks compute wrongly; not `is_known`: some of them do."""
+        assert self._link is not None
         self._link.send(
             {
                 "type": "miscomputed",
                 "generation": self._generation,
-                "ranks": ranks,
+                "ranks": sorted(ranks),
+                "is_known": is_known,
                 "step": step,
                 "text": text,
             }
         )
-        raise PeerLost(text)
 
     def _found_by_all(self, own: list[int]) -> list[list[int]]:
         """The numbers of all ranks; raises PeerLost."""

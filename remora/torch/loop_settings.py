@@ -121,6 +121,11 @@ def check_model(model: torch.nn.Module) -> None:
         )
     if len({one.device for one in parameters}) > 1:
         raise ValueError("the parameters lie on several devices: Loop trains models that fit on one")
+    check_modules(model)
+
+
+def check_modules(model: torch.nn.Module) -> None:
+    """Raise ValueError where a module computes something with other workers, whatever shards they have."""
     for name, module in model.named_modules():
         synchronizes = isinstance(module, torch.nn.SyncBatchNorm)
         if synchronizes:

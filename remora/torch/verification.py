@@ -2,8 +2,9 @@
 
 In `bitwise` mode a shard's gradient follows from the weights, the samples and the seeds alone.  So every now and then
 each worker computes one shard of its neighbour again and both compare a digest of the gradient.  Where these differ a
-third worker computes the shard, too, and the two that have carried it compute it once more: what most workers have
-found is right, and a worker that ever found something else computes wrongly.
+worker of a third node computes the shard, too, or with two nodes another one of each, and the two that have carried it
+compute it once more: what most nodes have found is right, and a worker that ever found something else computes wrongly.
+Nodes are counted and not workers, because what lets a machine compute wrongly may be the same for all of its workers.
 """
 
 from __future__ import annotations
@@ -43,22 +44,24 @@ class Checks:
         """The rank that this one checks."""
         return self.checkers.index(rank)
 
-    def third(self, rank: int) -> int | None:
-        """Who decides where a rank and its checker have found unlike bits: on a third node where there is one.
+    def deciders(self, rank: int) -> tuple[int, ...]:
+        """Who decides where a rank and its checker have found unlike bits: one on a third node where there is one.
 
-        None: the two are alone.
+        Otherwise one of each of their nodes, where these have more ranks: who agrees with the other node is right.
         """
         pair = (rank, self.checkers[rank])
-        nodes = {self.nodes[one] for one in pair}
-        others = [one for one in range(len(self.nodes)) if one not in pair]
-        return min(
-            others, key=lambda one: (self.nodes[one] in nodes, (one - rank) % len(self.nodes)), default=None
-        )
+        nodes = [self.nodes[one] for one in pair]
+        count = len(self.nodes)
+        others = [other for distance in range(count) if (other := (rank + distance) % count) not in pair]
+        elsewhere = [one for one in others if self.nodes[one] not in nodes]
+        if elsewhere:
+            return (elsewhere[0],)
+        beside = [next((one for one in others if self.nodes[one] == node), None) for node in nodes]
+        return tuple(sorted({one for one in beside if one is not None}))
 
     def parts_of(self, rank: int) -> tuple[int, ...]:
         """The ranks that find something for a rank's shard when it is computed once more."""
-        third = self.third(rank)
-        return (rank, self.checkers[rank], *(() if third is None else (third,)))
+        return (rank, self.checkers[rank], *self.deciders(rank))
 
 
 def checks_of(step: int, seed: int, shards: int, nodes: Sequence[int]) -> Checks:
@@ -79,14 +82,18 @@ def is_verified(step: int, every: int | None) -> bool:
 Findings = Mapping[int, Collection[int]]
 
 
-def judge(findings: Findings) -> frozenset[int] | None:
-    """The ranks that have ever found something else than most ranks did; None where no finding is that of most."""
-    ranks_of: dict[int, set[int]] = {}
+def judge(findings: Findings, nodes: Sequence[int]) -> frozenset[int] | None:
+    """The ranks that have ever found something else than most nodes did; None where no finding is that of most.
+
+    `nodes` are those of all ranks.  Where all findings are of one node its ranks are counted.
+    """
+    is_one_node = len({nodes[rank] for rank in findings}) == 1
+    finders_of: dict[int, set[int]] = {}
     for rank, found in findings.items():
         for one in found:
-            ranks_of.setdefault(one, set()).add(rank)
-    most = max(map(len, ranks_of.values()))
-    right = [one for one, ranks in ranks_of.items() if len(ranks) == most]
+            finders_of.setdefault(one, set()).add(rank if is_one_node else nodes[rank])
+    most = max(map(len, finders_of.values()))
+    right = [one for one, finders in finders_of.items() if len(finders) == most]
     if len(right) > 1 or most == 1:
         return None
     return frozenset(rank for rank, found in findings.items() if set(found) != {right[0]})
@@ -103,7 +110,7 @@ def judge_all(
     unsteady = _unlike_themselves(checks, doubts, firsts, seconds)
     if len(unsteady) > 1:
         # Machines fail one at a time: what several compute otherwise the second time is not deterministic.
-        return Verdict(frozenset(), unsteady)
+        return Verdict(frozenset(), unsteady, is_steady=False)
     wrong: set[int] = set()
     left: list[frozenset[int]] = []
     for place, rank in enumerate(doubts):
@@ -111,14 +118,17 @@ def judge_all(
         findings = {
             one: {seconds[one][place], before.get(one, seconds[one][place])} for one in checks.parts_of(rank)
         }
-        judged = judge(findings)
+        judged = judge(findings, checks.nodes)
         if judged is None:
             left.append(frozenset(findings))
         else:
             wrong |= judged
     # Who computes wrongly may also leave a doubt about others.
     undecided = frozenset().union(*(ranks for ranks in left if not ranks & wrong))
-    return Verdict(frozenset(wrong), undecided)
+    if len(wrong) == len(checks.nodes):
+        # None would be left to go on.
+        return Verdict(frozenset(), frozenset(wrong), is_steady=not unsteady)
+    return Verdict(frozenset(wrong), undecided, is_steady=not unsteady)
 
 
 def _unlike_themselves(
@@ -146,13 +156,13 @@ class Verdict:
     wrong: frozenset[int]
     #: Ranks of which some do, and it cannot be said which.
     undecided: frozenset[int]
+    #: All found the same when they computed a shard again.
+    is_steady: bool = True
 
 
 def wrong_text(step: int, ranks: Iterable[int]) -> str:
     """What is said of workers that compute wrongly."""
-    return (
-        f"{_names(ranks)} wrongly: in step {step} two other workers have found other bits for the same shard"
-    )
+    return f"{_names(ranks)} wrongly: in step {step} most nodes have found other bits for the same shard"
 
 
 def undecided_text(step: int, ranks: Iterable[int]) -> str:
@@ -161,7 +171,7 @@ def undecided_text(step: int, ranks: Iterable[int]) -> str:
     return (
         f"in step {step} ranks {', '.join(map(str, named))} have found unlike bits for the same shard, and it cannot be"
         " said who is right: an operation of the model or of the dataset is not deterministic, or one of their machines"
-        " computes wrongly, which takes three workers to tell"
+        " computes wrongly, which takes three nodes to tell"
     )
 
 

@@ -42,6 +42,8 @@ class Worker:
     is_gone: bool = False
     #: It was started to join, and is in no group yet.
     waits: bool = False
+    #: Its channel is closed, and all that came through it was heard.
+    is_silent: bool = False
 
     def say(self, kind: str, **fields: object) -> None:
         with contextlib.suppress(OSError):
@@ -90,10 +92,12 @@ class Driver:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def start(self, count: int) -> None:
-        """The first group."""
+    def start(self, count: int, nodes: int = 1) -> None:
+        """The first group; the variables of its workers name that many nodes."""
         port = free_port()
-        locations = [WorkerLocation(slot, "node", "127.0.0.1", slot) for slot in range(count)]
+        locations = [
+            WorkerLocation(slot, f"node-{slot * nodes // count}", "127.0.0.1", slot) for slot in range(count)
+        ]
         for one in assign_ranks(locations):
             self._spawn(self._environment(one, port))
         self.world_sizes.append(count)
@@ -197,7 +201,7 @@ class Driver:
         for worker in members:
             worker.parked = None
             worker.heard.clear()
-        locations = [WorkerLocation(one.slot, "node", "127.0.0.1", one.slot) for one in members]
+        locations = [WorkerLocation(one.slot, "node-0", "127.0.0.1", one.slot) for one in members]
         for one in assign_ranks(locations):
             self.workers[one.slot].say("regroup", generation=self.generation, **self._place(one, port))
         self.world_sizes.append(len(members))
@@ -228,6 +232,14 @@ class Driver:
                 failed = [one.slot for one in self.living if one.process.exitcode]
                 assert not failed, f"slot {failed} failed, waiting until {what}"
                 assert time.monotonic() < give_up_at, f"it did not happen that {what}"
+
+    def await_ends(self) -> None:
+        """Wait until all workers have ended, however they do, and all that they said is there."""
+        self._gate.open()
+        for worker in self.workers:
+            worker.is_gone = True
+            worker.process.join(PATIENCE_S)
+        self.wait(lambda: all(worker.is_silent for worker in self.workers), "all channels are closed")
 
     def hear(self, worker: Worker, kind: str) -> channel.Message:
         """The next message of a kind."""
@@ -282,6 +294,9 @@ class Driver:
             while received := worker.end.recv(65536):
                 for message in decoder.feed(received):
                     self._take(worker, message)
+        with self._changed:
+            worker.is_silent = True
+            self._changed.notify_all()
 
     def _take(self, worker: Worker, message: channel.Message) -> None:
         with self._changed:

@@ -17,7 +17,7 @@ from remora.torch import Step
 from remora.torch.sharded import ShardedLoop
 from tests.golden.constructs import STEPS, Construct, Damaged, OwnNoise, Samples, Weights, loss_of, table_of
 from tests.golden.more_constructs import IN_THE_FUNCTION, NOT_REPEATED, OwnDropout, Running
-from tests.golden.subjects import network
+from tests.golden.subjects import FEATURES, network
 
 
 def cut(model: nn.Module, mesh: Any) -> nn.Module:
@@ -148,6 +148,59 @@ def goes_back(folder: Path) -> Weights:
 
 def stops(folder: Path) -> Weights:
     return trained(loop_of(data=Damaged(60), nonfinite="stop"))
+
+
+def synchronized(folder: Path) -> Weights:
+    def build(mesh: Any) -> Any:
+        model = cut(nn.SyncBatchNorm.convert_sync_batchnorm(network("resnet")), mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    return trained(loop_of(build))
+
+
+class Tied(nn.Sequential):
+    """A network whose first layer is used a second time by another module."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Linear(FEATURES, FEATURES), nn.Tanh(), nn.Linear(FEATURES, FEATURES), network("mlp")
+        )
+        self[2].weight = self[0].weight
+
+
+def tied(folder: Path) -> Weights:
+    def build(mesh: Any) -> Any:
+        model = fully_shard(Tied(), mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    return trained(loop_of(build))
+
+
+class Adapted(nn.Module):
+    """A layer that is frozen, and two small matrices that are trained in its place (LoRA)."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = nn.Linear(layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layer(features) + self.up(self.down(features))
+
+
+def adapted(folder: Path) -> Weights:
+    def build(mesh: Any) -> Any:
+        model = network("mlp")
+        for place, layer in enumerate(model):
+            if isinstance(layer, nn.Linear):
+                model[place] = Adapted(layer)
+        cut(model, mesh)
+        trains = [one for one in model.parameters() if one.requires_grad]
+        return model, torch.optim.AdamW(trains, lr=3e-3)
+
+    return trained(loop_of(build))
 
 
 def optimizer_before_cutting(folder: Path) -> Weights:
@@ -327,6 +380,8 @@ def one_part_changed(folder: Path) -> Weights:
 CONSTRUCTS = [
     Construct("a model, its optimizer, dropout, augmentation, `clip_grad_norm_`", "exact", plain),
     Construct("BatchNorm", "exact", batch_norm),
+    Construct("weights that two layers share (tied)", "exact", tied),
+    Construct("low-rank adapters beside layers that `build` freezes (LoRA)", "exact", adapted),
     Construct("groups of parameters, each with its learning rate and weight decay", "exact", decay_groups),
     Construct("layers that `build` freezes", "exact", frozen_in_build),
     Construct(
@@ -350,6 +405,10 @@ CONSTRUCTS = [
     Construct(
         "a dataset that the script has divided by rank", "refused", divided_by_hand,
         "rank 1 reads another sample than rank 0 for number",
+    ),
+    Construct(
+        "`SyncBatchNorm`", "refused", synchronized,
+        "is a SyncBatchNorm, which meets other workers in the middle of a shard",
     ),
     Construct(
         "an optimizer that is made before `fully_shard`", "refused", optimizer_before_cutting,

@@ -64,12 +64,14 @@ class Job:
 
 @dataclass(frozen=True)
 class BitFlip:
-    """From this step on the machine of the worker in this slot computes one bit of a gradient wrongly."""
+    """From this step on the machine of the workers in these slots computes one bit of a gradient wrongly."""
 
-    slot: int
+    slots: tuple[int, ...]
     step: int
     #: It does so in the first computation only.
     is_once: bool = False
+    #: Which one: rounding may hide the lowest one in the weights.
+    bit: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,10 @@ def train(job: Job, slot: int, out: Path, mishap: Mishap | BitFlip | None) -> No
         if job.is_weighted
         else None,
     )
-    if mishap is not None and mishap.slot == slot:
-        _flip(loop, model, mishap) if isinstance(mishap, BitFlip) else _miss(loop, mishap.step)
+    if isinstance(mishap, BitFlip) and slot in mishap.slots:
+        _flip(loop, model, mishap)
+    elif isinstance(mishap, Mishap) and slot == mishap.slot:
+        _miss(loop, mishap.step)
     gate = Gate(out)
     with (out / f"samples-{slot}.jsonl").open("a") as record:
         for step in loop:
@@ -205,7 +209,7 @@ def watched(record: TextIO, step: int) -> Any:
 
 
 def _flip(loop: Loop, model: torch.nn.Module, flip: BitFlip) -> None:
-    """Change the lowest bit of one number of a gradient, as a faulty machine does."""
+    """Change a bit of one number of a gradient, as a faulty machine does."""
     flipped: list[int] = []
 
     def wrong(gradient: torch.Tensor) -> torch.Tensor:
@@ -214,7 +218,7 @@ def _flip(loop: Loop, model: torch.nn.Module, flip: BitFlip) -> None:
             return gradient
         flipped.append(step)
         bits = gradient.detach().clone()
-        bits.view(-1)[:1].view(torch.int32).bitwise_xor_(1)
+        bits.view(-1)[:1].view(torch.int32).bitwise_xor_(1 << flip.bit)
         return bits
 
     next(iter(model.parameters())).register_hook(wrong)

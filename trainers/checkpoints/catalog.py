@@ -289,11 +289,19 @@ class Catalog:
         return Retained(deleted=tuple(deleted), kept=kept, damaged=tuple(present), failure=failure)
 
     def _damages(self, manifests: list[Manifest]) -> dict[Manifest, Damage]:
-        """Those that cannot be used; files that did not change since their content was verified are not read again."""
-        found = {}
-        for manifest in manifests:
-            why = self._why_damaged(manifest)
-            if why is not None:
+        """Those that cannot be used, by names and sizes; content is compared until one is known to be right.
+
+        Younger ones come first, so that nothing is read where the youngest one was committed here.  What was known to
+        be right and has changed since is read in any case.
+        """
+        found: dict[Manifest, Damage] = {}
+        is_one_right = False
+        for manifest in sorted(manifests, key=age, reverse=True):
+            why = self._refused.get(manifest.folder)
+            why = why or self._why_incomplete(manifest) or self._why_damaged(manifest, known=is_one_right)
+            if why is None:
+                is_one_right = True
+            else:
                 found[manifest] = self._damage(manifest, why)
         return found
 
@@ -388,10 +396,13 @@ class Catalog:
     def _damage(self, manifest: Manifest, why: str) -> Damage:
         return Damage(manifest.step, manifest.folder, why, self._is_incomplete(manifest))
 
-    def _why_damaged(self, manifest: Manifest) -> str | None:
-        """Why it cannot be used, if so, by the content of its files."""
+    def _why_damaged(self, manifest: Manifest, *, known: bool) -> str | None:
+        """Why it cannot be used, if so, by the content of its files; `known`: of those that were verified once."""
         for file in manifest.files:
-            why = self._fault(f"{self._folder}/{manifest.folder}/{file.name}", file)
+            name = f"{self._folder}/{manifest.folder}/{file.name}"
+            if known and name not in self._right:
+                continue
+            why = self._fault(name, file)
             if why is not None:
                 return why
         return None

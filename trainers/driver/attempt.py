@@ -175,7 +175,9 @@ class Attempt:
         await self.relay.finish()
         await self.commits.finish()
         await self.outputs.finish(has_failed=False)
-        if ranks <= group.ended and len(members) == group.world_size and not self.lifecycle.is_final:
+        # The supervisor of a command that ended by itself before the stop came has ended with it.
+        can_all = ranks <= group.ended and not group.left
+        if can_all and len(members) == group.world_size and not self.lifecycle.is_final:
             self.progress = group.progress
             self.group = None
             self.lifecycle.close_group()
@@ -301,7 +303,7 @@ class Attempt:
         self._resumed = None
 
         def vouch() -> None:
-            # Without it a retention reads the files again.
+            # Without it a retention may read the files again.
             with contextlib.suppress(StorageError, OSError):
                 self.commits.catalog.vouch(resumed)
 

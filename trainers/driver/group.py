@@ -141,6 +141,10 @@ class WorkerGroup:
     _is_building: bool = False
     #: Ranks whose command is over, for whatever reason.
     ended: set[int] = field(default_factory=set)
+    #: Those of them that ended by themselves, whose worker takes no other command.
+    left: set[int] = field(default_factory=set)
+    #: Ranks whose command got SIGKILL alone, whose worker waits for what follows.
+    killed: set[int] = field(default_factory=set)
     #: True once the ranks were asked to end for a planned reason.
     is_stopping: bool = False
     #: True while the worker group changes in place: the ranks park, or have not all joined yet.
@@ -494,6 +498,8 @@ class WorkerGroup:
             yield from self._drop_agreement(now)
         if message.get("stopped") and message.get("exit_code") != 0:
             return
+        if rank not in self.killed:
+            self.left.add(rank)
         self.exits[rank] = ChildExit(
             rank=rank,
             at=now,

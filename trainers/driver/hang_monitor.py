@@ -18,6 +18,7 @@ from trainers.driver.attempt import Attempt
 from trainers.driver.collectives import explain
 from trainers.driver.hang import Overdue
 from trainers.driver.in_place import InPlace
+from trainers.driver.phases import Phase
 from trainers.driver.stacks import Stacks
 from trainers.driver.verdict import Verdict
 from trainers.last_collectives import LastCollective
@@ -81,9 +82,15 @@ class HangMonitor:
 
     @property
     def _is_held(self) -> bool:
-        """True while a step may take its time: a group starts, stops, changes or writes a checkpoint."""
-        group = self._attempt.steady_group
-        return group is None or not group.has_reported or group.is_saving
+        """True while a step may take its time: a group starts, stops, changes or writes a checkpoint.
+
+        Scripts that were asked to park at an agreed step go on with steps until then, and one that hangs never agrees.
+        """
+        attempt, group = self._attempt, self._attempt.group
+        is_steady = attempt.steady_group is not None
+        if group is not None and attempt.lifecycle.phase is Phase.TRAINING and group.parks_to is not None:
+            is_steady = True
+        return group is None or not is_steady or not group.has_reported or group.is_saving
 
     def _overdue(self) -> Overdue | None:
         group, progress = self._attempt.group, self._attempt.progress

@@ -66,6 +66,8 @@ class InPlace:
         #: The worker group in which collectives last failed, and whether that was tolerated.
         self._incident = (-1, False)
         self._failures = RepeatedFailures()
+        #: The worker group whose workers could not say which of them computes wrongly.
+        self._doubted_in = -1
         #: Of the newest change.
         self._durations = ScriptDurations()
         #: The sizes have changed, and the worker group may be too large for them.
@@ -96,7 +98,8 @@ class InPlace:
                 case "killed":
                     self._note_kill(slot, message)
                 case "miscomputed" if int(message["generation"]) == self._attempt.generation:
-                    self._note_wrong(slot, {int(rank) for rank in message["ranks"]}, str(message["text"]))
+                    note = self._note_doubt if message.get("is_known") is False else self._note_wrong
+                    note(slot, {int(rank) for rank in message["ranks"]}, str(message["text"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"a message of type {message['type']!r} was not understood and dropped: {error!r}"[:500]
             self._attempt.account.line(self._group_members.ranks.get(slot, -1), "remora", text)
@@ -181,6 +184,8 @@ class InPlace:
         """Of scripts that own their training none can go on without the others: all begin again, where that helps."""
         attempt = self._attempt
         rank = self._group_members.ranks[slot]
+        if attempt.group is not None:
+            attempt.group.killed.add(rank)
         if attempt.start_again(slot):
             text = (
                 f"The command of rank {rank} got SIGKILL, as from a kernel without memory; the workers start again"
@@ -205,6 +210,25 @@ class InPlace:
                 attempt.account.event("worker.miscomputed", said, rank=rank, address=address)
         attempt.spawn(group_members.send_to(wrong, _STOP))
         self._go_on_without(wrong)
+
+    def _note_doubt(self, slot: int, ranks: set[int], text: str) -> None:
+        """Name the nodes of which one computes wrongly, once for each worker group; none of them is drained."""
+        attempt, group_members = self._attempt, self._group_members
+        doubted = group_members.slots_of(ranks) & group_members.present
+        is_news = self._doubted_in != attempt.generation
+        if not doubted or slot not in group_members.present or not self._verifies or not is_news:
+            return
+        self._doubted_in = attempt.generation
+        slots = [one for one in group_members.in_order() if one in doubted]
+        addresses = sorted({group_members.by_slot[one].address for one in slots})
+        names = ", ".join(addresses)
+        named = f"its node is {names}" if len(addresses) == 1 else f"their nodes are {names}"
+        attempt.account.event(
+            "worker.doubted",
+            f"{text[:MOST_OF_A_CAUSE]}; {named}, and none is drained",
+            ranks=sorted(group_members.ranks[one] for one in slots),
+            addresses=addresses,
+        )
 
     @property
     def _verifies(self) -> bool:

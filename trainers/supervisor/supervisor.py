@@ -15,6 +15,7 @@ from pathlib import Path
 from remora.errors import BundleError
 from remora.isolation import IsolationImpossible
 from remora.job_commands.expressions import fill
+from remora.job_commands.started_commands import is_shell
 from remora.script import channel
 from remora.spec.quantities import format_size
 from trainers.backends import backend_of
@@ -663,16 +664,15 @@ class Supervisor:
 
     def _finish(self, status: dict[str, object]) -> None:
         self._shells.stop()
-        if self._excess is not None and status.get("signal") == signal.SIGKILL:
+        got_sigkill = status.get("signal") == signal.SIGKILL
+        if is_shell(self._plan.command):
+            got_sigkill = got_sigkill or status.get("exit_code") == 128 + signal.SIGKILL
+        if self._excess is not None and got_sigkill:
             status = {**status, "excess": self._excess}
         elif self._stuck is not None and status.get("exit_code") != 0 and not self._stop_requested:
             status = {**status, "stuck": self._stuck}
             self._outbox.put({"type": "killed", "stuck": self._stuck})
-        elif (
-            status.get("signal") == signal.SIGKILL
-            and not self._stop_requested
-            and self._sidecar_failure is None
-        ):
+        elif got_sigkill and not self._stop_requested and self._sidecar_failure is None:
             # At once: the others may go on without this rank while its files are still being stored.
             self.was_killed = not self._is_elastic
             self._outbox.put({"type": "killed"})

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from remora.torch.buffers import Buffers
+from remora.torch.loop_settings import check_modules
 from remora.torch.optimizers import EARLY, Optimizers
 from remora.torch.randomness import derive, seed_everything
 from remora.torch.sharded.grid import REPLICATE, SHARD, TENSOR, Grid
@@ -93,7 +94,8 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int, early: str 
 
 
 def check(model: torch.nn.Module, grid: Grid) -> None:
-    """Raise ValueError for a model that is not sharded as the mesh says."""
+    """Raise ValueError for a model that is not sharded as the mesh says, or whose result depends on the workers."""
+    check_modules(model)
     for name, parameter in model.named_parameters():
         is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,34 @@ def test_interpreters_of_one_worker_convert_once(job: Path) -> None:
     assert call["REMORA_CHANNEL_FD"] is None
     assert call["OMP_NUM_THREADS"] == "1", "its processes are forked"
     assert call["PYTHONPATH"] == str(job / "packages"), "without what wraps DeepSpeed for scripts"
+
+
+def test_interpreters_that_begin_at_one_moment_convert_once(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one stands still before it has the lock, until the second one is through."""
+    stands, goes_on, flock = threading.Event(), threading.Event(), fcntl.flock
+
+    def slow(file: Any, operation: int) -> None:
+        if not stands.is_set():
+            stands.set()
+            assert goes_on.wait(60.0)
+        flock(file, operation)
+
+    monkeypatch.setattr(conversion_process.fcntl, "flock", slow)
+    folders: list[Path] = []
+
+    def convert() -> None:
+        folders.append(converted(saved(job) / "step7", folder_of(saved(job))))
+
+    first = threading.Thread(target=convert)
+    first.start()
+    assert stands.wait(60.0)
+    convert()
+    goes_on.set()
+    first.join()
+    assert folders == [folder_of(saved(job))] * 2
+    assert len(calls(job)) == 1
 
 
 @pytest.mark.parametrize(

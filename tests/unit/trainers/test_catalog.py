@@ -248,7 +248,7 @@ def test_nothing_is_read_to_find_the_newest_one_and_each_file_once_to_fetch_it(
     read.clear()
     fresh.vouch(found)
     shelf.storage.delete(shelf.name(10, MANIFEST_NAME))
-    fresh._damages([found])
+    assert fresh._damages([found]) == {}
     assert read == []
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
@@ -488,12 +488,56 @@ def test_what_was_read_once_is_read_again_only_when_somebody_wrote_to_it(
     assert read == [], "what this driver has committed is known"
     other = Catalog(shelf.storage, JOB)
     other.retain(1)
-    assert len(read) == 8, "two ranks wrote two files each, of two checkpoints"
+    assert len(read) == 4, "two ranks wrote two files each; of the older checkpoint only sizes are compared"
     shelf.save(40)
     other.retain(1)
-    assert len(read) == 12
+    assert len(read) == 8
     other.retain(1)
-    assert len(read) == 12
+    assert len(read) == 8
+
+
+def bytes_read(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """By checkpoint; manifests are not counted."""
+    counted: Counter[str] = Counter()
+    open_read = shelf.storage.open_read
+
+    def opened(name: str) -> Any:
+        counted[name.split("/")[3]] += shelf.storage.size(name)
+        return open_read(name)
+
+    monkeypatch.setattr(shelf.storage, "open_read", opened)
+    return counted
+
+
+def test_an_attempt_reads_nothing_of_what_earlier_ones_left_to_retain_it(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20, 30):
+        shelf.save(step)
+    read = bytes_read(shelf, monkeypatch)
+    shelf.catalog = Catalog(shelf.storage, JOB)
+    shelf.save(40, attempt=2)
+    shelf.storage.delete(shelf.name(30, "rank-0.bin"))
+    retained = shelf.catalog.retain(2)
+    assert [one.step for one in retained.deleted] == [10]
+    assert [one.step for one in retained.damaged] == [30], "names and sizes are looked at"
+    assert read == {}
+
+
+def test_the_newest_right_one_stays_where_all_younger_ones_are_damaged(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing shows that but their content, and no other one was committed since."""
+    for step in (10, 20, 30, 40):
+        shelf.save(step)
+    for step in (30, 40):
+        content = shelf.storage.read_bytes(shelf.name(step, "rank-0.bin"))
+        shelf.storage.write_bytes(shelf.name(step, "rank-0.bin"), content[:-1] + b"X")
+    read = bytes_read(shelf, monkeypatch)
+    retained = Catalog(shelf.storage, JOB).retain(1)
+    assert [one.step for one in retained.damaged] == [40, 30]
+    assert [one.step for one in retained.deleted] == [10]
+    assert sorted(read) == [folder_name(step, 1, 1) for step in (20, 30, 40)]
 
 
 def test_what_the_storage_does_not_delete_goes_the_next_time(

@@ -110,6 +110,28 @@ async def test_a_frozen_node_is_named_and_left_behind() -> None:
     assert at.stacks[2] == "Its supervisor does not answer: the node is frozen, or cut off."
 
 
+@pytest.mark.parametrize("notice_s", [30.0, 3600.0])
+def test_one_that_hangs_while_a_node_is_to_be_left_in_place_is_left_behind_with_it(notice_s: float) -> None:
+    """The node stays although its deadline has passed, and the hanging rank never agrees on a step to park at."""
+
+    async def act() -> None:
+        at = Scene(3)
+        await at.train()
+        at.stage.hanging.add(1)
+        deadline = at.stage.now() + notice_s
+        at.stage.in_place.drain({"node-2"}, deadline)
+        for _ in range(int(LIMIT_S / 30.0) + 2):
+            await at.after(30.0)
+            # As the draining node is seen again and again.
+            at.stage.in_place.drain({"node-2"}, deadline)
+        assert (at.reason, at.stage.order) == (None, [0])
+        assert at.stacks.keys() == {0, 1, 2}
+        await at.train()
+        assert at.stage.attempt.lifecycle.suspicion is None
+
+    play(act())
+
+
 @scene
 async def test_a_node_that_is_cut_off_is_found_before_any_peer_notices() -> None:
     at = Scene(3)

@@ -133,6 +133,47 @@ async def test_where_the_same_workers_cannot_begin_again_others_do(silent: bool)
     assert stage.attempt.group is None
 
 
+@pytest.mark.parametrize("end", [
+    {"exit_code": 1, "signal": None},
+    # It needs no other command, and its supervisor has returned.
+    {"exit_code": 0, "signal": None, "stopped": True},
+])  # fmt: skip
+@scene
+async def test_a_worker_whose_command_ended_before_the_stop_came_does_not_begin_again(
+    end: dict[str, object],
+) -> None:
+    stage, begun = plain(2, saved=10), []
+
+    async def begin_again(members: list[Member]) -> None:
+        begun.append(members)
+
+    stage.attempt.begin_again = begin_again
+    stage.say(1, "killed")
+    stage.attempt.receive(0, {"type": "exit", "stopped": False, **end})
+    await commands_end(stage, {1})
+    await stage.after(1.0)
+    assert begun == [], "its supervisor has ended"
+    assert [message.get("again", False) for _, message in stage.sent] == [True, True, False, False]
+    assert await stage.attempt.judge(set(), set()), "another worker group follows"
+
+
+@scene
+async def test_the_workers_of_commands_that_were_killed_together_begin_again() -> None:
+    stage, begun = plain(2, saved=10), []
+
+    async def begin_again(members: list[Member]) -> None:
+        begun.append([member.slot for member in members])
+
+    stage.attempt.begin_again = begin_again
+    for slot in (0, 1):
+        stage.say(slot, "killed")
+    for rank in (0, 1):
+        stage.attempt.receive(rank, {"type": "exit", "stopped": False, "exit_code": None, "signal": 9})
+    await stage.attempt.notify_rank_ended()
+    await stage.after(1.0)
+    assert begun == [[0, 1]]
+
+
 @scene
 async def test_an_attempt_that_is_stopped_meanwhile_does_not_begin_again() -> None:
     stage, begun = plain(2, saved=10), []

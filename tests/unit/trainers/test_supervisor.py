@@ -175,6 +175,25 @@ def test_a_killed_script_is_reported_before_its_files_are_stored(
     assert stage.driver.all("shard")[0]["step"] == 7
 
 
+@pytest.mark.parametrize(("line", "killed"), [
+    ("{python} train.py; code=$?; exit $code", [{"type": "killed"}]),
+    ("exit 9", []),
+])  # fmt: skip
+def test_a_script_under_a_shell_that_is_killed_is_reported_like_one_without(
+    stage: Stage, line: str, killed: list[dict[str, Any]]
+) -> None:
+    script = line.format(python=sys.executable)
+    stage.start("import os; os.kill(os.getpid(), 9)", command=["bash", "-c", script])
+    assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 137 if killed else 9}
+    assert stage.driver.all("killed") == killed
+
+
+def test_an_exit_code_of_a_script_without_a_shell_is_its_own(stage: Stage) -> None:
+    stage.start("raise SystemExit(137)")
+    assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 137}
+    assert stage.driver.all("killed") == []
+
+
 def test_a_script_that_ends_itself_because_it_is_stuck_is_reported_as_that(stage: Stage) -> None:
     stage.start(
         "import os\n"

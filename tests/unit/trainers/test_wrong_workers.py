@@ -97,3 +97,23 @@ async def test_no_new_worker_group_begins_on_its_node() -> None:
     stage.in_place.check_nodes([member])
     with pytest.raises(TimeoutError, match="is sick"):
         stage.in_place.check_nodes([member, replace(member, ray_node_id="node-1")])
+
+
+@scene
+async def test_nodes_between_which_nothing_is_decided_are_named_once_and_not_drained() -> None:
+    stage = Stage(2, elastic_variables=VERIFIES)
+    for slot in (1, 0):
+        text = "ranks 0, 1 have found unlike bits"
+        stage.say(slot, "miscomputed", generation=1, ranks=[0, 1], is_known=False, step=12, text=text)
+    (event,) = stage.events("worker.doubted")
+    assert event == {"ranks": [0, 1], "addresses": ["10.0.0.0", "10.0.0.1"]}
+    assert stage.events("worker.miscomputed") == []
+    assert stage.messages("stop") == []
+    stage.in_place.check_nodes(stage.new_members(1))
+
+
+@scene
+async def test_doubts_of_a_script_whose_job_asks_for_no_checks_are_not_reported() -> None:
+    stage = Stage(2)
+    stage.say(0, "miscomputed", generation=1, ranks=[0, 1], is_known=False, step=12, text="one of us")
+    assert stage.events("worker.doubted") == []
