@@ -58,12 +58,12 @@ def test_a_job_goes_on_from_its_checkpoint(embedded: Embedded, tmp_path: Path) -
         until(lambda: client.job(job.id).checkpoint_step, "a checkpoint is committed")
         # The next one grants what the attempts of this one ask for.
         embedded.kill_part(CONTROLLER)
-        kill(JobProcesses(embedded.home, job.id).child(1))
+        kill(JobProcesses(embedded.home, job.id).driver())
         script.allow_all()
         ended = client.wait(job.id, PATIENCE_S)
         assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 2), ended.message
         first, second = client.attempts(job.id)
-        assert first.end_reason is EndReason.SIGNAL
+        assert first.end_reason is EndReason.DRIVER_LOST
         assert second.resumed_from_step
         assert [point.step for point in client.metrics(job.id)] == list(range(1, 41))
     check_no_credential(embedded)
