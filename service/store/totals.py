@@ -154,9 +154,10 @@ def totals(connection: sa.Connection, now: float) -> Totals:
     for row in connection.execute(sa.select(kept)):
         known[row.kind][row.word] = row.amount
     ended = {word: int(count) for word, count in known[_JOBS].items()}
+    groups, sick = _live_nodes(connection)
     return Totals(
         jobs_by_state=ended | _count(connection, jobs.c.state, ACTIVE_JOBS),
-        nodes=_node_groups(connection),
+        nodes=groups,
         attempts_by_end_reason={word: int(count) for word, count in known[_ATTEMPTS].items()},
         queued_by_reason={str(row[0]): int(row[1]) for row in connection.execute(_WAITING[dialect])},
         repeated_steps=int(known[_SUMS].get("repeated_steps", 0)),
@@ -172,22 +173,24 @@ def totals(connection: sa.Connection, now: float) -> Totals:
         node_losses=tuple(
             NodeLosses(*_capacity_and_how(word), int(count)) for word, count in sorted(known[_LOSSES].items())
         ),
-        sick_nodes=connection.scalar(
-            sa.select(sa.func.count()).where(LIVE_NODES, nodes.c.sick_since.is_not(None))
-        )
-        or 0,
+        sick_nodes=sick,
         leases_taken={row.name: row.token for row in connection.execute(sa.select(leases))},
     )
 
 
-def _node_groups(connection: sa.Connection) -> tuple[NodeGroup, ...]:
+def _live_nodes(connection: sa.Connection) -> tuple[tuple[NodeGroup, ...], int]:
+    """Nodes that have not ended, and how many of them are sick."""
     kinds = (nodes.c.pool, nodes.c.offering, nodes.c.state)
-    statement = sa.select(*kinds, sa.func.count(), sa.func.sum(nodes.c.price_per_hour)).where(LIVE_NODES)
+    # Of a column alone, NULL is not counted.
+    amounts = (sa.func.count(), sa.func.sum(nodes.c.price_per_hour), sa.func.count(nodes.c.sick_since))
+    statement = sa.select(*kinds, *amounts).where(LIVE_NODES).group_by(*kinds)
     found: defaultdict[tuple[str, str, str], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
-    for pool, offering, state, count, price in connection.execute(statement.group_by(*kinds)):
+    all_sick = 0
+    for pool, offering, state, count, price, sick in connection.execute(statement):
         group = (pool, offering.rpartition("/")[2], str(state.value))
         found[group] = (found[group][0] + count, found[group][1] + (price or 0.0))
-    return tuple(NodeGroup(*group, *sums) for group, sums in sorted(found.items()))
+        all_sick += sick
+    return tuple(NodeGroup(*group, *sums) for group, sums in sorted(found.items())), all_sick
 
 
 def _capacity_and_how(word: str) -> tuple[str, bool]:

@@ -111,7 +111,7 @@ function Marks({ marks, losses, x, from, to, bottom, width }) {
   return [...shown].sort((one, other) => order[one.kind] - order[other.kind]).map((mark) => {
     const loss = losses[mark.loss];
     const plain = mark.text.replaceAll("`", "");
-    const said = `${clock(mark.at)} ${plain}${loss ? ` It cost ${lossText(loss)}.` : ""}`;
+    const said = `${clock(mark.at)} ${plain}${loss ? ` Until the next new step: ${lossText(loss)}.` : ""}`;
     const text = `${SIGNS[mark.kind]} ${shorten(loss ? said : plain, Math.min(loss ? 220 : 44, Math.floor(width / 7.4)))}`, place = x(mark.at), needs = text.length * 7.3;
     const left = Math.max(0, Math.min(place + 4, width - needs));
     const row = taken.findIndex((texts) => texts.every(([begin, end]) => left >= end || left + needs <= begin));

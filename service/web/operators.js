@@ -37,7 +37,7 @@ export function Policies() {
     <div class="card"><h2>2. Check</h2>
       <${Problem} error=${check?.error} />
       ${problems.map((problem) => html`<div class="problem"><${Sentence} text=${problemText(problem)} /></div>`)}
-      ${isGood && html`<div class="notice">No problems; ${counted(changed, "line")} changed; ${check.found.is_in_force ? "in effect already" : "not applied yet"}.</div>`}
+      ${isGood && html`<div class="notice">Valid; ${counted(changed, "line")} changed; ${check.found.is_in_force ? "in effect already" : "not applied yet"}.</div>`}
       ${(check?.found?.notes ?? []).map((note) => html`<div class="notice"><${Sentence} text=${note} /></div>`)}
       ${isChanged ? html`<${Diff} lines=${lines.filter((_, index) => lines.slice(Math.max(0, index - 2), index + 3).some(isOther))} />` : html`<p class="muted">Change the document: it is checked while you type, and the difference is shown here.</p>`}</div></div>
     <${WhatIf} document=${document} applied=${applied} isChanged=${isChanged && !problems.length} />

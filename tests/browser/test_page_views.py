@@ -111,7 +111,9 @@ def test_a_job_shows_its_life_line_metrics_and_logs(page: Tab, job: str) -> None
     # A mark says when, why, and what it cost in time, steps and money; the table and the tile say the same.
     cost = r"(noticed after [^;]*, )?regrouping .*; [\d,]+ steps? repeated; 0\.\d*[1-9]\d* USD"
     mark = page.page.locator("svg.life text.mark-loss").first
-    mark.filter(has_text=re.compile(r"\d\d:\d\d:\d\d .* It cost " + cost)).wait_for(timeout=PATIENCE_MS)
+    mark.filter(has_text=re.compile(r"\d\d:\d\d:\d\d .* Until the next new step: " + cost)).wait_for(
+        timeout=PATIENCE_MS
+    )
     losses = page.page.get_by_role("region", name="preemptions and failures")
     losses.get_by_text(re.compile(r"0\.\d*[1-9]\d* USD")).wait_for(timeout=PATIENCE_MS)
     page.page.locator(".cards .card", has_text=re.compile("Lost to failures.*" + cost)).wait_for(
@@ -208,7 +210,7 @@ def test_policies_are_checked_while_they_are_typed(page: Tab, job: str) -> None:
     editor.fill(document.replace("max_nodes", "most_nodes"))
     page.page.locator(".problem").first.wait_for(timeout=PATIENCE_MS)
     editor.fill(document + "\n# checked\n")
-    page.shows("No problems; 2 lines changed; not applied yet.")
+    page.shows("Valid; 2 lines changed; not applied yet.")
     assert page.page.locator(".diff-more").count() >= 1
     assert page.findings() == []
     page.picture("policies")

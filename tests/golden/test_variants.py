@@ -149,8 +149,8 @@ def test_a_checkpoint_resumes_in_mid_epoch_with_other_workers(
     with Driver(job, tmp_path / "first") as first:
         first.start(before)
         first.reach(3)
-        saved = first.checkpoint()
-        assert saved % 5, "in mid-epoch"
+        # Steps go on meanwhile, and one in five is the last of its epoch.
+        saved = next(step for step in iter(first.checkpoint, None) if step % 5)
         for worker in first.living:
             first.kill(worker.slot)
     folder = tmp_path / "first" / f"checkpoint-{saved}"
