@@ -192,9 +192,8 @@ def test_the_cluster_shows_its_pools_and_nodes(page: Tab, job: str) -> None:
 def test_costs_are_shown_by_cause_project_pool_and_job(page: Tab, job: str) -> None:
     page.open("costs?days=1")
     page.page.locator("svg rect.cause-training").first.wait_for(timeout=PATIENCE_MS)
-    assert (
-        page.page.get_by_role("region", name="costs of jobs").get_by_role("link", name="watched").is_visible()
-    )
+    of_jobs = page.page.get_by_role("region", name="costs of jobs")
+    of_jobs.get_by_role("link", name="watched").wait_for(timeout=PATIENCE_MS)
     page.page.get_by_label("range").select_option("31 days")
     page.page.get_by_role("img", name="costs by day and cause").wait_for(timeout=PATIENCE_MS)
     assert page.page.url.endswith("#/costs?days=31")
