@@ -21,7 +21,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,6 +45,8 @@ LINES = (10_000, 10_000_000)
 ROUNDS = 5
 UPDATES = 9
 EVENTS = 40
+#: Watchers that come from one address.
+OF_ADDRESS = 100
 #: The ranks of the job that prints; the last one prints only one line of a thousand.
 RANKS = 8
 _ROOT = Path(__file__).parent.parent
@@ -189,23 +191,51 @@ def cost_of_bare(count: int, events_of_each: int = EVENTS) -> float:
 async def _cost(address: str, server: psutil.Process, watchers: int, count: int, add: Any) -> float:
     """Microseconds of the server's CPU for one event and watcher; each event is added when all have the one before."""
     seen = asyncio.Semaphore(0)
-    limits = httpx2.Limits(max_connections=None)
-    async with httpx2.AsyncClient(limits=limits, timeout=120) as client:
-        watching = [asyncio.create_task(_watch(client, address, seen)) for _ in range(watchers)]
+    async with contextlib.AsyncExitStack() as stack:
+        # The API takes 256 connections of one address.
+        clients = [
+            await stack.enter_async_context(
+                httpx2.AsyncClient(transport=_from(f"127.0.0.{10 + at}"), timeout=120)
+            )
+            for at in range(-(-watchers // OF_ADDRESS))
+        ]
+        watching = [
+            asyncio.create_task(_watch(clients[at // OF_ADDRESS], address, seen)) for at in range(watchers)
+        ]
         await asyncio.to_thread(add, 1)
-        for _ in range(watchers):
-            await seen.acquire()
+        await _all(seen, watching)
         before = server.cpu_times()
         for seq in range(2, 2 + count):
             await asyncio.to_thread(add, seq)
-            for _ in range(watchers):
-                await seen.acquire()
+            await _all(seen, watching)
         after = server.cpu_times()
         for one in watching:
             one.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
     used = after.user + after.system - before.user - before.system
     return round(1e6 * used / (count * watchers), 1)
+
+
+def _from(address: str) -> httpx2.AsyncHTTPTransport:
+    return httpx2.AsyncHTTPTransport(
+        local_address=address, verify=False, limits=httpx2.Limits(max_connections=None)
+    )
+
+
+async def _all(seen: asyncio.Semaphore, watching: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until each watcher has seen the newest event.  Raises what ended one of them."""
+
+    async def all_of_them() -> None:
+        for _ in watching:
+            await seen.acquire()
+
+    waiting = asyncio.create_task(all_of_them())
+    done, _ = await asyncio.wait([waiting, *watching], return_when=asyncio.FIRST_COMPLETED)
+    if waiting not in done:
+        waiting.cancel()
+        for one in done:
+            one.result()
+        raise RuntimeError("a stream ended before all events were seen")
 
 
 async def _watch(client: httpx2.AsyncClient, address: str, seen: asyncio.Semaphore) -> None:
