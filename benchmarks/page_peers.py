@@ -56,13 +56,14 @@ def _ray(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
 
 def _mlflow(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
     """Command, address, and nothing to add: the runs are stored before."""
+    from mlflow.entities import RunStatus
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     url = f"sqlite:///{folder}/mlflow.db"
     store = SqlAlchemyStore(url, str(folder))
     for number in range(count):
         run = store.create_run("0", "user", 1000 * number, [], f"run {number}")
-        store.update_run_info(run.info.run_id, "FINISHED", 1000 * number + 1, None)
+        store.update_run_info(run.info.run_id, RunStatus.FINISHED, 1000 * number + 1, None)
     port = free_port()
     words = ["-m", "mlflow", "server", "--backend-store-uri", url, "--host", "127.0.0.1", "--port", str(port)]
     return [sys.executable, *words, "--workers", "1"], f"http://127.0.0.1:{port}", lambda: None
