@@ -230,7 +230,15 @@ def open_zoned_service(home: Path) -> Iterator[ZonedService]:
         server = stack.enter_context(EmulatorServer(passes_every_s=0.25))
         stack.callback(PlainMachines(server.cloud, home).close)
         stack.enter_context(pytest.MonkeyPatch.context()).setenv(_TOKENS, server.url)
-        settings = Settings(home=home, cloud="azure-emulated", port=0, lease_s=3600.0, warm_modules="torch")
+        # A job that is kept apart would not see the file by which a test ends it.
+        settings = Settings(
+            home=home,
+            cloud="azure-emulated",
+            port=0,
+            lease_s=3600.0,
+            warm_modules="torch",
+            isolation="none",
+        )
         write_azure_settings(settings.azure, emulated_azure_settings(server.url))
         database = Database(settings.database)
         stack.callback(database.close)
