@@ -285,6 +285,16 @@ class TestKills:
         assert len(alerted.rows(notifications)) == len(expected)
 
 
+def watch_a_budget(alerted: Alerted) -> dict[str, Any]:
+    """The project may spend 100 USD a day, and its alert reports a half, four fifths and all of it."""
+    document = """\
+pools: {cpu: {sizes: [local], capacity: on-demand, max_nodes: 2}}
+projects: {vision: {usd_per_day: 100}}
+"""
+    apply(alerted.world, document)
+    return alerted.create("budget", project="vision", budget_percents=[50, 80, 100])
+
+
 def spend(world: World, usd: float) -> None:
     """A node has cost that in the last hour."""
     node = NodeRow(
@@ -438,12 +448,7 @@ class TestKinds:
         assert len(alerted.shown(alert)) == len(kinds) == len(set(alerted.receiver.ids))
 
     def test_a_part_of_a_budget_is_reported_once_in_its_period(self, alerted: Alerted) -> None:
-        document = """\
-pools: {cpu: {sizes: [local], capacity: on-demand, max_nodes: 2}}
-projects: {vision: {usd_per_day: 100}}
-"""
-        apply(alerted.world, document)
-        alert = alerted.create("budget", project="vision", budget_percents=[50, 80, 100])
+        alert = watch_a_budget(alerted)
         day = 20 * 86_400.0
         alerted.pass_time(day - alerted.world.now)
         for usd in (40.0, 20.0, 10.0, 20.0, 40.0):
@@ -463,12 +468,7 @@ projects: {vision: {usd_per_day: 100}}
     def test_what_was_spent_in_the_last_minute_of_a_day_is_reported_in_the_next_one(
         self, alerted: Alerted
     ) -> None:
-        document = """\
-pools: {cpu: {sizes: [local], capacity: on-demand, max_nodes: 2}}
-projects: {vision: {usd_per_day: 100}}
-"""
-        apply(alerted.world, document)
-        alert = alerted.create("budget", project="vision", budget_percents=[50, 80, 100])
+        alert = watch_a_budget(alerted)
         midnight = 20 * 86_400.0
         alerted.pass_time(midnight - 30.0 - alerted.world.now)
         alerted.tick(3)

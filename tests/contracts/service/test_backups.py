@@ -320,10 +320,10 @@ def test_root_follows_nothing_that_the_user_has_linked_or_set(
 
     monkeypatch.setattr("service.installation.as_user.subprocess.run", refused)
     with pytest.raises(InstallationProblem, match="not as this user"):
-        back_up(layout, tmp_path / "two.tar", release="1.0-a", at=AT, user="nobody")
+        back_up(layout, tmp_path / "two.tar", release="1.0-a", at=AT, user="daemon")
     with pytest.raises(InstallationProblem, match="not as this user"):
-        restore(layout, tmp_path / "one.tar", user="nobody")
-    assert asked == [("nobody", "nobody", [], "/")] * 2
+        restore(layout, tmp_path / "one.tar", user="daemon")
+    assert asked == [("daemon", "daemon", [], "/")] * 2
     assert canary.read_text() == "as it was"
     assert not (tmp_path / "two.tar").exists()
 
