@@ -10,15 +10,12 @@ import pytest
 
 from remora import Client
 from remora.states import EndReason, JobState
+from remora.views import Job
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import PATIENCE_S, JobProcesses, is_alive, kill, until
 from tests.e2e.scripts import Steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def child(processes: JobProcesses) -> psutil.Process:
-    return processes.child(1)
 
 
 def supervisor(processes: JobProcesses) -> psutil.Process:
@@ -32,8 +29,6 @@ def driver(processes: JobProcesses) -> psutil.Process:
 @pytest.mark.parametrize(
     ("victim", "reason"),
     [
-        # tests/integration/trainers/test_attempts.py kills these without a service.
-        pytest.param(child, EndReason.SIGNAL, marks=pytest.mark.soak),
         pytest.param(supervisor, EndReason.SUPERVISOR_LOST, marks=pytest.mark.soak),
         (driver, EndReason.DRIVER_LOST),
     ],
@@ -45,12 +40,7 @@ def test_a_killed_process_ends_the_attempt_and_the_next_one_resumes(
     victim: Callable[[JobProcesses], psutil.Process],
     reason: EndReason,
 ) -> None:
-    script = Steps(tmp_path, steps=80)
-    job = client.submit(script.spec)
-    script.allow(40)
-    until(lambda: client.job(job.id).checkpoint_step, "a checkpoint is committed")
-    # What a driver has not told yet dies with it; on a busy machine that is more than what is repeated.
-    until(lambda: client.job(job.id).step == 40, "the service knows of every step")
+    script, job = at_step_40(service, client, tmp_path)
     processes = JobProcesses(service.home, job.id)
     family = [processes.child(rank) for rank in (0, 1)]
 
@@ -63,11 +53,46 @@ def test_a_killed_process_ends_the_attempt_and_the_next_one_resumes(
     first, second = client.attempts(job.id)
     assert (first.end_reason, second.end_reason) == (reason, EndReason.COMPLETED), first.message
     assert second.resumed_from_step is not None
-    assert 1 <= second.resumed_from_step <= 40
-    assert [point.step for point in client.metrics(job.id)] == list(range(1, 81))
+    nothing_is_done_twice(script, client, job.id, since=second.resumed_from_step)
+    until(lambda: not processes.left(), "nothing is left of the job", 20.0)
+
+
+@pytest.mark.soak
+def test_the_others_of_a_killed_child_start_again_with_it_in_the_same_attempt(
+    service: Embedded, client: Client, tmp_path: Path
+) -> None:
+    script, job = at_step_40(service, client, tmp_path)
+    processes = JobProcesses(service.home, job.id)
+    family = [processes.child(rank) for rank in (0, 1)]
+
+    kill(family[1])
+    until(lambda: not any(is_alive(one) for one in family), "both commands end", 30.0)
+    script.allow_all()
+
+    ended = client.wait(job.id, PATIENCE_S)
+    assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1), ended.message
+    assert [one.end_reason for one in client.attempts(job.id)] == [EndReason.COMPLETED]
+    starts = [one.data for one in client.events(job.id) if one.kind == "worker_group.started"]
+    assert len(starts) == 2
+    nothing_is_done_twice(script, client, job.id, since=starts[1]["resumed_from_step"])
+    until(lambda: not processes.left(), "nothing is left of the job", 20.0)
+
+
+def at_step_40(service: Embedded, client: Client, folder: Path) -> tuple[Steps, Job]:
+    """A job that has committed a checkpoint and reported forty steps, and is allowed no more."""
+    script = Steps(folder, steps=80)
+    job = client.submit(script.spec)
+    script.allow(40)
+    until(lambda: client.job(job.id).checkpoint_step, "a checkpoint is committed")
+    # What a driver has not reported yet dies with it; on a busy machine that is more than what is repeated.
+    until(lambda: client.job(job.id).step == 40, "the service knows of every step")
+    return script, job
+
+
+def nothing_is_done_twice(script: Steps, client: Client, job_id: str, since: int) -> None:
+    """But the steps after the checkpoint `since`, which no checkpoint had."""
+    assert 1 <= since <= 40
+    assert [point.step for point in client.metrics(job_id)] == list(range(1, 81))
     for rank in (0, 1):
         twice = [step for step in range(1, 81) if script.done(rank).count(step) > 1]
-        assert all(second.resumed_from_step < step <= 40 for step in twice), (
-            "only what was not saved is repeated"
-        )
-    until(lambda: not processes.left(), "nothing is left of the job", 20.0)
+        assert all(since < step <= 40 for step in twice)
