@@ -25,9 +25,9 @@ BLUR_S = 1e-3
 class Fleet:
     """All nodes; `vacate` is called with every node whose jobs have to leave it, before it ends.
 
-    Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability, and
-    nodes that failed for `failures_s`, as they slow their pool down.
-    `projects` by job id is passed where it counts what they spend.
+    Refusals are remembered for `remembered_s` after their end, so that policies can wait until an offering stays
+    available, and nodes that failed for `failures_s`, as they slow their pool down. `projects` by job id is passed
+    where it counts what they spend.
     """
 
     def __init__(

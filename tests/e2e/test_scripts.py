@@ -121,7 +121,7 @@ def test_a_command_that_is_not_there_is_not_tried_again(
     assert "trane" in (attempt.message or "")
 
 
-def test_a_job_that_is_too_big_says_so_and_stops_nobody(
+def test_a_job_that_is_too_big_says_so_and_stops_no_other_job(
     service: Embedded, client: Client, folder: Path
 ) -> None:
     too_big = submit(service, folder, "--cpus", "64", "--", "python", "-V")

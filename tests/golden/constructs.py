@@ -384,7 +384,7 @@ def own_generator(folder: Path) -> nn.Module:
 
 
 class NumberedNoise(OwnNoise):
-    """The same from a generator that is made anew for each sample."""
+    """The same from a generator that is made for each sample."""
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         self.generator.manual_seed(number)

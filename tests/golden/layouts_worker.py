@@ -174,7 +174,7 @@ def run(rank: int, out: Path, mode: str, layout: str) -> None:
         scratch.mkdir()
         os.environ |= {"REMORA_RESUME_DIR": str(out / "saved"), "REMORA_SCRATCH_DIR": str(scratch)}
     deepspeed.init_distributed(dist_backend="gloo")
-    # Who refuses its layout ends at once, which whoever still connects would take for a death.
+    # Who refuses its layout ends at once, which a worker that still connects would take for a death.
     dist.barrier()
     torch.manual_seed(0)
     engine, train = LAYOUTS[layout]()

@@ -86,7 +86,7 @@ def test_a_simulated_eviction_may_be_announced_later_and_a_second_request_does_n
     assert rig.list() == []
 
 
-def test_nobody_else_is_told(rig: AzureRig, metadata: MetadataService) -> None:
+def test_no_other_machine_gets_the_notice(rig: AzureRig, metadata: MetadataService) -> None:
     rig.create(node_request("node_b"))
     rig.list()
     rig.notice("node_b")
@@ -147,4 +147,4 @@ def test_time_passes_by_itself_where_it_shall() -> None:
     cloud.notice_s = 0.0
     cloud.notice("m", time.time())
     with EmulatorServer(cloud, passes_every_s=0.01):
-        assert gone.wait(30.0), "nobody asked, and yet it went"
+        assert gone.wait(30.0), "no request asked for it, and yet it went"

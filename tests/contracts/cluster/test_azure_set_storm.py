@@ -51,7 +51,7 @@ class Storm:
         self.rages = True
 
     def turn(self) -> None:
-        """Look, give up what is lost or broken, delete what nobody requested, and ask for the rest."""
+        """Look, give up what is lost or broken, delete what was never requested, and ask for the rest."""
         self.rig.clock.passed_s += self.random.choice([1.0, 2.0, 7.0])
         try:
             nodes = {node.node_id: node for node in self.rig.list()}

@@ -326,7 +326,7 @@ class HeardHead(RayHead):
 def test_a_node_counts_as_empty_once_the_head_had_time_to_hear_what_began_before_the_drain() -> None:
     head = HeardHead()
     head._turn()
-    assert head.is_empty is None, "nobody drained it"
+    assert head.is_empty is None, "no controller drained it"
     head.drain(5.0, "Preempt by the cloud")
     head._turn()
     assert (head.drained_until, head.is_empty) == (5.0, None)
@@ -395,7 +395,7 @@ def three_more(things: SimpleQueue[T]) -> list[T]:
 
 
 class Stumbling(MetadataService):
-    """One that fails as nobody thought it could, until it is mended."""
+    """One that fails in a way that the code does not expect, until it is mended."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, clock=clock)
@@ -403,7 +403,7 @@ class Stumbling(MetadataService):
 
     def listen(self) -> Heard:
         if not self.is_mended.is_set():
-            raise OverflowError("nobody thought of this")
+            raise OverflowError("not expected")
         return super().listen()
 
 
@@ -417,7 +417,7 @@ def test_no_failure_whatever_ends_the_listening_or_the_looks_at_the_gpus(
 ) -> None:
     monkeypatch.setattr(agent_module, "AGAIN_S", 0.01)
     server.announce("w0", Announcement(notice_s=25))
-    first_look = iter([ValueError("nobody thought of this")])
+    first_look = iter([ValueError("not expected")])
 
     def look() -> Health:
         for failure in first_look:

@@ -138,13 +138,13 @@ def test_a_vault_that_is_not_there_yet_is_asked_again(
     caplog: pytest.LogCaptureFixture, server: EmulatorServer
 ) -> None:
     stopping = threading.Event()
-    nobody = Vault("http://127.0.0.1:9", None)
+    unreachable = Vault("http://127.0.0.1:9", None)
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(nobody.fetch, NAME, stopping)
+        asked = thread.submit(unreachable.fetch, NAME, stopping)
         until_said(caplog, "the vault http://127.0.0.1:9 does not answer", asked)
         stopping.set()
         assert asked.result(60.0) == ""
-    nobody.close()
+    unreachable.close()
 
 
 def test_no_secret_travels_over_plain_http() -> None:

@@ -381,7 +381,7 @@ class TestLocalOnly:
         assert json.loads(faults.read_text())["never_join"] == 0
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"refuse": -1}', '{"refuses": 1}', '{"late_s": NaN}'])
-    def test_faults_that_nobody_understands_are_named_and_make_nothing(self, home: Path, text: str) -> None:
+    def test_faults_that_are_unknown_are_named_and_make_nothing(self, home: Path, text: str) -> None:
         (home / "faults.json").write_text(text)
         with pytest.raises(ProviderError, match=r"faults\.json: [^\n]+; remove it"):
             local_provider(home).create(request())

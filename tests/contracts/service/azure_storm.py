@@ -87,8 +87,8 @@ class Storm:
         self.books: Books = Books(self)
         self.weather: Weather = Weather(self)
         self.max_nodes, self.usd = 0, 0.0
-        #: USD that the cloud has asked for today; and those of them for moments at which nobody could end a machine, as
-        #: the controller had died, or the cloud did not do what it was asked.
+        #: USD that the cloud has asked for today; and those of them for moments at which no controller could end a
+        #: machine, as the controller had died, or the cloud did not do what it was asked.
         self.cost = self.excused = 0.0
         self._is_hindered = False
         #: Seconds by which the clock of the controller's machine goes wrong.
@@ -143,7 +143,7 @@ class Storm:
         self.database.transact(work)
 
     def submit(self, least: int, most: int, steps: int) -> str:
-        """Somebody's job, of so many steps of a second."""
+        """A job of a user, of `steps` steps of a second."""
         asked = {"command": "python train.py", "workers": {"min": least, "max": most}}
         spec = JobSpec.from_mapping(asked)
         row = job_row(

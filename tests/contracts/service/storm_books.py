@@ -33,7 +33,7 @@ class Books:
         #: When a node that worked was told that it goes, and nodes that the cloud took.
         self.noticed: dict[str, float] = {}
         self.evicted: set[str] = set()
-        #: Nodes that nobody requested, and whose machines have to go.
+        #: Nodes that no controller requested, and whose machines have to go.
         self.strays: set[str] = set()
 
     def rows(self) -> list[NodeRow]:
@@ -49,7 +49,7 @@ class Books:
         return [row for row in self.rows() if row.state not in ENDED]
 
     def requested(self) -> list[str]:
-        """Nodes whose machines nobody has said to have been made."""
+        """Nodes whose machines no answer has said to have been made."""
         return [row.id for row in self.rows() if row.state is NodeState.REQUESTED]
 
     def not_joined(self) -> list[str]:

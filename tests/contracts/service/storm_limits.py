@@ -27,7 +27,7 @@ class Limit:
     family: int = 12
     region: int = 12
     max_nodes: int = 8
-    #: What somebody is told whose job is short of nodes then.
+    #: What a job says that is short of nodes then.
     words: str
     #: By the books of the cloud and of the service: there is no room for one node more.
     is_reached: Callable[[Storm], bool]

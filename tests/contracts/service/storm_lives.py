@@ -73,7 +73,7 @@ class Life:
         self.is_over = False
         #: That was at a call for a machine.
         self.died_buying = False
-        #: It has read the quotas, and nobody else has acted since; one that has not may ask for too much.
+        #: It has read the quotas, and no other controller has acted since; one that has not may ask for too much.
         self.knows_quotas = False
         #: Nodes whose machines stood, and were listed, when it last asked for the list.
         self.seen: frozenset[str] = frozenset()

@@ -72,7 +72,7 @@ BESIDES = (
     "a death at a purchase",
     "a successor whose list stumbles",
     "a successor whose list lags",
-    "a machine that nobody requested",
+    "a machine that no controller requested",
 )
 WEATHER = (*LEADERS, *BESIDES)
 #: What comes as it comes, and how often: half of it is no refused request.
@@ -152,7 +152,7 @@ class Weather:
                 storm.ray.skew_s = choose.uniform(-240.0, 240.0)
             case "slow operations":
                 cloud.create_s, cloud.delete_s = choose.choice([(0.0, 6.0), (6.0, 0.0), (6.0, 6.0)])
-            case "a machine that nobody requested":
+            case "a machine that no controller requested":
                 stray = f"node_stray_{len(storm.books.strays)}"
                 storm.books.strays.add(stray)
                 add_stray(storm.rig, stray)

@@ -1,4 +1,4 @@
-"""The list of a job's checkpoints agrees with its storage for good, whoever died before telling what."""
+"""The list of a job's checkpoints agrees with its storage for good, whichever process died before it reported what."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_new_attempt_tells_the_whole_list(world: World) -> None:
     assert len(run.events("checkpoint.committed")) == 5, "what was listed already is reported once"
 
 
-def test_a_storage_that_does_not_answer_keeps_nobody_waiting_and_is_asked_again(world: World) -> None:
+def test_a_storage_that_does_not_answer_delays_no_request_and_is_asked_again(world: World) -> None:
     run = Run(world)
     run.commit(10, tells=False)
     answers: list[Exception | None] = [StorageError("away"), StorageError("away"), None]
@@ -231,7 +231,7 @@ def test_a_store_that_operators_do_not_name_any_more_is_not_asked_for(world: Wor
     assert attempt.listed_at is not None
 
 
-def test_nobody_is_left_to_be_asked_after(world: World) -> None:
+def test_no_attempt_is_left_to_be_asked_for(world: World) -> None:
     run = Run(world)
     run.driver.tell("ended", end_reason="completed", message="done", exit_code=0)
     run.settle()

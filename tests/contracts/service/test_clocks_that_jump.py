@@ -1,4 +1,4 @@
-"""Somebody sets the clock of a controller's machine, an hour forth or back: the lease does not notice."""
+"""The clock of a controller's machine is set, an hour forth or back: the lease does not notice."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_drill_waits_for_azures_own_notice_and_lets_azure_take_the_machine(sto
     until(storm, lambda: bool(reported))
     (node,) = drill().node_ids
     assert reported[node] == pytest.approx(asked_at + ANNOUNCED_AFTER_S, abs=4.0)
-    assert node in storm.ray.running(), "nobody took it before it heard"
+    assert node in storm.ray.running(), "no machine went before its notice"
     assert drill().taken_at is None
     until(storm, lambda: drill().taken_at is not None)
     gone = drill()

@@ -273,7 +273,7 @@ def test_a_query_only_connection_may_only_be_read(sqlite: tuple[Path, Database])
     assert _failure(database) is DatabaseFailure.READ_ONLY
 
 
-def test_what_is_one_transactions_own_fault_is_nobody_elses(database: Database) -> None:
+def test_what_is_one_transactions_own_fault_fails_no_other_one(database: Database) -> None:
     def twice(connection: sa.Connection) -> None:
         connection.execute(sa.text("INSERT INTO pool_reopenings (pool, at) VALUES ('a', 1), ('a', 2)"))
 
@@ -283,7 +283,7 @@ def test_what_is_one_transactions_own_fault_is_nobody_elses(database: Database) 
 
 
 def test_a_database_that_is_away_does_not_answer() -> None:
-    error = OperationalError("SELECT", {}, psycopg.OperationalError("connection refused\nby nobody"))
+    error = OperationalError("SELECT", {}, psycopg.OperationalError("connection refused\nby no server"))
     assert (failure_of(error), why_failed(error)) == (
         DatabaseFailure.AWAY,
         "the database does not answer: connection refused",

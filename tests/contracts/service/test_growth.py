@@ -140,7 +140,7 @@ class TestATick:
 
 
 class TestOneAttemptsFault:
-    def test_in_what_it_tells_is_nobody_elses(
+    def test_in_what_it_reports_fails_no_other_one(
         self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         job_ids = run_jobs(world, FEW)
@@ -164,7 +164,7 @@ class TestOneAttemptsFault:
         world.tick()
         assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1", "step 2"]] * 3
 
-    def test_that_the_database_finds_is_nobody_elses(
+    def test_that_the_database_finds_fails_no_other_one(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The transaction of all is rolled back with everything in it, and each gets its own."""
@@ -200,7 +200,7 @@ class TestOneAttemptsFault:
 
 
 class TestASubmission:
-    def test_builds_no_statement_anew(self, database: Database) -> None:
+    def test_builds_no_statement_again(self, database: Database) -> None:
         """Two thirds of its time went into that."""
         from remora.spec.spec import JobSpec
         from service.api.submissions import SubmissionOrder, carry_out

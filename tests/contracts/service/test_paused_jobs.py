@@ -161,7 +161,7 @@ def test_time_in_a_pause_is_neither_lost_nor_waited(world: World) -> None:
 def test_a_controller_that_died_between_two_writes_loses_nothing(world: World) -> None:
     job_id, _ = in_steps(world)
     nodes_go(world, job_id)
-    # The attempt was asked to stop, and nobody has told its driver.
+    # The attempt was asked to stop, and its driver does not know it yet.
     world.launcher.loses_stops = True
     world.tick()
     assert world.attempts(job_id)[0].stop_reason is EndReason.EVICTED

@@ -137,7 +137,7 @@ class TestTotals:
         job_ids = [world.submit(retry_limit=1) for _ in range(6)]
         ends = [("exit_code", 3), ("completed", 0), ("exit_code", 3), ("node_lost", None), ("completed", 0)]
         for number, (reason, code) in enumerate(ends):
-            for _ in world.ticks_until("somebody runs"):
+            for _ in world.ticks_until("a job runs"):
                 if world.launcher.drivers:
                     break
             (driver,) = world.launcher.drivers.values()

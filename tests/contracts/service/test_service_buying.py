@@ -288,7 +288,7 @@ def test_a_zone_that_loses_the_head_is_left_at_once(world: World) -> None:
     world.cluster.cut_off = {"1"}
     world.tick()
     staying = [node.offering for node in living(world) if node.leaving_since is None]
-    assert staying == [OTHER_SPOT] * 2, "nobody waits for machines that cannot join either"
+    assert staying == [OTHER_SPOT] * 2, "no job waits for machines that cannot join either"
     world.cluster.cut_off = set()
     world.tick(3)
     assert [(node.offering, node.state) for node in living(world)] == [(OTHER_SPOT, NodeState.READY)] * 2
@@ -361,7 +361,7 @@ def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(worl
     assert world.cluster.drains == {late.id: world.now}
     assert bought(world) == [OTHER_SPOT], "its row has ended, and stays so"
     world.tick(3)
-    assert list(world.cluster.drains) == [late.id], "it is told once, and nobody else is"
+    assert list(world.cluster.drains) == [late.id], "it is drained once, and no other node is"
 
 
 def test_projects_take_turns_by_their_shares(world: World) -> None:
@@ -408,7 +408,7 @@ def test_a_job_is_told_which_rule_of_the_site_keeps_its_nodes_from_being_launche
     assert str(world.job(job_id).message).endswith(reported)
 
 
-def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
+def test_a_node_that_no_job_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
     job_id = running_on(world, 2)
     world.now += 100.0
     world.tick()
@@ -622,7 +622,7 @@ def test_what_the_cloud_allows_is_reported_once_and_again_when_it_changes(world:
         return [event.data["units"] for event in events if event.kind == "quotas.read"]
 
     world.tick()
-    assert reported() == [], "nobody has said anything yet"
+    assert reported() == [], "no node has said anything yet"
     world.supply.limits = {"lowprioritycores": 24, "standarddsv5family": 8, "cores": 100, "standardnd": 96}
     world.tick(3)
     assert reported() == [{"lowprioritycores": 24, "standarddsv5family": 8}]
@@ -665,7 +665,7 @@ def test_nodes_that_a_cloud_asks_to_wait_for_have_not_failed_and_all_come_after_
 
 
 @pytest.mark.parametrize(("pauses", "losses"), [(0, 3), (3, 1)])
-def test_a_node_is_not_given_up_for_the_time_in_which_nobody_asked_for_it(
+def test_a_node_is_not_given_up_for_the_time_in_which_no_controller_asked_for_it(
     world: World, pauses: int, losses: int
 ) -> None:
     world.observation_interval_s = 30.0

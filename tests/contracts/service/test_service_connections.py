@@ -153,7 +153,7 @@ def test_a_body_that_comes_fast_enough_is_read(client: socket.socket) -> None:
         said += piece
 
 
-def test_an_answer_that_nobody_reads_ends(client: socket.socket, subject: Subject) -> None:
+def test_an_answer_that_no_client_reads_ends(client: socket.socket, subject: Subject) -> None:
     subject.stream_ended.clear()
     client.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert subject.stream_ended.wait(20)

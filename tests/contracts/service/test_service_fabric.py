@@ -178,7 +178,7 @@ def test_when_the_same_can_be_had_again_the_attempt_goes_on_in_its_domain(world:
     assert (only.end_reason, only.stop_reason) == (None, None)
 
 
-def test_without_any_pool_that_has_it_the_job_is_told_so_at_once_and_holds_up_nobody(world: World) -> None:
+def test_without_any_pool_that_has_it_the_job_says_so_at_once_and_holds_up_no_other_job(world: World) -> None:
     world.supply.sold = (sold("cheap", "1"),)
     never = world.submit(spec=SPEC)
     other = world.submit()

@@ -99,7 +99,9 @@ def test_nothing_is_kept_for_a_job_that_nothing_can_hold_any_more(world: World) 
     assert driver.heard == [{node.id: waits}, {}]
 
 
-def test_a_driver_that_could_not_be_told_is_told_later_and_nobody_else_suffers(world: World) -> None:
+def test_a_driver_that_could_not_be_reached_is_sent_it_later_and_no_other_one_is_delayed(
+    world: World,
+) -> None:
     driver = one_that_grows(world)
     world.launcher.failing["keep"] = RuntimeError("the head does not answer")
     waits, node = one_that_waits(world)

@@ -404,7 +404,7 @@ class TestCrashes:
         ready.launcher.loses_plans = True
         ready.tick()
         (attempt,) = ready.attempts(job_id)
-        assert attempt.launched_at is None, "nobody has the plan"
+        assert attempt.launched_at is None, "no driver has the plan"
         ready.launcher.loses_plans = False
         ready.succeed()
         ready.now += 2 * LAUNCH_TIMEOUT_S  # it has only begun to try, however long the service was away
@@ -572,7 +572,7 @@ class TestTwoControllers:
             answers.append(False)
             if end == "its owner cancels it":
                 ready.cancel(plan.job_id)
-            assert not other.tick(ready.now), "it has to be sure that nobody else acts"
+            assert not other.tick(ready.now), "it has to be sure that no other controller acts"
             for _ in range(3):
                 ready.now += 10.0
                 assert other.tick(ready.now)
@@ -707,7 +707,7 @@ class TestNodes:
         assert node_events_of(ready, silent.id)[-2:] == ["node.ready", "node.agent_silent"]
         assert [node_events_of(ready, node.id)[-1] for node in before[1:]] == ["node.ready"] * 2
         assert [node.state for node in ready.nodes()] == [NodeState.READY] * 3
-        assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "nobody is replaced for it"
+        assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "no node is replaced for it"
         assert "its agent has said nothing" in str(ready.nodes()[0].message)
         ready.cluster.agents[silent.id] = AgentStatus(heartbeat=Heartbeat(at=ready.now + 1))
         ready.tick(3)

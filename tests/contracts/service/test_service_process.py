@@ -564,7 +564,7 @@ class TestControllerProcess:
         def connect(_: Settings, address: str) -> ClusterConnection:
             addresses.append(address)
             if addresses == ["first:1"]:
-                raise ConnectionError("nobody is there\nlong story")
+                raise ConnectionError("no server is there\nlong story")
             supply = LocalSupply(settings)
             return ClusterConnection(
                 FakeLauncher(), fakes, fakes, supply, fakes, close=lambda: closed.append(address)

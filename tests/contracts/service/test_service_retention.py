@@ -420,7 +420,7 @@ class TestTheController:
         world.tick(3)
         assert left_of(world, job_id)[:2] == (5, 5)
 
-    def test_deletes_bundles_that_nobody_uses(self, world: World, tmp_path: Path) -> None:
+    def test_deletes_bundles_that_no_job_uses(self, world: World, tmp_path: Path) -> None:
         digests = {name: f"sha256:{name * 64}" for name in "abc"}
         for digest in digests.values():
             world.database.transact(lambda c, digest=digest: bundles.use(c, digest, world.now))
@@ -532,7 +532,7 @@ class TestTheController:
 
 
 def test_lines_are_counted_on_where_they_were_deleted(world: World) -> None:
-    """A number is never given twice, so that whoever follows a job misses nothing and sees nothing twice."""
+    """A number is never given twice, so that a client that follows a job misses nothing and sees nothing twice."""
     job_id = train(world, CHECKPOINT)
     newest = world.job(job_id).log_seq
     world.now += 31 * DAY

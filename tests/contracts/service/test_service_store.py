@@ -414,7 +414,7 @@ class TestJobs:
         assert queue[-1] == few
 
     def test_followers_see_every_event_although_many_write(self, database: Database) -> None:
-        """Numbers are given under the job's lock, so whoever reads up to N never finds something below N later."""
+        """Numbers are given under the job's lock, so a reader that has come to N finds nothing below N later."""
         job = submit(database)
         seen: list[int] = []
         writing = threading.Event()

@@ -133,7 +133,7 @@ def test_jobs_start_are_followed_cancelled_and_ended_while_the_cloud_does_not_an
     # What a driver tells is stored.
     world.launcher.driver_of(two).tell("progress", at=world.now, state="running", world_size=1)
     wait_for("it is told", lambda: world.job(two).state is JobState.RUNNING)
-    # A job that somebody cancels ends.
+    # A job that its owner cancels ends.
     world.cancel(one)
     wait_for("the cancelled one ends", lambda: world.job(one).state is JobState.CANCELLED)
     # A job that is done ends, and its driver is let go.
@@ -144,7 +144,7 @@ def test_jobs_start_are_followed_cancelled_and_ended_while_the_cloud_does_not_an
     assert lease_of(world).token == token, "it is still the first controller's"
 
 
-def test_the_lease_is_renewed_while_the_cloud_does_not_answer_so_that_nobody_takes_over(
+def test_the_lease_is_renewed_while_the_cloud_does_not_answer_so_that_no_other_controller_takes_over(
     world: World, service: Service
 ) -> None:
     service.cloud.hang()

@@ -271,7 +271,7 @@ def test_threads_of_pytorch_do_not_turn_the_end_of_a_script_into_a_failure(
     assert (outcome.status, outcome.lines["stderr"]) == ({"exit_code": 0}, [])
 
 
-def test_what_is_drawn_by_chance_is_drawn_anew(stage: Stage) -> None:
+def test_what_is_drawn_by_chance_is_drawn_again(stage: Stage) -> None:
     draws = (
         "random.random()", "numpy.random.rand()", "torch.rand(9)", "torch.initial_seed()", "uuid.uuid4()",
         "bytes(multiprocessing.current_process().authkey)",

@@ -132,7 +132,7 @@ def places(*reservations: Reservation) -> list[str]:
 
 
 def named(name: str) -> list[dict[str, Any]]:
-    """What is left of that name, also where nobody knows it any more."""
+    """What is left of that name, also where no driver knows it any more."""
     table = placement_group_table().values()
     return [one for one in table if one["name"].startswith(name) and one["state"] != "REMOVED"]
 

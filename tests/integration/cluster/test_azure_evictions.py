@@ -120,7 +120,7 @@ class Joined:
                 offering=f"{CPU_SIZE}/1/spot",
             )
         )
-        # Nobody asks the cloud for anything from here on: it makes the machine, and takes it, by itself.
+        # No client asks the cloud for anything from here on: it makes the machine, and takes it, by itself.
         until(self.member, "the machine joins")
         client, key = GcsClient(address=head.ray_address), BEAT_PREFIX + node_id.encode()
         until(lambda: client.internal_kv_get(key, BEAT_NAMESPACE), "its agent gives a sign of life")

@@ -165,7 +165,7 @@ class ZonedService:
     def _check(self) -> None:
         assert sum(map(_stays, self.rows())) <= self._max_nodes, self._story()
         machines = [one for one in list(self._server.cloud.machines.values()) if one.state != DELETING]
-        assert len(machines) <= self._max_nodes, "machines that nobody asked to go"
+        assert len(machines) <= self._max_nodes, "machines that were never asked to go"
         members = Counter(node["Labels"].get(NODE_LABEL) for node in ray.nodes() if node["Alive"])
         twice = [name for name, times in members.items() if name is not None and times > 1]
         assert not twice, "they are members twice"
@@ -182,8 +182,8 @@ def _stays(row: NodeRow) -> bool:
 class PlainMachines:
     """The machines of a cloud as plain nodes of the local cluster, named by their start-up data.
 
-    They do not boot as real ones do: from the network of a zone nobody reaches the metadata service and the key vault
-    on this host's loopback.
+    They do not boot as real ones do: from the network of a zone no process reaches the metadata service and the key
+    vault on this host's loopback.
     """
 
     def __init__(self, cloud: Cloud, home: Path) -> None:

@@ -115,5 +115,5 @@ for step in range(begin + 1, steps + 1):
     time.sleep(pause)
 """
 
-#: The same with so few layers that DeepSpeed cannot cut its checkpoint anew for another number of copies.
+#: The same with so few layers that DeepSpeed cannot split its checkpoint again for another number of copies.
 SHORT_PIPELINE = PIPELINE.replace("nn.Tanh(), ", "")

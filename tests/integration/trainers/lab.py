@@ -188,7 +188,7 @@ class Lab:
         self._made = 0
 
     def nodes(self, count: int) -> list[str]:
-        """Have exactly so many nodes of one CPU that nobody works on."""
+        """Have exactly that number of nodes of one CPU on which no worker runs."""
         for node in self.provider.list():
             if not node.is_running or self._is_leaving(node.node_id):
                 self.provider.delete(node.node_id)

@@ -115,7 +115,7 @@ def test_an_attempt_that_is_over_gets_no_second_driver(lab: Lab, tmp_path: Path,
     until(lambda: f"driver-{plan.attempt_id}" not in drivers(), "no driver is left")
 
 
-def test_a_driver_that_was_refused_ends_though_nobody_hears_it(lab: Lab) -> None:
+def test_a_driver_that_was_refused_ends_though_its_answer_is_lost(lab: Lab) -> None:
     plan = lab.plan({"train.py": ""}, "python", "train.py", min_workers=1, max_workers=1)
     Claims(Storage(plan.storage_url), plan.job_id).close(plan.attempt_id)
     RayLauncher().start(plan)

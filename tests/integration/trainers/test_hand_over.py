@@ -28,7 +28,7 @@ for step in loop:
     optimizer.step()
     step.report(weight=float(model.weight.detach().sum()))
     if resumed is None and step.number == 20:
-        # As if somebody had asked for a checkpoint of this step.
+        # As if the service had asked for a checkpoint of this step.
         loop._link._target, loop._link._action = 20, "checkpoint"
 print("resumed", resumed is not None, "after", os.environ.get("REMORA_RESUME_STEP"))
 """

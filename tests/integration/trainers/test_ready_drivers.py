@@ -79,7 +79,7 @@ def test_two_attempts_in_a_row_get_a_ready_driver_each(lab: Lab) -> None:
     run_to_its_end(lab, *plans)
 
 
-def test_a_driver_that_died_while_it_waited_is_given_to_nobody(lab: Lab) -> None:
+def test_a_driver_that_died_while_it_waited_is_given_to_no_attempt(lab: Lab) -> None:
     launcher = RayLauncher(ready_drivers=2)
     first, second = sorted(made_ready(launcher, 1))
     ray.kill(ray.get_actor(first, namespace=driver_actors.NAMESPACE))
@@ -143,7 +143,7 @@ def test_what_a_controller_leaves_that_died_as_it_made_or_took_one_is_ended(
 ) -> None:
     died = RayLauncher(ready_drivers=2)
     made_ready(died, 1, 2)
-    # It took one, and wrote down for nobody that it has it.
+    # It took one, and stored for no attempt that it has it.
     assert died._ready_drivers.take() is not None
     # It wrote down that it makes one, and made none.
     with monkeypatch.context() as cut:

@@ -190,7 +190,7 @@ def test_a_clock_that_runs_unevenly_does_not_drain_again_and_again() -> None:
     assert watcher.look(PREEMPT, after_s=1, skew_s=4.6, is_empty=False) == []
 
 
-def test_events_of_other_machines_and_pauses_and_unknown_words_move_nobody() -> None:
+def test_events_of_other_machines_and_pauses_and_unknown_words_drain_no_node() -> None:
     watcher = Watcher()
     other = ScheduledEvent(id="e3", type="Preempt", resources=("w1",), not_before=NOW + 20.0)
     freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), duration_s=2.0)

@@ -251,7 +251,7 @@ def test_a_family_that_is_used_up_closes_its_on_demand_machines_and_no_spot() ->
     )
 
 
-def test_a_family_that_nobody_knows_is_no_family_of_strangers() -> None:
+def test_an_unknown_family_is_not_taken_for_a_known_one() -> None:
     asked, other = offering(capacity=ON_DEMAND), offering(H100, capacity=ON_DEMAND)
     unknown = [Offering(**{**vars(one), "quota": ""}) for one in (asked, other)]
     elsewhere = Offering(**{**vars(unknown[0]), "zone": "3"})

@@ -1,4 +1,4 @@
-"""How much room nodes have for workers, and what is believed of machines that nobody has seen yet."""
+"""How many workers fit on nodes, and what is assumed of machines that have not joined yet."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_offering_has_no_more_memory_than_its_nodes_have_shown(
     assert as_shown([one, other], nodes) == (replace(one, resources=sold(believed)), other)
 
 
-def test_memory_that_nobody_announced_is_no_limit() -> None:
+def test_memory_that_no_machine_announced_is_no_limit() -> None:
     assert slots({"GPU": 4.0}, WORKER) == 4
     assert slots({"GPU": 4.0, "memory": 64 * GIB}, WORKER) == 2
     assert slots({"memory": 64 * GIB}, WORKER) == 0

@@ -263,7 +263,7 @@ def test_what_a_driver_does_not_know_is_not_asked_again_and_the_rest_is_watched(
     ]  # fmt: skip
 
 
-def test_a_tool_that_refuses_the_question_is_reported_and_makes_nobody_sick(
+def test_a_tool_that_refuses_the_question_is_reported_and_makes_no_node_sick(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpus = Gpus(
@@ -296,7 +296,7 @@ def test_a_tool_that_cannot_be_ended_is_not_waited_for(
     ]  # fmt: skip
     assert [look.is_well for look in looks] == [True, True, False]
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{WELL}'\n")
-    assert gpus.look() == Health(gpus=2), "it is asked anew once that has ended"
+    assert gpus.look() == Health(gpus=2), "it is asked again once that has ended"
 
 
 def test_tools_that_are_not_there_or_not_allowed_say_nothing(tmp_path: Path) -> None:

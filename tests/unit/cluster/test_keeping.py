@@ -47,7 +47,7 @@ def test_it_is_kept_for_a_job_that_waits_from_its_order_on(state: NodeState) -> 
     ],
     ids=str,
 )
-def test_it_is_kept_for_nobody(changes: dict[str, Any]) -> None:
+def test_it_is_kept_for_no_job(changes: dict[str, Any]) -> None:
     assert kept([own(**changes)], job()) == {}
 
 

@@ -259,7 +259,7 @@ def test_the_planner_puts_jobs_into_the_domains_into_which_admission_puts_them()
     assert bought(plan(view([small, large], there, sold=[fast]), rules(max_nodes=9), NOW)) == []
 
 
-def test_nodes_that_a_pool_keeps_for_whoever_comes_are_in_one_domain() -> None:
+def test_nodes_that_a_pool_keeps_for_any_job_are_in_one_domain() -> None:
     fast, dry = offering("a", "1", has_fabric=True), offering("a", "1")
     policy = rules(min_nodes=3, max_nodes=9)
     (name,) = {one.fabric for one in acts(plan(view(sold=[fast]), policy, NOW)) if isinstance(one, Launch)}
@@ -349,7 +349,7 @@ def test_what_takes_over_from_a_stand_in_of_the_pool_is_in_a_domain_too() -> Non
     assert launch.fabric is not None
 
 
-def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_nobody() -> None:
+def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_no_other_job() -> None:
     never, other = job("a", 2, needs_fabric=True), job("b", 1)
     sold = [offering("a", "1", has_fabric=True), offering("a", "1", CapacityType.ON_DEMAND)]
     actions = plan(view([never, other], sold=sold, in_turns=True), rules(capacity="mixed"), NOW)
@@ -371,7 +371,7 @@ def _with_minimum(policies: Policies, pool: str) -> Policies:
     )
 
 
-def test_a_job_for_which_there_is_no_infiniband_holds_up_nobody() -> None:
+def test_a_job_for_which_there_is_no_infiniband_holds_up_no_other_job() -> None:
     never, other = job("a", 2, needs_fabric=True), job("b", 1)
     actions = plan(view([never, other], in_turns=True), rules(), NOW)
     assert [one.job_id for one in actions if isinstance(one, Launch)] == ["b"]
@@ -435,7 +435,7 @@ def test_a_job_begins_on_a_node_that_is_ready_before_one_that_its_pool_has_just_
     assert said_to(actions) == "there is room for it on nodes that are ready"
 
 
-def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
+def test_what_no_job_uses_is_returned_after_its_time_at_its_pace() -> None:
     idle = [node(f"n{at}", idle_since=NOW - 300 + at) for at in range(3)]
     (end,) = acts(plan(view(nodes=idle), rules(drain_s=60), NOW))
     assert end == Drain(node_id="n0", deadline_at=NOW + 60, reason="it has been unused for 300 s")

@@ -39,7 +39,7 @@ from tests.unit.cluster.planner_worlds import (
 )
 
 often = settings(max_examples=100, deadline=None)
-#: Seconds for which nobody keeps an unused node.
+#: Seconds for which no pool keeps an unused node.
 LONG_AGO = NOW - 100_000.0
 
 
@@ -87,7 +87,7 @@ def test_warm_nodes_are_neither_bought_nor_kept_once_a_budget_stops_growth(
 
 @st.composite
 def ask(draw: st.DrawFn) -> Ask:
-    """Nodes for so many workers, for nobody in particular."""
+    """Nodes for that number of workers, for no particular job."""
     return Ask(
         pool=draw(st.sampled_from(["p", "q"])),
         worker=draw(st.sampled_from([{}, {"GPU": 1.0}, {"GPU": 2.0}])),
@@ -205,7 +205,7 @@ def test_a_node_that_was_bought_for_an_urgent_job_is_not_exchanged_before_the_jo
     (stays,) = [one.reason for one in actions if isinstance(one, Wait) and one.node_id == "n"]
     assert stays == "it stands in for spot, and stays, as what runs on it may not move to spot"
     forgotten = view([urgent], [replace(ready, ready_at=NOW - 10_000.0, bought_for="other")])
-    assert acts(plan(forgotten, spot_is_back(most), NOW)), "a node that is nobody's goes as before"
+    assert acts(plan(forgotten, spot_is_back(most), NOW)), "a node that is no job's goes as before"
 
 
 def test_a_node_on_which_nothing_runs_costs_nothing_to_drain_unless_something_just_starts_there() -> None:
@@ -256,7 +256,7 @@ def _starting(name: str, owner: str | None) -> NodeView:
 def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_hold_it(
     sizes: list[int], workers: int, has_infiniband: bool
 ) -> None:
-    """Nothing can be had now, so that whoever could ever start keeps the one behind it from being served."""
+    """Nothing can be had now, so that a job that could ever start keeps the one behind it from being served."""
     sold = [replace(one, has_fabric=has_infiniband) for one in (SPOT, ON_DEMAND)]
     limits = Policies.model_validate(
         {
@@ -287,7 +287,7 @@ def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_h
 def test_from_spot_only_on_nothing_that_costs_is_bought_on_demand_and_from_pause_on_nothing_at_all(
     seen: ClusterView, limits: Policies, step: BudgetStep
 ) -> None:
-    """Whoever asks: jobs, urgent ones, pools for their minimum or their warm nodes, or an exchange."""
+    """For each that asks: jobs, urgent ones, pools for their minimum or their warm nodes, or an exchange."""
     assume(step is not BudgetStep.STOP_GROWING)
     seen = replace(seen, budget_step=step)
     budget = limits.budget.model_copy(update={"usd_per_day": 1e6, "usd_per_month": None, "steps": {}})

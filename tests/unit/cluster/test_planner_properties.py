@@ -53,7 +53,7 @@ def changes(view: ClusterView, actions: Plan) -> list:
 def test_it_settles(view: ClusterView, rules: Policies) -> None:
     """What was planned and done soon leaves nothing to do at the same time, but for what pace or failures held up.
 
-    Jobs whose nodes were held up may take others that are there, which a pool then has to have anew.  A machine that
+    Jobs whose nodes were held up may take others that are there, which a pool then has to buy again.  A machine that
     was bought because it was all that is sold may have room for more than was requested, so that another one goes;
     and a job may find a warm node in a pool that it prefers.
     """
@@ -360,7 +360,7 @@ def test_everything_has_a_reason(view: ClusterView, rules: Policies) -> None:
     for wait in of(actions, Wait):
         if (said := re.match(r"(\d+) nodes? for it (is|are) starting", wait.reason)) is not None:
             assert int(said[1]) <= len(of(actions, Launch)) + starting, (
-                "nobody is told of nodes that do not start"
+                "no event says that nodes do not start"
             )
     reported_nodes = {action.node_id for action in actions if hasattr(action, "node_id")}
     wanted = [one for one in view.nodes if one.is_usable and not one.jobs and one.idle_since is not None]
@@ -377,7 +377,7 @@ def test_the_order_of_rows_is_no_matter(view: ClusterView, rules: Policies) -> N
 @always
 @given(views(), policies, st.integers(1, 40))
 def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: int) -> None:
-    """However much is running and requested, and however late within its time somebody looks."""
+    """However much is running and requested, and however late within its time the planner looks."""
     budget = rules.budget.model_copy(update={"usd_per_day": view.spent.today + limit, "steps": {}})
     rules = rules.model_copy(update={"budget": budget})
     burning = sum(BY_ID[one.offering].price_per_hour for one in view.nodes if one.is_paid)
@@ -394,7 +394,7 @@ def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: i
 
 
 def _a_look_later(view: ClusterView, spent: float) -> ClusterView:
-    """Requested nodes have become members on which nobody works yet, and what was ended is gone."""
+    """Requested nodes have become members on which no job runs yet, and what was ended is gone."""
     left = [one for one in view.nodes if one.state is not NodeState.TERMINATING]
     nodes = tuple(
         replace(one, state=NodeState.READY, provided=True, is_running=True, is_member=True)

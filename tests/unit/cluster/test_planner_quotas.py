@@ -26,7 +26,7 @@ def test_a_project_and_a_job_have_budgets_of_their_own() -> None:
     assert said_to(plan(view([job(budget_left=0.0)]), policies, NOW)) == "the job has spent its budget"
 
 
-def test_a_project_at_its_quota_keeps_the_planner_from_buying_for_nobody_else() -> None:
+def test_a_project_at_its_quota_does_not_keep_the_planner_from_buying_for_others() -> None:
     policies = Policies.model_validate(
         {**rules(max_nodes=9).model_dump(mode="json"), "projects": {"v": {"gpus": 2, "usd_per_day": 5.0}}}
     )
@@ -76,7 +76,7 @@ def test_a_running_job_that_lost_its_nodes_still_counts() -> None:
     there = [node(f"n{at}", jobs={"s": 1}) for at in range(7)]
     asked = view([*running, job("w", project="v")], there, in_turns=True)
     bought_for = set(launched_for(plan(asked, limited(gpus=8), NOW)))
-    assert bought_for == {"r"}, "it comes back to its smallest group, and nobody new starts"
+    assert bought_for == {"r"}, "it comes back to its smallest group, and no new job starts"
     there.append(node("w", bought_for="w"))
     actions = plan(view(asked.jobs, there, sold=(), in_turns=True), limited(gpus=8), NOW)
     assert said_to(actions, "w") == "project 'v' may use 8 GPUs at a time", (

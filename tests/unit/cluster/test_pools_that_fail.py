@@ -236,7 +236,7 @@ def test_what_worked_since_counts_also_when_it_was_returned_meanwhile() -> None:
 def test_only_machines_that_cost_money_are_a_reason_to_close_an_offering() -> None:
     free = replace(FIRST, price_per_hour=0.0)
     assert bought(*three(300), sold=free) == 1
-    assert bought(*three(300, had_machine=False)) == 1, "the cloud refused them, for which nobody pays"
+    assert bought(*three(300, had_machine=False)) == 1, "the cloud refused them, which costs nothing"
 
 
 def test_spot_that_the_cloud_takes_while_it_boots_is_no_reason_to_close_an_offering() -> None:

@@ -142,7 +142,7 @@ def test_the_price_of_the_time_is_paid() -> None:
     assert report.cost_usd == pytest.approx(500 * 3.6 / 3600 + 630 * 7.2 / 3600)
 
 
-def test_a_job_that_fits_nowhere_fails_and_stops_nobody() -> None:
+def test_a_job_that_fits_nowhere_fails_and_stops_no_other_job() -> None:
     _, report = replay(job("a", workers=21), job("b"), planner=Keep(1))
     assert (report.succeeded, report.failed) == (1, 1)
 

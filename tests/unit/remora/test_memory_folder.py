@@ -39,7 +39,7 @@ def test_all_workers_of_a_machine_may_write_at_once(memory: Path, monkeypatch: p
     assert memory_folder.folder_for(1) == str(memory)
 
 
-def test_nobody_gets_memory_who_says_no_size_or_has_no_supervisor(
+def test_no_memory_is_given_without_a_size_or_without_a_supervisor(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert memory_folder.folder_for(None) is None

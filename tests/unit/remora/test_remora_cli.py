@@ -60,7 +60,7 @@ COMMANDS = (
 )
 
 
-def test_nobody_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_service_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("remora.cli.session.SHORT_S", 0)
     monkeypatch.delenv("REMORA_SERVER", raising=False)
     monkeypatch.setenv("REMORA_HOME", str(tmp_path))
@@ -72,11 +72,11 @@ def test_nobody_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, 
 
 def test_an_unknown_job_is_exit_code_3(cli: Cli, service: FakeService) -> None:
     for command in ("show", "logs", "events", "metrics", "cancel", "wait", "checkpoints", "download"):
-        assert cli(command, "job_nobody") == ExitCode.NOT_FOUND
-        assert cli.err == "remora: there is no job 'job_nobody'; remora list shows the jobs\n"
+        assert cli(command, "job_unknown") == ExitCode.NOT_FOUND
+        assert cli.err == "remora: there is no job 'job_unknown'; remora list shows the jobs\n"
 
 
-def test_an_empty_name_is_refused_and_nobody_is_taken_for_it(cli: Cli, service: FakeService) -> None:
+def test_an_empty_name_is_refused_and_no_job_is_taken_for_it(cli: Cli, service: FakeService) -> None:
     job = service.add_job("only")
     for command in ("show", "logs", "events", "metrics", "cancel", "wait", "checkpoints", "download"):
         assert cli(command, "") == ExitCode.USAGE

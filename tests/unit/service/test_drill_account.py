@@ -145,7 +145,7 @@ class TestACloudThatGivesItsOwnNotice:
     )
     UNNOTIFIED = TakenNode(id="node_a", has_heard=False, is_gone=False)
 
-    def test_the_account_begins_anew_until_somebody_has_heard(self) -> None:
+    def test_the_account_starts_again_until_a_node_has_the_notice(self) -> None:
         later = follow_cloud(self.WAITING, [self.UNNOTIFIED], [replace(JOB, max_step=90)], STRUCK_AT)
         assert (later.struck_at, later.deadline_at) == (STRUCK_AT, STRUCK_AT + 30.0)
         assert [job.step for job in later.jobs] == [90]

@@ -104,7 +104,7 @@ class TestTheChoice:
 
     @settings(derandomize=True)
     @given(nodes, demands)
-    def test_whoever_starts_has_a_domain_with_room_for_all_who_are_bound_to_it(
+    def test_a_job_that_starts_has_a_domain_with_capacity_for_all_workers_that_are_bound_to_it(
         self, nodes: list[tuple[str | None, float]], demands: list[tuple[int, int, bool]]
     ) -> None:
         there = [ready(f"n{at}", "p", {"GPU": gpus}, fabric=name) for at, (name, gpus) in enumerate(nodes)]
@@ -150,7 +150,7 @@ class TestWhoIsToldThatThereIsNone:
             ),
         ],
     )
-    def test_a_pool_without_it_is_no_place_and_holds_up_nobody(
+    def test_a_pool_without_it_is_no_place_and_holds_up_no_other_job(
         self, asked: dict[str, Any], pools: list[PoolSize], said: str
     ) -> None:
         never, small = job(**asked), job_row(worker_resources=GPU)

@@ -346,7 +346,7 @@ def test_what_is_hopeless_buys_nothing_and_what_has_room_starts(
     while world.look():
         rounds += 1
         assert rounds < ROUNDS, "nodes are bought and returned for ever"
-    # What runs has a size that is possible, and what waits is given no room that nobody starts it in.
+    # What runs has a size that is possible, and what waits is given no capacity in which no start follows.
     for job in rows:
         if (attempt := world.attempts.get(job.id)) is not None:
             assert job.sizes.allows(sum(attempt.workers.values()))

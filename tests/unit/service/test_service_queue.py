@@ -153,13 +153,13 @@ class TestAdmission:
         by_workers = decide(queue, [runs] if taken else [], [held, *others], pools)
         assert decide(queue, [], [known, *others], pools) == by_workers
 
-    def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
+    def test_no_job_overtakes_a_job_that_could_start_later(self) -> None:
         large, small = job_row(min_workers=3, max_workers=3), job_row()
         decision = decide([large, small], [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert [wait.job_id for wait in decision.waits] == [large.id, small.id]
 
-    def test_a_job_that_can_never_fit_stops_nobody(self) -> None:
+    def test_a_job_that_can_never_fit_stops_no_other_job(self) -> None:
         never, small = job_row(min_workers=4, max_workers=4), job_row()
         decision = decide([never, small], [], ready_nodes(3), [POOL])
         assert decision.starts == (small.id,)
@@ -185,7 +185,7 @@ class TestAdmission:
         (wait,) = decide([job_row(worker_resources=worker)], [], ready_nodes(3), [POOL]).waits
         assert said in wait.reason
 
-    def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_nobody(self) -> None:
+    def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_no_other_job(self) -> None:
         """One size has the processors, and another one the GPU: no node has both."""
         sold = [
             Offering(
@@ -261,7 +261,7 @@ class TestAdmission:
             ({"zones": ["7"]}, "no pool has nodes of zone 7: change `placement`; the pools are local"),
         ],
     )
-    def test_a_job_that_no_pool_can_ever_hold_is_told_why_and_stops_nobody(
+    def test_a_job_that_no_pool_can_ever_hold_says_why_and_stops_no_other_job(
         self, placement: dict[str, object], said: str
     ) -> None:
         pool = PoolSize("local", 3, CPU, ("any",), (CapacityType.ON_DEMAND,))

@@ -79,7 +79,7 @@ def test_what_runs_is_held_by_its_project_as_a_part_of_the_complete_pools() -> N
     st.fixed_dictionaries({name: st.floats(0.5, 8.0) for name in "abc"}),
     st.fixed_dictionaries({name: st.floats(0.0, 1.0) for name in "abc"}),
 )
-def test_nobody_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
+def test_no_job_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
     wanted: list[tuple[str, int, int]], weights: dict[str, float], held: dict[str, float]
 ) -> None:
     jobs = [

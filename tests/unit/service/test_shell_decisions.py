@@ -100,7 +100,7 @@ def test_what_cannot_be_opened_is_refused(job: JobRow, known: list[ShellRow], ra
         ([], "dumb", (24, 4097), True),
     ],
 )
-def test_what_is_wrong_with_a_wish_is_said(
+def test_what_is_wrong_with_a_request_is_said(
     command: list[str], term: str, size: tuple[int, int] | None, is_bad: bool
 ) -> None:
     assert (problem_of(command, term, size) is not None) == is_bad

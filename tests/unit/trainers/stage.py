@@ -25,7 +25,7 @@ class Stage:
 
     def __init__(self, workers: int = 3, *, min_workers: int = 1, max_workers: int = 4, **plan: Any) -> None:
         self.dead: set[int] = set()
-        #: Their processes and nodes stand still: nobody answers, and nobody is known to be dead.
+        #: Their processes and nodes stand still: none answers, and none is known to be dead.
         self.frozen: set[int] = set()
         #: Their supervisors answer, and their scripts do nothing.
         self.hanging: set[int] = set()
@@ -42,7 +42,7 @@ class Stage:
         self.joined: Callable[[], None] = lambda: None
         self._assigned: dict[int, dict[int, dict[str, Any]]] = {}
         self.loop = asyncio.get_running_loop()
-        #: Seconds by which somebody has set the clock.
+        #: Seconds by which the clock was set.
         self.set_by_s = 0.0
         self.account = Account(1 << 30, self.clock)
         self.group_members = GroupMembers(self)

@@ -178,7 +178,7 @@ def test_workers_hold_lines_back_only_while_lines_are_fetched() -> None:
     account.records(0, 1)
     while account.log_room(8):
         account.line(0, "stdout", "x" * 65_536)
-    # Somebody asks every quarter of a second, and stores nothing.
+    # A client asks every quarter of a second, and stores nothing.
     for _ in range(1000):
         now[0] += 0.25
         account.records(0, 1)
@@ -246,7 +246,7 @@ def test_metrics_that_are_not_fetched_are_stored_within_a_bound_from_the_first_t
 
 
 def kept(reports: int, names: int) -> list[int]:
-    """Steps that are stored of a job that somebody asks all the time."""
+    """Steps that are stored of a job that a client asks all the time."""
     pending = PendingMetrics()
     values = {f"name {number}": 0.5 for number in range(names)}
     steps: list[int] = []

@@ -47,4 +47,4 @@ def test_of_what_says_everything_only_the_newest_waits_to_be_asked_for() -> None
     assert [one.body for one in journal.after(4, 10) if one.kind == "output"] == [
         {"files": 2},
         {"files": 3},
-    ], "what somebody was given stays as it is"
+    ], "what a worker was given stays as it is"

@@ -564,7 +564,7 @@ def test_whatever_happens_a_change_ends_once_and_forgets_no_event(
     well = set(world.steps) - world.lost
     match end:
         case End(None):
-            assert not any(world.steps[slot] >= 0 for slot in well & world.parked), "nobody holds the state"
+            assert not any(world.steps[slot] >= 0 for slot in well & world.parked), "no worker has the state"
         case End():
             assert not world.sizes.fit(len(well - world.dead)), "there are too few"
     for act, slot in product(["is lost", "parks", "comes", "drains", "passes"], range(3)):

@@ -261,7 +261,7 @@ def test_a_step_that_is_stored_while_its_older_checkpoint_is_deleted_is_not_repo
         monkeypatch.setattr("trainers.driver.commits.asyncio.to_thread", slow_to_delete)
         job.begin(12)
         await job.stage.after(1.0)
-        assert job.steps == [12], "it is deleted, and nobody was told yet"
+        assert job.steps == [12], "it is deleted, and not reported yet"
         job.begin(11, generation=2)
         await job.stage.after(1.0)
         assert job.reported == [(11, False), (12, False), (11, False)]

@@ -1,4 +1,4 @@
-"""Nobody makes progress: every rank is asked, who can go on does, and otherwise the attempt ends with `hang`."""
+"""No rank makes progress: every rank is asked, those that can go on do, and otherwise the attempt ends with `hang`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER = 9e9
 
 
 class Scene:
-    """A stage on which somebody looks whether steps end."""
+    """A stage on which a monitor looks whether steps end."""
 
     def __init__(self, workers: int = 3, *, elastic: bool = True) -> None:
         self.stage = Stage(workers)

@@ -560,7 +560,7 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     next_one = Head(tmp_path, attempt=4)
     assert len(stored(tmp_path)) == 1
     next_one.acknowledge()
-    assert stored(tmp_path) == [], "what nobody names is swept when an attempt has begun"
+    assert stored(tmp_path) == [], "what no manifest names is swept when an attempt has begun"
     assert next_one.bodies("output") == []
 
 
@@ -990,7 +990,7 @@ def test_a_file_that_grows_while_it_is_read_is_not_copied(
     path = worker.folder / "log"
 
     class Growing:
-        """Reads a file to which somebody adds as much as was read."""
+        """Reads a file to which another process adds as much as was read."""
 
         def __init__(self, opened: IO[bytes]) -> None:
             self.opened = opened

@@ -29,7 +29,7 @@ def test_all_workers_together_are_asked_so_often_in_a_second(workers: int) -> No
     seconds = 200.0
     counted = asked(workers, seconds)
     assert sum(counted.values()) <= (seconds + 1.0) * min(POLLS_PER_S, 5.0 * workers)
-    assert set(counted) == set(range(workers)), "nobody is forgotten"
+    assert set(counted) == set(range(workers)), "no worker is forgotten"
     assert max(counted.values()) <= min(counted.values()) + 1
 
 

@@ -1,4 +1,4 @@
-"""Ranks that wait for others: whoever can still come is waited for, and nobody else."""
+"""Ranks that wait for others: ranks that can still come are waited for, and no others."""
 
 from __future__ import annotations
 

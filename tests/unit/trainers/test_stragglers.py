@@ -33,11 +33,11 @@ def heard(
         ([1.0, 1.0, 2.5, 1.0], None, [2], "it needs more than twice as long"),
         ([1.0, 1.0, 1.9, 1.0], None, [], "it needs less than twice as long"),
         ([1.0, 2.5], None, [1], "two are enough to compare"),
-        ([2.5], None, [], "nobody waits for the only one"),
+        ([2.5], None, [], "no worker waits for the only one"),
         ([0.001, 0.001, 0.015], None, [], "so little is noise"),
         ([1.0, 1.0, 3.0], [1, 1, 3], [], "it has more to do"),
         ([1.0, 1.0, 3.0], [3, 3, 1], [2], "it has even less to do"),
-        ([1.0, 1.0, 1.0], [3, 3, 1], [], "nobody waits for it"),
+        ([1.0, 1.0, 1.0], [3, 3, 1], [], "no worker waits for it"),
         ([3.0, 3.0, 1.0, 1.0, 1.0], None, [0, 1], "several"),
     ],
 )

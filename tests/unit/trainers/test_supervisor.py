@@ -303,7 +303,7 @@ scratch = os.environ['REMORA_SCRATCH_DIR']
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """A folder of somebody else."""
+    """A folder of another user."""
     folder = tmp_path / "canary"
     folder.mkdir()
     (folder / "bird").write_text("sings")
@@ -958,7 +958,7 @@ def test_a_script_that_prints_faster_than_the_driver_takes_has_to_wait(
 def test_a_script_waits_while_the_driver_has_no_room_and_its_steps_do_not(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines that nobody had stored piled up in the driver, and steps waited behind them."""
+    """Lines that no service had stored piled up in the driver, and steps waited behind them."""
     monkeypatch.setattr("trainers.supervisor.outbox._BACKLOG_BYTES", 1000)
     monkeypatch.setattr("trainers.supervisor.outbox._ASK_AGAIN_S", 0.01)
     driver.log_room = 0
@@ -1014,7 +1014,7 @@ def test_lines_beyond_the_limit_are_counted(driver: Driver) -> None:
     assert driver.messages[-1] == {"type": "dropped", "lines": 2}
 
 
-def test_a_dead_driver_is_noticed_once_and_blocks_nobody(driver: Driver) -> None:
+def test_a_dead_driver_is_noticed_once_and_blocks_no_caller(driver: Driver) -> None:
     gone = threading.Event()
     box = outbox(driver, gone.set)
     driver.is_dead = True
@@ -1022,5 +1022,5 @@ def test_a_dead_driver_is_noticed_once_and_blocks_nobody(driver: Driver) -> None
     assert gone.wait(10.0)
     for _ in range(100):
         box.put_lines("stdout", "x" * 1_000_000)
-    assert (box._messages, box._waiting_bytes) == ([], 0), "what nobody will take is not kept"
+    assert (box._messages, box._waiting_bytes) == ([], 0), "what no driver will take is not kept"
     box.close()
