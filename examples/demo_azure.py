@@ -128,10 +128,10 @@ class Cloud:
             return True
         return False
 
-    def has_room(self, zone: str, machines: int) -> None:
+    def set_capacity(self, zone: str, machines: int) -> None:
         """A zone has capacity for this number of spot machines."""
-        room = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
-        self._http.post("/control/knobs", json={"room": [room]}).raise_for_status()
+        limit = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
+        self._http.post("/control/knobs", json={"room": [limit]}).raise_for_status()
 
     def notice(self, node_id: str) -> None:
         """Tell the machine of a node by its metadata service that it is evicted in 30 s."""
@@ -198,8 +198,8 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
 def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang) -> dict[str, Any]:
     """Submit the job, let the cloud have too little and take some back, and check what it cost."""
     began_at = time.time()
-    cloud.has_room("1", WORKERS - 1)
-    cloud.has_room("2", 0)
+    cloud.set_capacity("1", WORKERS - 1)
+    cloud.set_capacity("2", 0)
     policy = client.policy()
     client.apply_policy((HERE / "policies.yaml").read_text(), based_on=policy.version, author="demo")
     job = client.submit(HERE / "job.yaml")
@@ -264,7 +264,7 @@ def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: C
         if is_time:
             timeline.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
             # What is taken back is sold to another customer.
-            cloud.has_room("1", WORKERS - 2)
+            cloud.set_capacity("1", WORKERS - 2)
             cloud.notice(timeline.noticed_node)
             timeline.noticed_at = time.time()
             console.print(f"[red]Preempt[/red] in 30 s: {timeline.noticed_node}")

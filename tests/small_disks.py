@@ -26,7 +26,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room that is left; the file that has it."""
+    """Take all the capacity that is left; the file that has it."""
     ballast = disk / "ballast"
     free = os.statvfs(disk)
     with ballast.open("ab") as file:

@@ -585,7 +585,7 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 def _free_what_is_left() -> None:
     """Free what was reserved for attempts that have no driver any more.
 
-    A driver that is killed may have asked for room a moment before its end, after all that it had was freed.
+    A driver that is killed may have asked for resources a moment before its end, after all that it had was freed.
     """
     for attempt_id in names_reserved():
         if driver_actors.name_of(attempt_id) is None:

@@ -44,7 +44,7 @@ class ShellTurn:
     inputs: tuple[InputPiece, ...]
     #: The last piece of output that is stored.
     after: int
-    #: Bytes of output that there is room for.
+    #: Bytes of output that the service may still store.
     room: int
     #: The service knows that it is open.
     is_open: bool

@@ -91,7 +91,7 @@ class PlanningContext:
         return since
 
     def has_quota(self, offering: Offering) -> bool:
-        """The cloud's quota had room for one more of it when this plan began."""
+        """The cloud's quota had capacity for one more of it when this plan began."""
         left = self.view.quota_left.get(offering.quota.lower())
         return left is None or left >= offering.quota_units
 

@@ -430,9 +430,9 @@ class Packing:
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
         for pool, lot, fabric in lots:
-            reason = f"job {job.id} has no room for all its workers"
+            reason = f"job {job.id} has no capacity for all its workers"
             if job.is_program:
-                reason = f"Ray programs have no room for {job.id}"
+                reason = f"Ray programs have no capacity for {job.id}"
             launch = launch_of(pool, lot, reason, fabric, job.id)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
@@ -451,5 +451,5 @@ def _is_any_starting(found: list[tuple[Bin, int]]) -> bool:
 
 def _short(quote: Quote, short: int) -> str:
     missing = quote.workers_short
-    have = f"room for {short - missing} of " if short > missing else "no room for "
+    have = f"capacity for {short - missing} of " if short > missing else "no capacity for "
     return f"there is {have}{count(short, 'worker')}: {quote.words}"

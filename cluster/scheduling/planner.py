@@ -200,7 +200,7 @@ def _notices(context: PlanningContext) -> list[Notice]:
     """What has not been reported to owners about the cluster's budget yet."""
     step, words = context.money.step, context.money.words
     message = (
-        "the cluster's budget has room again"
+        "the cluster's budget allows it again"
         if step is None
         else f"the cluster's budget ({context.money.ends}): {words}; {MEANING[step]}"
     )
@@ -246,5 +246,5 @@ def _waits(
                 said.append(f"nodes for it are launched later: {why}")
             waits.append(Wait(job_id=job.id, reason="; ".join(said) or "nodes for it are launched later"))
         elif not job.is_running:
-            waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))
+            waits.append(Wait(job_id=job.id, reason="there is capacity for it on nodes that are ready"))
     return waits

@@ -346,14 +346,14 @@ def settled(
 def _first_of(requests: Sequence[ProgramRequest]) -> list[ProgramRequest]:
     """The first of them, at most `MOST`; one is left out with the others of its placement group."""
     together = Counter(one.gang for one in requests if one.gang)
-    room, fits = MOST, dict[str, bool]()
+    left, fits = MOST, dict[str, bool]()
     found: list[ProgramRequest] = []
     for one in requests:
         group = one.gang or one.id
         if group not in fits:
             size = together.get(one.gang, 1)
-            fits[group] = size <= room
-            room -= size if fits[group] else 0
+            fits[group] = size <= left
+            left -= size if fits[group] else 0
         if fits[group]:
             found.append(one)
     return found
@@ -514,5 +514,5 @@ def _never(
         return f"no node of the pools ({names}) has {describe(one.bundle.resources)}"
     if most < demand.min_workers:
         what = describe(demand.worker_resources)
-        return f"it needs {demand.min_workers} times {what}, and the complete pools ({names}) have room for {most}"
+        return f"it needs {demand.min_workers} times {what}, and the complete pools ({names}) have capacity for {most}"
     return None

@@ -273,10 +273,12 @@ def _first_wait(
     if possible < least.min:
         count = len(nodes) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
-        why = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
+        why = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have capacity for {possible}"
         return _wait(job, WaitsFor.NODES, why)
     return _wait(
-        job, WaitsFor.TURN, f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
+        job,
+        WaitsFor.TURN,
+        f"is next: it needs {_group(job)}{together} and other jobs leave capacity for {found}",
     )
 
 
@@ -299,7 +301,7 @@ def why_never(job: JobDemand, pools: Sequence[PoolSize]) -> str | None:
             "ask for less in `resources`, or add larger nodes"
         )
     return (
-        f"it needs {_group(job)}{_together(placement)} and the complete pools have room for {most}: "
+        f"it needs {_group(job)}{_together(placement)} and the complete pools have capacity for {most}: "
         "lower `workers.min` or `resources`, or add nodes"
     )
 

@@ -47,8 +47,8 @@ class Fleet:
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []
-        #: Ready nodes on which something is free, those of them with room for a worker of some job of the trace, and
-        #: those that are empty.
+        #: Ready nodes on which something is free, those of them with capacity for a worker of some job of the trace,
+        #: and those that are empty.
         self.partly_free: dict[str, SimNode] = {}
         self.with_capacity: dict[str, SimNode] = {}
         self.idle: dict[str, SimNode] = {}
@@ -81,7 +81,7 @@ class Fleet:
         self._least = least_of(trace)
 
     def launch(self, now: float, action: Launch) -> None:
-        """Buy a node, or remember that there is none or that its quota has no room."""
+        """Buy a node, or remember that there is none or that its quota has no capacity."""
         stock = self.market.stocks[action.offering]
         has_quota = self.market.has_quota(stock.offering)
         if not (stock.is_available and has_quota):
@@ -90,7 +90,7 @@ class Fleet:
             reason = (
                 f"there is no {action.offering} now"
                 if has_quota
-                else f"the quota {stock.offering.quota} has no room for one more {action.offering}"
+                else f"the quota {stock.offering.quota} has no capacity for one more {action.offering}"
             )
             known = self._refusals.get(action.offering)
             if known is None or (known.until, known.reason) != (until, reason):  # many launches, one answer
@@ -221,7 +221,7 @@ class Fleet:
             self._event_queue.add(now, self.end, node)
 
     def may_buy(self, capacity: CapacityType, now: float) -> bool:
-        """False when each offering of the type is refused now, or its quota has no room."""
+        """False when each offering of the type is refused now, or its quota has no capacity."""
         at = self._begins_at + now
         return any(
             (name not in self._refusals or self._refusals[name].until <= at)

@@ -114,7 +114,7 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         comment=change.comment,
     )
     decision = await _store(request, requested)
-    # Not by the checks, which may have no room: the document is in force.
+    # Not by the checks, which may have no capacity: the document is in force.
     view = await asyncio.to_thread(_policy, decision.row, policies)
     headers = {"Location": f"/v1/policies/{decision.row.version}"}
     status = 200 if decision.event is None else 201

@@ -18,7 +18,7 @@ from service.api.context import context_of
 from service.api.problem_documents import ApiProblem, forbidden
 from service.identities.permissions import PERMISSIONS
 from service.identities.principals import Forbidden, Principal
-from service.queue.intake import NoRoom
+from service.queue.intake import LimitReached
 from service.queue.rows import JobRow
 from service.store import audit
 from service.store.audit import AuditRow
@@ -99,8 +99,8 @@ def install(app: FastAPI) -> None:
         await _note_denied(request)
         return forbidden(str(error)).response()
 
-    @app.exception_handler(NoRoom)
-    async def _no_room(_: Request, error: NoRoom) -> Response:
+    @app.exception_handler(LimitReached)
+    async def _limit_reached(_: Request, error: LimitReached) -> Response:
         refusal = error.refusal
         headers = {"Retry-After": "10"}
         return ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers=headers).response()

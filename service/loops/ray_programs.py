@@ -32,7 +32,7 @@ from service.queue.rows import HELD, NewEvent, RayRequestRow
 from service.store import ray_requests as store
 from service.store.policies import append_cluster_event
 
-_WAITS = "it waits for room on nodes that are there"
+_WAITS = "it waits for capacity on nodes that are there"
 #: Of a placement group with different bundles: what else its owner pays for meanwhile.
 _BY_SHAPE = "; nodes for other bundles of its placement group may be there already, and stay while it waits"
 

@@ -16,7 +16,7 @@ from remora.spec.spec import JobSpec
 from service.identities.principals import EVERYTHING, LOCAL, Access
 from service.loops.tick import Tick
 from service.policies_in_force import limits_in_force
-from service.queue.intake import NoRoom
+from service.queue.intake import LimitReached
 from service.queue.rows import NewEvent
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
 from service.store import audit, submissions
@@ -87,7 +87,7 @@ def _submit(
         outcome, made = Outcome.REFUSED, _Submitted(message=f"it cannot be submitted any more: {error}")
     except submissions.BundleMissing:
         outcome, made = Outcome.REFUSED, _Submitted(message="its code is not there any more; submit it again")
-    except NoRoom as full:
+    except LimitReached as full:
         outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
     if outcome is Outcome.REFUSED:
         log.warning(
@@ -175,7 +175,7 @@ def _make(
     limits = limits_in_force(connection, tick.settings)
     origin = f"by the schedule {schedule.id}"
     if spec.array is None:
-        submissions.check_room(connection, spec.project, 1, limits)
+        submissions.check_jobs(connection, spec.project, 1, limits)
         job = submissions.submit(
             connection,
             spec,
@@ -187,7 +187,7 @@ def _make(
         )
         return _Submitted(job_id=job.id)
     elements = elements_of(spec)
-    submissions.check_room(connection, spec.project, len(elements), limits)
+    submissions.check_jobs(connection, spec.project, len(elements), limits)
     array = submissions.submit_array(
         connection,
         spec,

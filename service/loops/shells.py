@@ -89,7 +89,7 @@ class Shells:
         _take(tick, [(rows[place], answer) for place, answer in said.items() if place in rows])
 
 
-def _turn_of(row: ShellRow, inputs: Sequence[InputPiece], room: int) -> ShellTurn:
+def _turn_of(row: ShellRow, inputs: Sequence[InputPiece], free_bytes: int) -> ShellTurn:
     return ShellTurn(
         number=row.number,
         rank=row.rank,
@@ -98,7 +98,7 @@ def _turn_of(row: ShellRow, inputs: Sequence[InputPiece], room: int) -> ShellTur
         term=row.term,
         inputs=tuple(inputs),
         after=row.output_seq,
-        room=max(0, room),
+        room=max(0, free_bytes),
         is_open=row.opened_at is not None,
     )
 

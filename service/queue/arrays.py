@@ -40,12 +40,12 @@ def released(turns: Sequence[Turn]) -> list[str]:
     """Ids of the jobs that are held back no longer."""
     found: list[str] = []
     for turn in turns:
-        room = len(turn.held) if turn.most_at_once is None else max(0, turn.most_at_once - turn.active)
-        found += turn.held[:room]
+        free = len(turn.held) if turn.most_at_once is None else max(0, turn.most_at_once - turn.active)
+        found += turn.held[:free]
     return found
 
 
-def waits_for_room(array_id: str, most_at_once: int) -> str:
+def waits_for_array(array_id: str, most_at_once: int) -> str:
     """For people: why a job of an array is held back."""
     return f"waits for other jobs of its array {array_id}, of which {most_at_once} may run at once"
 

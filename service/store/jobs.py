@@ -262,7 +262,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         if job.state.is_terminal and not before.state.is_terminal:
             ends.append((job.id, job.state))
             waited += [job.id] if job.spec.get("after") else []
-        if job.array_id is not None and _makes_room(before, job):
+        if job.array_id is not None and _frees_a_place(before, job):
             in_arrays.append(job.array_id)
         moved.append(job)
         told += _event_rows(decision.job, decision.events)
@@ -284,7 +284,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     return after
 
 
-def _makes_room(before: JobRow, after: JobRow) -> bool:
+def _frees_a_place(before: JobRow, after: JobRow) -> bool:
     """Another job of the array may have its turn, or this one asks for one."""
     has_left = after.state.is_terminal or after.pause_requested_at is not None
     return has_left != (before.state.is_terminal or before.pause_requested_at is not None) or (

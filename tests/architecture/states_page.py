@@ -37,7 +37,7 @@ _JOBS: Mapping[JobState, str] = {
     JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
     JobState.RUNNING: "An attempt trains.",
     JobState.PAUSED: "Its owner, or the cluster's budget, keeps it from running. It uses nothing, keeps its place, and"
-    " goes on from its checkpoint: once its owner resumes it, or by itself when the budget has room again; `message`"
+    " goes on from its checkpoint: once its owner resumes it, or by itself when the budget allows it again; `message`"
     " says what ends the pause.",
     JobState.SUCCEEDED: "The command of every rank returned 0.",
     JobState.FAILED: "No attempt follows; `reason` says why the last one ended.",

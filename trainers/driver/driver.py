@@ -270,9 +270,9 @@ class Driver:
 
         Answers `{"log_is_full": bool, "log_room": int, "log_is_taken": bool}`: whether further lines would be dropped,
         how many bytes of them the worker may send next, and whether those that it sent were taken: a driver without
-        room takes lines only that are `hurried`, because their command is over.
+        free memory takes lines only that are `hurried`, because their command is over.
         """
-        takes_lines = self._account.log_room(1) > 0
+        takes_lines = self._account.free_log_bytes(1) > 0
         for message in messages:
             if message["type"] != "log":
                 self._receive(generation, slot, message)
@@ -281,8 +281,8 @@ class Driver:
                 self._receive(generation, slot, message)
         if any(message["type"] == "exit" for message in messages):
             await self._attempt.notify_rank_ended()
-        room = self._account.log_room(self._printers.count(self._now()))
-        return {"log_is_full": self._account.log_is_full, "log_room": room, "log_is_taken": takes_lines}
+        free = self._account.free_log_bytes(self._printers.count(self._now()))
+        return {"log_is_full": self._account.log_is_full, "log_room": free, "log_is_taken": takes_lines}
 
     async def storage_ask(self, request: StorageRequest) -> StorageAnswer:
         """A worker asks the service about a storage."""
@@ -301,7 +301,7 @@ class Driver:
         await self._shells.ended(token, message, exit_code)
 
     async def relay_offer(self, shard: CheckpointShard) -> bool:
-        """A worker whose machine goes wants to send files here; False when there is no room."""
+        """A worker whose machine goes wants to send files here; False when its disk is full."""
         return self._attempt.relay.offer(shard)
 
     async def relay_take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
@@ -434,7 +434,7 @@ class Driver:
 
     def more_workers_fit(self, world_size: int) -> None:
         """Ask for a checkpoint at which the worker group is replaced by a bigger one."""
-        text = f"There is room for {world_size} workers; the worker group grows at its next checkpoint."
+        text = f"There is capacity for {world_size} workers; the worker group grows at its next checkpoint."
         self._call(self._attempt.request_stop, "grow", text, None)
 
     def sizes(self) -> WorkerSizes:

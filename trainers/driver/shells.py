@@ -1,7 +1,7 @@
 """The shells of an attempt: what the service sends them goes to their supervisors, and their output back.
 
 Both ends ask: the service calls `turn` again and again with all shells that there are, and each supervisor asks for
-input and hands over output in calls that wait while there is nothing to do, or no room.  A shell that a turn does not
+input and hands over output in calls that wait while there is nothing to do, or no space.  A shell that a turn does not
 name is over, and so is one of which no turn has come for `FORGOTTEN_S`.
 """
 
@@ -65,14 +65,14 @@ class _Shell:
             self.inputs.clear()
 
     def has_news(self) -> bool:
-        """The service does not know all of it, and has room for it."""
+        """The service does not know all of it, and has space for it."""
         shown = self.shown()
         is_taken = bool(self.turn.inputs) and self.taken >= self.turn.inputs[0][0]
         is_at_end = self.has_ended and len(shown) == len(self.outputs)
         return bool(shown) or is_at_end or is_taken or self.is_open != self.turn.is_open
 
     def shown(self) -> list[OutputPiece]:
-        """The output for which the service has room."""
+        """The output for which the service has space."""
         found, left = [], self.turn.room
         for piece in self.outputs:
             if len(piece[2]) > left:
@@ -161,7 +161,7 @@ class Shells:
         return {"pieces": list(shell.inputs), "size": shell.turn.size, "is_over": is_over()}
 
     async def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
-        """Take output, `(stream, bytes)`: `taken`; `full` when there was no room for a while; `over`."""
+        """Take output, `(stream, bytes)`: `taken`; `full` when there was no space for a while; `over`."""
         shell = self._named(token)
         if shell is None or shell.is_over:
             return "over"

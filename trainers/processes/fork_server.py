@@ -54,7 +54,7 @@ _ASK_S = 10.0
 _LOOK_S = 3.0
 #: Set for the fork server alone: padding that reserves memory for a command's environment, and variables that keep
 #: libraries from starting threads.
-PADDING_VARIABLE = "REMORA_ROOM"
+PADDING_VARIABLE = "REMORA_PADDING"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -51,9 +51,9 @@ class LineCutter:
             start = text.rfind(b"\r") + 1
             if self._returned or start:
                 self._forget()
-            room = self._limit - len(self._rest)
-            self._rest += text[start : start + room]
-            self._dropped += max(0, len(text) - start - room)
+            free = self._limit - len(self._rest)
+            self._rest += text[start : start + free]
+            self._dropped += max(0, len(text) - start - free)
         self._returned = self._returned or len(text) < len(piece)
 
     def _take(self) -> str:

@@ -64,11 +64,11 @@ def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
 
 
 def release_from_array(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
-    """There is room for a job that its array has held back: it waits for its turn, or first for other jobs."""
+    """There is capacity for a job that its array has held back: it waits for its turn, or first for other jobs."""
     job = replace(job, is_held=False)
     if (message := waits_for(dependencies)) is not None:
         return wait(job, WaitsFor.JOBS.value, message, now)
-    return _wait_for_turn(job, "its array has room for it; waits to be looked at", now)
+    return _wait_for_turn(job, "its array has capacity for it; waits to be looked at", now)
 
 
 def _wait_for_turn(job: JobRow, message: str, now: float) -> Decision:

@@ -25,7 +25,7 @@ _PAUSED_BY_OWNER = "its owner paused it; `remora resume` lets it go on"
 
 
 PAUSED_FOR_BUDGET = (
-    "the cluster's budget has reached its last step; it goes on by itself when the budget has room again"
+    "the cluster's budget has reached its last step; it goes on by itself when the budget allows it again"
 )
 
 
@@ -58,9 +58,9 @@ def request_resume(job: JobRow, dependencies: Sequence[Dependency], now: float) 
     others = waits_for(dependencies)
     if others is not None or job.array_id is not None:
         reason = WaitsFor.ARRAY if others is None else WaitsFor.JOBS
-        message = others or "waits until its array has room for it"
+        message = others or "waits until its array has capacity for it"
         waiting = replace(waiting, reason=reason.value, message=message, waits_from=inf, not_before=inf)
-        # Whether its array has room for it is decided in the next tick.
+        # Whether its array has capacity for it is decided in the next tick.
         waiting = replace(waiting, is_held=job.array_id is not None)
     return replace(decision, job=waiting)
 
@@ -109,7 +109,7 @@ def tell_paused(job: JobRow, message: str) -> Decision:
 
 
 def resume(
-    job: JobRow, now: float, message: str = "the cluster's budget has room again: it goes on"
+    job: JobRow, now: float, message: str = "the cluster's budget allows it again: it goes on"
 ) -> Decision:
     """What paused the job is over: it waits for its turn, and goes on from its checkpoint."""
     waiting = replace(

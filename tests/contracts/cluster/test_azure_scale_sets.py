@@ -238,7 +238,7 @@ def test_a_set_that_does_not_say_why_it_failed_still_refuses_its_nodes(rig: Azur
     assert (node.is_running, node.refusal is not None) == (False, True)
 
 
-def test_a_refused_set_takes_nodes_again_when_there_is_room(rig: AzureRig) -> None:
+def test_a_refused_set_takes_nodes_again_when_there_is_capacity(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
     rig.create(node_request("node_a"))
     rig.create(node_request("node_b"))

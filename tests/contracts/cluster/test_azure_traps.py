@@ -365,7 +365,7 @@ def test_the_disk_of_an_a100_node_is_one_that_azure_takes(rig: AzureRig) -> None
     assert (made["diskSizeGB"], made["diffDiskSettings"]["placement"]) == (128, "CacheDisk")
 
 
-def test_a_disk_that_the_placement_has_no_room_for_is_refused(rig: AzureRig) -> None:
+def test_a_disk_that_the_placement_is_too_small_for_is_refused(rig: AzureRig) -> None:
     large = rig.another(disk_gb=512)
     with pytest.raises(InvalidRequest, match="greater than 256 GB") as refused:
         large.create(node_request())
@@ -574,7 +574,7 @@ def test_an_operation_that_fails_after_201_leaves_a_machine_that_is_shown_and_de
     assert rig.left() == 0
 
 
-def test_a_room_that_is_full_refuses_the_machine_too_many_only(rig: AzureRig) -> None:
+def test_a_limited_capacity_refuses_only_the_machine_beyond_it(rig: AzureRig) -> None:
     rig.knobs(room=[{"size": A100, "zone": "1", "capacity": "spot", "machines": 2}])
     for name in ("node_a", "node_b", "node_c"):
         rig.create(node_request(name))

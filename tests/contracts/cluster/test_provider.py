@@ -166,7 +166,7 @@ def test_what_can_never_work_is_refused_and_makes_nothing(
 
 
 def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
-    """Turn a knob: there is no room for the next machine, or it dies while it starts."""
+    """Turn a knob: there is no capacity for the next machine, or it dies while it starts."""
     if isinstance(provider, FakeProvider):
         assert fault == "refuse"
         provider.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
@@ -181,7 +181,7 @@ def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["fake", "local", "azure", "kuberay"], indirect=True)
-def test_where_there_is_no_room_nothing_is_made(provider: Killable, tmp_path: Path) -> None:
+def test_where_there_is_no_capacity_nothing_is_made(provider: Killable, tmp_path: Path) -> None:
     lets_the_next_fail(provider, tmp_path, "refuse")
     with pytest.raises((InsufficientCapacity, QuotaExceeded)):
         provider.create(request())

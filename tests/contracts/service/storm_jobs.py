@@ -10,7 +10,7 @@ from typing import Any
 from tests.contracts.service.storm_members import Ray
 from tests.service_fakes import FakeDriver, FakeLauncher
 
-#: What a worker needs, so that two of them have room on a node.
+#: What a worker needs, so that two of them have capacity on a node.
 WORKER = {"CPU": 2.0}
 WORKERS_PER_NODE = 2
 

@@ -27,8 +27,8 @@ from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
 
 T = TypeVar("T")
 
-#: Words of a refusal that was the cloud's or the provider's own, and no knob's: a quota has no room.
-_NO_ROOM = ("Current Limit:", "are used and")
+#: Words of a refusal that was the cloud's or the provider's own, and no knob's: a quota has no capacity.
+_QUOTA_IS_USED = ("Current Limit:", "are used and")
 
 
 @dataclass
@@ -198,7 +198,7 @@ class ProcessAccess:
             self._life.call(lambda: self._azure.create(request), buys=True)
         except ProviderError as error:
             is_known = self._life.knows_quotas and name not in self._witness.blindly
-            if is_known and any(words in str(error) for words in _NO_ROOM):
+            if is_known and any(words in str(error) for words in _QUOTA_IS_USED):
                 self._witness.asked_too_much.append(str(error))
             if not isinstance(error, Throttled):
                 self._life.refused[name] = str(error)

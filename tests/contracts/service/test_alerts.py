@@ -438,7 +438,7 @@ class TestKinds:
         driver = alerted.owner.train(job_id)
         for _ in range(2):
             driver.tell("event", kind="worker.straggles", message="Rank 3 is slow.", data={"rank": 3})
-            driver.tell("event", kind="checkpoint.refused", message="No room.", data={"step": 7})
+            driver.tell("event", kind="checkpoint.refused", message="No space.", data={"step": 7})
         driver.tell("event", kind="worker.gpu_failed", message="Its GPU failed.", data={"rank": 1})
         driver.tell("event", kind="training.resumed", message="On.", data={"step": 1})
         driver.tell("ended", end_reason="hang", message="No step ended.", exit_code=None)

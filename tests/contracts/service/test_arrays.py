@@ -92,10 +92,10 @@ def test_only_so_many_are_in_the_queue_and_the_next_one_follows(owner: Owner) ->
     owner.ask(jobs[2], "cancel")
     owner.world.tick(2)
     assert in_queue(owner, jobs) == [1, 4]
-    assert ("job.waiting", "its array has room for it; waits to be looked at") in owner.events(jobs[4])
+    assert ("job.waiting", "its array has capacity for it; waits to be looked at") in owner.events(jobs[4])
 
 
-def test_a_paused_one_makes_room_and_asks_for_a_turn_when_it_is_resumed(owner: Owner) -> None:
+def test_a_paused_one_frees_its_place_and_waits_for_another_when_it_is_resumed(owner: Owner) -> None:
     jobs = elements(owner, submit(owner, 3, most=1))
     owner.train(jobs[0])
     owner.ask(jobs[0], "pause")
@@ -241,7 +241,7 @@ def test_statements_do_not_grow_with_the_jobs_of_an_array(owner: Owner, database
     assert settled[1] == settled[2]
 
 
-def test_room_is_given_in_the_order_of_the_jobs() -> None:
+def test_places_are_given_in_the_order_of_the_jobs() -> None:
     turn = Turn(array_id="a", most_at_once=3, active=1, held=["x", "y", "z"])
     assert decisions.released([turn]) == ["x", "y"]
     assert decisions.released([Turn(array_id="a", most_at_once=1, active=2, held=["x"])]) == []

@@ -88,7 +88,7 @@ def test_one_that_is_told_why_it_waits(world: World, owner: Owner) -> None:
     for write in range(1, 100):
         cancelled, other = (world.submit(min_workers=4, max_workers=4) for _ in range(2))
         is_over = not owner.cancels_at(write, cancelled)
-        assert "room for 3" in str(world.job(other).message), f"cancelled before write {write}"
+        assert "capacity for 3" in str(world.job(other).message), f"cancelled before write {write}"
         if is_over:
             world.cancel(cancelled)
         world.cancel(other)

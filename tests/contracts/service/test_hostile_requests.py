@@ -27,7 +27,7 @@ from tests.steps import stopped_after
 MOST_STEPS = 50_000
 #: Values that one request may leave for the garbage collector, which stops all threads while it looks at them.
 MOST_GARBAGE = 1_000
-#: What a request takes on the event loop however it is checked, with room to spare: its route is looked for in turn.
+#: What a request takes on the event loop however it is checked, with a margin: routes are tried one after another.
 STEPS_OF_A_REQUEST = 6_000
 
 

@@ -141,7 +141,7 @@ def forged(state: str) -> str:
     return code_flow.to_cookie(begun, b"of a stranger")
 
 
-def test_forged_sign_ins_ask_nothing_of_the_issuer_and_leave_others_room(
+def test_forged_sign_ins_ask_nothing_of_the_issuer_and_leave_capacity_for_others(
     client: TestClient, issuer: PageIssuer
 ) -> None:
     back = at_the_issuer(begin(client))

@@ -86,7 +86,7 @@ def test_it_goes_on_by_itself_on_the_next_day(world: World) -> None:
     assert [one.attempt for one in world.attempts(job_id)] == [1, 2]
     job = world.job(job_id)
     assert (job.paused_at, job.losses, job.budget_step) == (None, 0, None)
-    assert events_of(world, job_id, "job.queued")[-1][1] == "the cluster's budget has room again: it goes on"
+    assert events_of(world, job_id, "job.queued")[-1][1] == "the cluster's budget allows it again: it goes on"
 
 
 def test_it_goes_on_when_an_operator_gives_more_money(world: World) -> None:

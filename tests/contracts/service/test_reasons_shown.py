@@ -225,7 +225,7 @@ def test_a_running_job_tells_why_it_is_not_larger_until_nothing_is_in_its_way(
     follow_policies(world, document)
     job_id = train(world, 2, max_workers=3)
     before = job(client, job_id)
-    assert before.why_short == "there is no room for 1 worker: pool 'cpu' may have 2 nodes"
+    assert before.why_short == "there is no capacity for 1 worker: pool 'cpu' may have 2 nodes"
     assert (before.reason, before.message) == (None, None)
     follow_policies(world, document.replace("2", "3"))
     world.tick()
@@ -310,7 +310,10 @@ def test_on_this_machine_limits_are_shown_as_they_are_followed(database: Databas
     job_id = train(world, 2, max_workers=3)
     follow_policies(world, "pools: {local: {sizes: [local], max_nodes: 3, warm_nodes: 1}}")
     with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
-        assert job(client, job_id).why_short == "there is no room for 1 worker: pool 'local' may have 2 nodes"
+        assert (
+            job(client, job_id).why_short
+            == "there is no capacity for 1 worker: pool 'local' may have 2 nodes"
+        )
         (pool,) = pools(client)
         assert (pool.min_nodes, pool.max_nodes, pool.warm_nodes) == (3, 3, 0)
         assert pool.nodes == {NodeState.READY: 2}

@@ -552,7 +552,7 @@ def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World
     assert living(world) == []
     apply(world, MIXED + STEPS.format(usd=20))
     world.tick(3)
-    assert reported_budget(world, job_id)[4:] == [(None, "the cluster's budget has room again")]
+    assert reported_budget(world, job_id)[4:] == [(None, "the cluster's budget allows it again")]
     assert bought(world) != []
 
 

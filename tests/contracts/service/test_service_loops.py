@@ -136,7 +136,7 @@ class TestAJob:
         job_id = ready.submit(min_workers=4, max_workers=4)
         other = ready.submit()
         ready.tick()
-        assert "room for 3" in str(ready.job(job_id).message)
+        assert "capacity for 3" in str(ready.job(job_id).message)
         assert "lower `workers.min`" in str(ready.job(job_id).message)
         assert ready.job(other).state is JobState.ADMITTED
 

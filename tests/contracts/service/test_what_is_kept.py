@@ -25,7 +25,7 @@ from service.loops.recount import Recount
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.alerts import AlertRow
-from service.queue.intake import LINES_LEFT, Kept, NoRoom
+from service.queue.intake import LINES_LEFT, Kept, LimitReached
 from service.queue.schedules import ScheduleRow
 from service.queue.secrets import SecretRow, SecretSource
 from service.settings import Settings
@@ -141,7 +141,7 @@ class Life:
         )  # fmt: skip
         try:
             self.database.transact(act)
-        except NoRoom as error:
+        except LimitReached as error:
             self.refused[error.refusal.code] += 1
         except submissions.BundleMissing:
             pass

@@ -28,8 +28,8 @@ import __main__; print(__main__.__dict__ is globals())
 import os, subprocess
 import torch._dynamo  # sets a variable
 print(sorted((k, v) for k, v in os.environ.items() if k not in ("REMORA_CHILD", "REMORA_CHANNEL_FD")))
-print(subprocess.run(["sh", "-c", "echo $RANK $REMORA_ROOM"], stdout=subprocess.PIPE).stdout)
-print([one for one in open("/proc/self/environ").read().split(chr(0)) if one.startswith(("RANK", "REMORA_ROOM"))])
+print(subprocess.run(["sh", "-c", "echo $RANK $REMORA_PADDING"], stdout=subprocess.PIPE).stdout)
+print([one for one in open("/proc/self/environ").read().split(chr(0)) if one.startswith(("RANK", "REMORA_PADDING"))])
 """,
     "streams": """
 import os, sys

@@ -46,7 +46,7 @@ class Training:
         self.run.until(lambda: self.run.progress["workers"] == wanted, f"one worker each on {nodes}")
 
     def holds_no_more_than_its_workers(self, *nodes: str) -> None:
-        """Wait until there is room reserved on each of these nodes and nowhere else; Ray tries no placement again."""
+        """Wait until capacity is reserved on each of these nodes and nowhere else; Ray tries no placement again."""
         members = RayMembership().observe()
         wanted = sorted(members[node].ray_node_id for node in nodes)
         self.run.until(

@@ -94,7 +94,7 @@ def disk(reported: dict[str, str] | None, disk_gb: int) -> str | None:
     ("disk_gb", "lies_on"),
     [(64, "ResourceDisk"), (65, "CacheDisk"), (128, "CacheDisk"), (256, "CacheDisk"), (257, None)],
 )
-def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_network(
+def test_a_disk_lies_on_the_first_placement_that_is_large_enough_or_on_the_network(
     reported: dict[str, str] | None, disk_gb: int, lies_on: str | None
 ) -> None:
     assert disk(reported, disk_gb) == lies_on
@@ -115,13 +115,13 @@ def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_n
         ({"EphemeralOSDiskSupported": "False"}, None),
     ],
 )
-def test_a_placement_counts_only_with_the_room_that_azure_says_it_has(
+def test_a_placement_counts_only_with_the_size_that_azure_says_it_has(
     reported: dict[str, str], lies_on: str | None
 ) -> None:
     assert disk(reported, 128) == lies_on
 
 
-def test_the_table_claims_an_ephemeral_disk_only_for_sizes_whose_room_is_known() -> None:
+def test_the_table_claims_an_ephemeral_disk_only_for_sizes_whose_disks_are_known() -> None:
     assert {size.name for size in SIZES if size.placements} == {A100}
 
 

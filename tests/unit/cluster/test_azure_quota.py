@@ -1,4 +1,4 @@
-"""Quotas: what is left, and when it is certain that one has no room."""
+"""Quotas: what is left, and when it is certain that one has no capacity."""
 
 from __future__ import annotations
 

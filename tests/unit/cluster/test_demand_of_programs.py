@@ -143,7 +143,7 @@ def test_a_placement_group_gets_as_many_nodes_as_its_strategy_needs(
 
 
 def test_bundles_of_a_spread_group_do_not_share_the_node_on_which_one_of_them_is_placed() -> None:
-    """One bundle has a node, the other lost its own: there is room beside the first, and it may not go there."""
+    """One bundle has a node, the other lost its own: there is capacity beside the first, and it may not go there."""
     one = ready()
     seen = RayDemand(
         gangs=(Gang("ab" * 18, Strategy.STRICT_SPREAD, (CPU,)),),
@@ -176,7 +176,7 @@ def test_what_no_pool_can_hold_is_refused_with_the_reason_and_nothing_is_bought_
         (RayDemand(tasks=((Bundle({"TPU": 1.0}), 1),)), "no node of the pools (cpu, gpu) has 1 TPU"),
         (
             gang(Strategy.STRICT_SPREAD, *[Bundle({"GPU": 1.0})] * 3),
-            "it needs 3 times 1 GPU, at most 1 on a node, and the complete pools (cpu, gpu) have room for 2",
+            "it needs 3 times 1 GPU, at most 1 on a node, and the complete pools (cpu, gpu) have capacity for 2",
         ),
         (
             RayDemand(tasks=((Bundle({"CPU": 1.0}, ((LabelTerm("kind", ("tpu",)),),)), 1),)),

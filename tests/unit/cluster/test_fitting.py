@@ -45,7 +45,7 @@ def test_memory_that_no_machine_announced_is_no_limit() -> None:
     assert slots({"memory": 64 * GIB}, WORKER) == 0
 
 
-def test_as_many_workers_as_the_best_size_of_a_pool_has_room_for() -> None:
+def test_as_many_workers_as_the_best_size_of_a_pool_holds() -> None:
     both = [offering(resources=sold(16.0)), offering("b", resources={"GPU": 4.0, "memory": 70 * GIB})]
     assert most_workers(both, 3, WORKER) == 6
     assert most_workers(both[:1], 3, WORKER) == 0

@@ -103,16 +103,16 @@ def test_no_job_grows_onto_what_is_kept_for_one_behind_it_but_one_that_is_next_b
     grows = job("first", (1, 2), is_running=True)
     asked = view([grows, behind], [node("w", jobs={"first": 1}), *own], in_turns=True)
     said = said_to(plan(asked, rules(max_nodes=3), NOW), "first")
-    assert said == "there is no room for 1 worker: pool 'p' may have 3 nodes"
+    assert said == "there is no capacity for 1 worker: pool 'p' may have 3 nodes"
     asked = view([job("first", 2), behind], own, in_turns=True)
     said = said_to(plan(asked, rules(max_nodes=2), NOW), "first")
-    assert said == "there is room for it on nodes that are ready"
+    assert said == "there is capacity for it on nodes that are ready"
 
 
 @pytest.mark.parametrize(
     "placement", [{"zones": ("2",)}, {"pools": ("q",)}, {"capacity": CapacityRule.ON_DEMAND}], ids=str
 )
-def test_what_is_kept_for_a_job_behind_is_no_room_for_one_that_may_not_use_it(
+def test_what_is_kept_for_a_job_behind_is_no_capacity_for_one_that_may_not_use_it(
     placement: dict[str, Any],
 ) -> None:
     jobs = [job("first", place=1, **placement), job("behind", place=2)]
@@ -121,7 +121,7 @@ def test_what_is_kept_for_a_job_behind_is_no_room_for_one_that_may_not_use_it(
     assert said.startswith("there is no ")
 
 
-def test_room_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_large_as_one_that_found_none() -> (
+def test_capacity_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_large_as_one_that_found_none() -> (
     None
 ):
     sold = [replace(SPOT, has_fabric=True)]
@@ -129,6 +129,6 @@ def test_room_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_larg
     queue = [("early", 2), ("small", 1), ("late", 2)]
     jobs = [job(name, size, needs_fabric=True, place=at) for at, (name, size) in enumerate(queue)]
     planned = plan(view(jobs, [large], sold), rules(max_nodes=1), NOW)
-    assert said_to(planned, "early") == "there is no room for 2 workers: pool 'p' may have 1 node"
+    assert said_to(planned, "early") == "there is no capacity for 2 workers: pool 'p' may have 1 node"
     for name in ("small", "late"):
-        assert said_to(planned, name) == "there is room for it on nodes that are ready"
+        assert said_to(planned, name) == "there is capacity for it on nodes that are ready"

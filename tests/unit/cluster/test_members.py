@@ -90,7 +90,7 @@ def test_the_agent_s_reason_is_reported_while_its_node_drains() -> None:
         (None, False),
     ],
 )
-def test_a_node_is_in_use_when_ray_has_given_some_of_it_away_besides_room_for_objects(
+def test_a_node_is_in_use_when_ray_has_given_some_of_it_away_besides_memory_for_objects(
     free: dict[str, float] | None, is_in_use: bool
 ) -> None:
     brings = {"CPU": 4.0, "GPU": 1.0, "object_store_memory": 100.0}

@@ -159,10 +159,10 @@ def spot_is_back(most: int) -> Policies:
     slacks=st.lists(st.sampled_from([None, 0.0, 300.0, 600.0, 900.0, 3000.0]), min_size=1, max_size=4),
     starts=st.lists(st.booleans(), min_size=4, max_size=4),
     spare=st.integers(0, 2),
-    room=st.integers(0, 2),
+    free=st.integers(0, 2),
 )
 def test_a_node_on_demand_is_exchanged_for_spot_only_where_all_that_need_it_may_go_back(
-    slacks: list[float | None], starts: list[bool], spare: int, room: int
+    slacks: list[float | None], starts: list[bool], spare: int, free: int
 ) -> None:
     """Be it that they work there already, or that it was bought for them and has just become ready."""
     jobs = [
@@ -185,7 +185,7 @@ def test_a_node_on_demand_is_exchanged_for_spot_only_where_all_that_need_it_may_
         for at, one in enumerate(jobs)
     ]
     there = [*stand_ins, *(node(f"s{at}", offering=SPOT.id) for at in range(spare))]
-    actions = plan(view(jobs, there), spot_is_back(len(there) + room), NOW)
+    actions = plan(view(jobs, there), spot_is_back(len(there) + free), NOW)
     stays = {f"n{at}" for at, one in enumerate(jobs) if not may_return(one, NOW, START_UP_S)}
     gone = {one.node_id for one in actions if isinstance(one, Drain | Terminate)}
     assert not stays & gone
@@ -201,7 +201,7 @@ def test_a_node_that_was_bought_for_an_urgent_job_is_not_exchanged_before_the_jo
     ready = node("n", offering=ON_DEMAND.id, bought_for="j", ready_at=NOW - 1.0)
     actions = plan(view([urgent], [ready]), spot_is_back(most), NOW)
     assert acts(actions) == []
-    assert said_to(actions) == "there is room for it on nodes that are ready"
+    assert said_to(actions) == "there is capacity for it on nodes that are ready"
     (stays,) = [one.reason for one in actions if isinstance(one, Wait) and one.node_id == "n"]
     assert stays == "it stands in for spot, and stays, as what runs on it may not move to spot"
     forgotten = view([urgent], [replace(ready, ready_at=NOW - 10_000.0, bought_for="other")])
@@ -267,7 +267,7 @@ def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_h
     )
     first = job("first", workers, needs_fabric=True, created_at=NOW - 900.0)
     second = job("second", 1, created_at=NOW)
-    # Room for neither: all nodes are at work.
+    # Capacity for neither: all nodes are at work.
     there = [
         node(f"n{pool}-{at}", pool=f"p{pool}", offering=SPOT.id, jobs={"runs": 1})
         for pool, most in enumerate(sizes)

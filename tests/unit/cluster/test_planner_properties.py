@@ -54,7 +54,7 @@ def test_it_settles(view: ClusterView, rules: Policies) -> None:
     """What was planned and done soon leaves nothing to do at the same time, but for what pace or failures held up.
 
     Jobs whose nodes were held up may take others that are there, which a pool then has to buy again.  A machine that
-    was bought because it was all that is sold may have room for more than was requested, so that another one goes;
+    was bought because it was all that is sold may have capacity for more than was requested, so that another one goes;
     and a job may find a warm node in a pool that it prefers.
     """
     actions = plan(view, rules, NOW)
@@ -167,7 +167,7 @@ def test_a_node_that_works_or_may_be_given_work_is_drained_and_never_ended(
 
 @always
 @given(views(), policies)
-def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
+def test_groups_get_capacity_whole_or_not_at_all_and_no_node_is_overfilled(
     view: ClusterView, rules: Policies
 ) -> None:
     space = space_of(view, rules)
@@ -190,7 +190,7 @@ def space_of(view: ClusterView, rules: Policies) -> Space:
 
 
 def packed_into(space: Space, view: ClusterView, rules: Policies) -> Packed:
-    """Where jobs find room."""
+    """Where jobs find capacity."""
     context = PlanningContext(view, rules, NOW)
     there = [one for one in view.nodes if one.is_usable]
     usable = {name: [one for one in there if one.pool == name] for name in rules.pools}

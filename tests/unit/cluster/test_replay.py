@@ -206,7 +206,7 @@ def test_a_job_goes_on_with_whole_copies_of_its_model() -> None:
         seen.append(sum(node.jobs.get("b", 0) for node in view.nodes))
         return Keep(2)(view, policies, now)
 
-    # Of 8 GPUs a has one, and b three on each node, of which one goes: two workers go on, or two more find room.
+    # Of 8 GPUs a has one, and b three on each node, of which one goes: two workers go on, or two more find capacity.
     jobs = (
         job("a", workers=1, work_s=9000.0),
         job("b", 1.0, workers=6, least=2, work_s=9000.0, multiple_of=2),

@@ -1,4 +1,4 @@
-"""Files go to memory only where they fit, and leave room for others."""
+"""Files go to memory only where they fit, and leave capacity for others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_fits_goes_to_memory(memory: Path) -> None:
     assert memory_folder.folder_for(1001) is None
 
 
-def test_what_is_not_stored_yet_still_takes_room(memory: Path) -> None:
+def test_what_is_not_stored_yet_still_takes_space(memory: Path) -> None:
     (memory.parent / "taken" / "file").write_bytes(b"x" * 600)
     assert memory_folder.folder_for(400) == str(memory)
     assert memory_folder.folder_for(401) is None

@@ -50,7 +50,7 @@ class TestTheChoice:
         assert apart.starts == ()
         assert apart.waits[0].reason == (
             "waits for nodes: it needs 3 workers of 1 GPU in one fabric domain and the 4 ready nodes with InfiniBand "
-            "have room for 2"
+            "have capacity for 2"
         )
         together = decide([wide], [*domain("a", 2), *domain("b", 3)])
         assert (together.starts, together.fabrics) == ((wide.id,), {wide.id: "b"})
@@ -76,7 +76,7 @@ class TestTheChoice:
             there = [*domain("other", 4), *domain("own", own, bought_for=one.id)]
             assert decide([one], there).fabrics == {one.id: chosen}
 
-    def test_what_runs_keeps_room_to_grow_in_its_own_domain_only(self) -> None:
+    def test_what_runs_keeps_capacity_to_grow_in_its_own_domain_only(self) -> None:
         placement = replace(job(least=1, most=3).placement, fabric="a")
         runs = running(WorkerSizes(3, 3), GPU, placement)
         waiting = job(least=2, most=2)
@@ -90,7 +90,7 @@ class TestTheChoice:
         decision = decide([first, second, third], [*domain("a", 2), *domain("b", 3)])
         assert decision.fabrics == {first.id: "a", second.id: "b"}
         assert decision.waits[0].reason == (
-            "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave room for 1"
+            "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave capacity for 1"
         )
 
     def test_who_asks_for_nothing_runs_anywhere_and_is_bound_to_nothing(self) -> None:
@@ -162,7 +162,7 @@ class TestWhoIsToldThatThereIsNone:
         two = [PoolSize(name, 3, GPU, with_fabric=(FAST,)) for name in ("p", "q")]
         (wait,) = queue_worlds.decide([job(least=4, most=4)], [], [], two).waits
         assert wait.reason == (
-            "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have room for 3: "
+            "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have capacity for 3: "
             "lower `workers.min` or `resources`, or add nodes"
         )
         assert not queue_worlds.decide([job(least=3, most=3)], [], [], two).waits[0].is_hopeless

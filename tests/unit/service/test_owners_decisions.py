@@ -88,7 +88,7 @@ class TestWaiting:
         assert (failed.state, failed.reason, failed.ended_at) == (JobState.FAILED, "dependency_unmet", NOW)
 
     def test_a_job_that_its_array_holds_back_waits_for_both(self) -> None:
-        job = lifecycle.submit(job_row(array_id="array_1"), [dependency()], held="waits for room").job
+        job = lifecycle.submit(job_row(array_id="array_1"), [dependency()], held="waits for its array").job
         assert (job.reason, job.is_held) == ("waiting_for_jobs", True)
         met = [dependency(ended_as=JobState.SUCCEEDED)]
         first = lifecycle.others_ended(job, met, NOW).job

@@ -17,7 +17,7 @@ def row(reason: str, place: int = 0, since: float = 1.0) -> WaitRow:
 
 def test_pools_come_before_nodes_and_jobs_are_told_elsewhere() -> None:
     waits = [
-        Wait(job_id="j", reason="no room"),
+        Wait(job_id="j", reason="no capacity"),
         Wait(node_id="n", reason="unused"),
         pool("full"),
         pool("slow"),

@@ -121,7 +121,7 @@ class TestAdmission:
         most: int,
         held: int,
     ) -> None:
-        """Nodes have room for one worker each, so that those that are kept can be counted off."""
+        """Nodes have capacity for one worker each, so that those that are kept can be counted off."""
         nodes = [ready(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
         mine = [one for one in nodes if grows.allows(*one.place)]
         here = mine[: min(held, most)]
@@ -163,7 +163,7 @@ class TestAdmission:
         never, small = job_row(min_workers=4, max_workers=4), job_row()
         decision = decide([never, small], [], ready_nodes(3), [POOL])
         assert decision.starts == (small.id,)
-        assert "room for 3" in decision.waits[0].reason
+        assert "capacity for 3" in decision.waits[0].reason
 
     @pytest.mark.parametrize("place", range(3))
     def test_a_job_that_can_never_fit_is_told_so_wherever_it_is_in_the_queue(self, place: int) -> None:
@@ -172,7 +172,7 @@ class TestAdmission:
         decision = decide(queue, [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert [one.job_id for one in decision.waits if one.is_hopeless] == [never.id]
-        assert "the complete pools have room for 3" in decision.waits[place].reason
+        assert "the complete pools have capacity for 3" in decision.waits[place].reason
 
     @pytest.mark.parametrize(
         ("worker", "said"),
@@ -312,7 +312,7 @@ class TestAdmission:
         reported = [wait.job_id or "" for wait in decision.waits]
         assert sorted([*decision.starts, *reported]) == sorted(job.id for job in jobs)
         assert all(wait.reason for wait in decision.waits)
-        # What starts finds room together, beside what is held.
+        # What starts finds capacity together, beside what is held.
         free = [dict(node.resources) for node in nodes]
         for one in others:
             free = beside(free, place(free, one.max_workers, one.worker_resources), one.worker_resources)

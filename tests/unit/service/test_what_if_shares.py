@@ -71,7 +71,7 @@ def test_nodes_are_bought_for_whose_turn_it_is() -> None:
     replay = replayed(trace, policies({"few": {"share": 1.0}}, nodes=3), Assumptions())
     first_end = min(sim.ended_s or 0.0 for sim in replay.work.ended)
     bought = [node.created_s for node in replay.fleet.every]
-    # The large job is the older one, and its two nodes have no room beside one for the other project.
+    # The large job is the older one, and its two nodes have no capacity beside one for the other project.
     assert sum(created_s < first_end for created_s in bought) == 2
     assert replay.work.sims["few-00"].started_s == pytest.approx(1080.0 + trace.provisioning_s, abs=60.0)
 

@@ -20,13 +20,13 @@ def bodies(account: Account, kind: str) -> list[dict[str, Any]]:
 
 def test_records_carry_the_time_at_which_they_happened_and_are_forgotten_once_stored() -> None:
     account = Account(1000, now=lambda: 42.0)
-    account.event("worker_group.grow", "There is room.", deadline_at=None)
+    account.event("worker_group.grow", "There is capacity.", deadline_at=None)
     account.progress(state="running", world_size=2)
     first, second = account.records(0, 10)
     assert (first.seq, first.at, first.kind) == (1, 42.0, "event")
     assert first.body == {
         "kind": "worker_group.grow",
-        "message": "There is room.",
+        "message": "There is capacity.",
         "data": {"deadline_at": None},
     }
     assert second.body == {"state": "running", "world_size": 2}
@@ -117,7 +117,7 @@ def test_lines_are_held_in_about_their_bytes() -> None:
     account, large, _ = filled(10)
     assert small < 3 << 20
     assert large < 12 << 20
-    assert account.log_room(1) == 0
+    assert account.free_log_bytes(1) == 0
 
 
 def test_other_alphabets_are_held_in_the_bytes_of_their_encoding() -> None:
@@ -173,20 +173,20 @@ def test_of_lines_that_are_not_fetched_the_newest_are_stored_and_the_others_coun
 def test_workers_hold_lines_back_only_while_lines_are_fetched() -> None:
     now = [0.0]
     account = Account(1 << 40, monotonic=lambda: now[0])
-    assert account.log_room(8) == HOLD_BYTES // 8
+    assert account.free_log_bytes(8) == HOLD_BYTES // 8
     account.line(0, "stdout", "the first")
     account.records(0, 1)
-    while account.log_room(8):
+    while account.free_log_bytes(8):
         account.line(0, "stdout", "x" * 65_536)
     # A client asks every quarter of a second, and stores nothing.
     for _ in range(1000):
         now[0] += 0.25
         account.records(0, 1)
-        assert account.log_room(8) == 0
+        assert account.free_log_bytes(8) == 0
     now[0] += AWAY_S + 1.0
-    assert account.log_room(8) > 0, "training goes on without anybody who stores its lines"
+    assert account.free_log_bytes(8) > 0, "training goes on without anybody who stores its lines"
     drained(account)
-    assert account.log_room(8) == HOLD_BYTES // 8
+    assert account.free_log_bytes(8) == HOLD_BYTES // 8
 
 
 def test_what_training_tells_does_not_wait_behind_lines() -> None:

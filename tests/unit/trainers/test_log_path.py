@@ -93,7 +93,7 @@ def test_a_script_that_prints_waits_for_a_slow_service_and_no_line_is_lost(stage
     assert isinstance(driver, RealDriver)
     stage.start(PRINTS, rank=0, log_limit_bytes=1 << 40)
     # 1. No service fetches a line: the driver has what it may have, and repeated requests find no free space.
-    driver.until(lambda: driver.real._account.log_room(1) == 0)
+    driver.until(lambda: driver.real._account.free_log_bytes(1) == 0)
     asked = driver.deliveries
     driver.until(lambda: driver.deliveries >= asked + 20)
     assert driver.held_bytes <= HOLD_BYTES + 2 * outbox._BATCH_BYTES

@@ -194,7 +194,7 @@ def test_no_more_comes_than_was_offered(stage: Stage) -> None:
     asyncio.run(scene())
 
 
-def test_a_disk_without_room_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_space_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(free=module._SPARE_BYTES + SHARD.size_bytes)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     assert stage.relay.offer(SHARD)

@@ -955,7 +955,7 @@ def test_a_script_that_prints_faster_than_the_driver_takes_has_to_wait(
     assert len(driver.all("log")) == 50
 
 
-def test_a_script_waits_while_the_driver_has_no_room_and_its_steps_do_not(
+def test_a_script_waits_while_the_driver_has_no_free_memory_and_its_steps_do_not(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines that no service had stored piled up in the driver, and steps waited behind them."""
@@ -988,7 +988,7 @@ def test_a_script_waits_while_the_driver_has_no_room_and_its_steps_do_not(
     assert said == [str(number) for number in range(5) for _ in range(10)]
 
 
-def test_the_end_of_a_command_waits_for_no_room(driver: Driver) -> None:
+def test_the_end_of_a_command_waits_for_no_free_memory(driver: Driver) -> None:
     driver.log_room = 0
     box = outbox(driver)
     box.put({"type": "hello"})
