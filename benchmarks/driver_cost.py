@@ -35,8 +35,8 @@ RANKS = (1024, 8192)
 _ON_A_NODE = 8
 #: Simulated seconds, ticks in each, and steps in each.
 _SECONDS, _TICKS, _STEPS = 140, 5, 10
-#: Turns of the event loop in which instructions are carried out.
-_TURNS = 5
+#: Alternation of the event loop in which instructions are carried out.
+_PASSES = 5
 #: Seconds between two lines of a rank.
 _LINE_S = 60
 _LOG_BYTES, _LINE, _TEXT_BYTES = 15_000_000, "1234567", 256 << 10
@@ -88,7 +88,7 @@ async def _cost(ranks: int) -> Cost:
         while records := await driver.poll(after, ROWS_AT_ONCE):
             after = records[-1].seq
         # Tasks that were begun meanwhile.
-        for _ in range(_TURNS):
+        for _ in range(_PASSES):
             await asyncio.sleep(0)
     share = (time.process_time() - began) / _SECONDS
     counts = {"delivered": delivered, "told": calls.instructed, "asked": polled}

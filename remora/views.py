@@ -167,7 +167,7 @@ class Job(View):
     ended_at: float | None = None
     #: The Ray cluster on which it runs.
     cluster: str = DEFAULT_CLUSTER
-    #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
+    #: Grows with every change; the ETag, together with the place in the line of a job that waits in the queue.
     version: int
     #: Id of the principal that submitted it; None: an older service did not say.
     submitted_by: str | None = None

@@ -224,7 +224,7 @@ class ShellTransport(Protocol):
     """Reaches the shells of attempts."""
 
     def exchange(
-        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+        self, order: tuple[int, int], states: Mapping[str, Sequence[ShellTurn]]
     ) -> Mapping[str, Sequence[ShellAnswer]]:
         """Send each driver, by the id of its attempt, all shells that it has, and return what drivers have answered.
 

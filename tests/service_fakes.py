@@ -248,7 +248,7 @@ class FakeLauncher:
 class FakeShell:
     """A shell in a driver: what it got, and what it says."""
 
-    turn: ShellTurn
+    state: ShellTurn
     typed: list[bytes] = field(default_factory=list)
     printed: list[OutputPiece] = field(default_factory=list)
     is_open: bool = True
@@ -262,21 +262,21 @@ class FakeShell:
             self.printed.append((len(self.printed) + 1, stream, content))
 
     def answer(self) -> ShellAnswer:
-        """As a driver answers its turn."""
-        for number, content in self.turn.inputs:
+        """As a driver answers it."""
+        for number, content in self.state.inputs:
             if self.is_open and number == self.taken + 1:
                 self.taken = number
                 self.typed.append(content)
-        pieces, left = [], self.turn.room
-        for piece in self.printed[self.turn.after :]:
+        pieces, left = [], self.state.room
+        for piece in self.printed[self.state.after :]:
             if len(piece[2]) > left:
                 break
             left -= len(piece[2])
             pieces.append(piece)
-        is_whole = self.turn.after + len(pieces) == len(self.printed)
+        is_whole = self.state.after + len(pieces) == len(self.printed)
         message, code = self.end if self.end is not None and is_whole else (None, None)
         return ShellAnswer(
-            number=self.turn.number,
+            number=self.state.number,
             is_open=self.is_open,
             taken=self.taken,
             pieces=tuple(pieces),
@@ -298,19 +298,19 @@ class FakeShellTransport:
         self.orders: list[tuple[int, int]] = []
 
     def exchange(
-        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+        self, order: tuple[int, int], states: Mapping[str, Sequence[ShellTurn]]
     ) -> dict[str, list[ShellAnswer]]:
         self.orders.append(order)
-        for attempt_id, those in turns.items():
+        for attempt_id, those in states.items():
             named = {(attempt_id, one.number) for one in those}
             for place in [one for one in self.open if one[0] == attempt_id and one not in named]:
                 self.over.append(self.open.pop(place))
             for one in those:
                 made = FakeShell(one, is_open=self.opens)
-                self.open.setdefault((attempt_id, one.number), made).turn = one
+                self.open.setdefault((attempt_id, one.number), made).state = one
         answers = {
             attempt_id: [self.open[attempt_id, one.number].answer() for one in those]
-            for attempt_id, those in turns.items()
+            for attempt_id, those in states.items()
         }
         return {} if self.is_mute else answers
 
@@ -616,7 +616,7 @@ class World:
             self.controller.deletion.wait(10.0)
 
     def ticks_until(self, what: str) -> Iterator[int]:
-        """Turns until the test breaks out of the loop."""
+        """Ticks until the test breaks out of the loop."""
         for number in range(200):
             self.tick()
             yield number

@@ -262,7 +262,7 @@ class RayLauncher:
             self._coordinator_at = now
 
     def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
-        """Have nodes build the environments of jobs that wait; to be called at every turn, and does not wait."""
+        """Have nodes build the environments of jobs that wait; to be called at every tick, and does not wait."""
         self._builds_ahead.look(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
@@ -286,7 +286,7 @@ class RayLauncher:
         return answers
 
     def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
-        """Let the driver know for which job each of our nodes is kept, by their ids; to be called at every turn.
+        """Let the driver know for which job each of our nodes is kept, by their ids; to be called at every tick.
 
         True: it has taken it.  It is sent what is news to it, and what it would forget otherwise; of two controllers
         the one with the later `token` counts.

@@ -20,7 +20,7 @@ from cluster.scheduling.actions import StartJob, Wait, WaitsFor
 from cluster.scheduling.fitting import NODE_SHARE, Resources, shares_in
 from cluster.scheduling.placing import Allocation, beside, count_of, place_group, place_in_domain, without
 from cluster.scheduling.pool_sizes import PoolSize, most_in_all
-from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN
+from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_IN_QUEUE
 from cluster.scheduling.quotas import Counting
 from cluster.scheduling.slack import keeps_off_spot
 from cluster.scheduling.view import COMING, JobDemand, NodeView
@@ -93,7 +93,7 @@ def starts(
             break  # no job starts behind one that waits
         if is_any_waiting:
             # How many are ahead changes with every start: it is counted when the message is read.
-            decided.append(_wait(job, WaitsFor.TURN, WAITS_FOR_TURN))
+            decided.append(_wait(job, WaitsFor.TURN, WAITS_IN_QUEUE))
         else:
             decided.append(_first_wait(job, safe, nodes, allowed, allocation.workers))
         is_any_waiting = True
@@ -162,7 +162,7 @@ def _quota_wait(counting: Counting, job: JobDemand, *, is_own: bool) -> Wait | N
         return _wait(job, WaitsFor.QUOTA, never, is_hopeless=True)
     if counting.ahead_of(job) is not None:
         # Without the name of that job: it would change the message of all of them whenever one starts.
-        return _wait(job, WaitsFor.QUOTA, "waits for its turn behind another job of its project")
+        return _wait(job, WaitsFor.QUOTA, "waits in the queue behind another job of its project")
     allowed, why = counting.allowed(job, job.min_workers)
     if allowed < job.min_workers:
         counting.wait(job)

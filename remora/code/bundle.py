@@ -193,7 +193,7 @@ def _check_name(name: str, limits: BundleLimits) -> None:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn whatever a broken archive or a full disk raises into one sentence."""
+    """Turn any error of a broken archive or a full disk into one sentence."""
     try:
         yield
     except (

@@ -96,7 +96,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 class _Buffers:
-    """Two buffers of `length` bytes, which are taken in turn; each is made when it is first needed."""
+    """Two buffers of `length` bytes, which are used alternately; each is made when it is first needed."""
 
     def __init__(self, device: torch.device, length: int) -> None:
         self.device = device

@@ -88,7 +88,7 @@ def priced_view(
         reopened=tick.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
-        in_turns=True,
+        strict_order=True,
         cut_at=jobs.cut_at,
         start_up_s=jobs.start_up_s,
     )

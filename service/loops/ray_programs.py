@@ -92,7 +92,7 @@ def record_requests(
     before = {row.id: row for row in known}
     project = "" if policies.ray_programs is None else policies.ray_programs.project
     held = _held(tick, programs)
-    # Of a request that has several turns, why the first of those that wait does.
+    # Of a request that has several parts, why the first of those that wait does.
     reasons = {request_of(one): why for one, why in [*waits.items()][::-1]}
     shapes = Counter(one.gang for one in programs.requests if one.gang)
     after = [

@@ -56,7 +56,7 @@ class Shells:
         inputs, unread = tick.load(partial(store.waiting, rows=[one.row for one in found]))
         looked = [self._look(tick, one, unread) for one in found]
         _save(tick, [one.row for one in found], [one.row for one in looked])
-        self._turn(tick, transport, looked, inputs, unread)
+        self._exchange(tick, transport, looked, inputs, unread)
         self.is_busy = True
 
     def _look(self, tick: Tick, one: _Followed, unread: Mapping[store.Place, int]) -> _Followed:
@@ -65,7 +65,7 @@ class Shells:
             row = replace(row, cleared_at=tick.now)
         return replace(one, row=row)
 
-    def _turn(
+    def _exchange(
         self,
         tick: Tick,
         transport: ShellTransport,
@@ -73,23 +73,23 @@ class Shells:
         inputs: Mapping[store.Place, list[InputPiece]],
         unread: Mapping[store.Place, int],
     ) -> None:
-        turns: dict[str, list[ShellTurn]] = {
+        states: dict[str, list[ShellTurn]] = {
             one.attempt_id: [] for one in looked if one.is_live and one.attempt_id is not None
         }
         rows: dict[tuple[str, int], ShellRow] = {}
         for one in looked:
             row = one.row
-            if one.attempt_id in turns and row.ended_at is None:
+            if one.attempt_id in states and row.ended_at is None:
                 place = (row.job_id, row.number)
-                turns[one.attempt_id].append(_turn_of(row, inputs[place], UNREAD_BYTES - unread[place]))
+                states[one.attempt_id].append(_state_of(row, inputs[place], UNREAD_BYTES - unread[place]))
                 rows[one.attempt_id, row.number] = row
         tick.check()
-        answers = transport.exchange((tick.lease.token, next(self._calls)), turns)
+        answers = transport.exchange((tick.lease.token, next(self._calls)), states)
         said = {(attempt_id, one.number): one for attempt_id, those in answers.items() for one in those}
         _take(tick, [(rows[place], answer) for place, answer in said.items() if place in rows])
 
 
-def _turn_of(row: ShellRow, inputs: Sequence[InputPiece], free_bytes: int) -> ShellTurn:
+def _state_of(row: ShellRow, inputs: Sequence[InputPiece], free_bytes: int) -> ShellTurn:
     return ShellTurn(
         number=row.number,
         rank=row.rank,

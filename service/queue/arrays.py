@@ -25,7 +25,7 @@ class ArrayRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ArrayQueue:
     """An array some of whose jobs have ended or were paused."""
 
     array_id: str
@@ -36,12 +36,12 @@ class Turn:
     held: Sequence[str]
 
 
-def released(turns: Sequence[Turn]) -> list[str]:
+def released(queues: Sequence[ArrayQueue]) -> list[str]:
     """Ids of the jobs that are held back no longer."""
     found: list[str] = []
-    for turn in turns:
-        free = len(turn.held) if turn.most_at_once is None else max(0, turn.most_at_once - turn.active)
-        found += turn.held[:free]
+    for queue in queues:
+        free = len(queue.held) if queue.most_at_once is None else max(0, queue.most_at_once - queue.active)
+        found += queue.held[:free]
     return found
 
 

@@ -175,7 +175,7 @@ def submit_array(
     policies: Policies | None = None,
     traceparent: str | None = None,
 ) -> ArrayRow:
-    """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
+    """Store an array with its jobs, of which as many wait in the queue as may run at once; raises as `submit`."""
     assert spec.array is not None
     _check(connection, spec, now, access, policies)
     most, early = spec.array.most_at_once, spec.array.stop_early

@@ -33,7 +33,7 @@ from trainers.driver.phases import MEANINGS, PHASE_EDGES, Phase
 StateT = TypeVar("StateT", bound=StrEnum)
 
 _JOBS: Mapping[JobState, str] = {
-    JobState.QUEUED: "Accepted and stored; waits for its turn and for nodes. `reason` and `message` say what for.",
+    JobState.QUEUED: "Accepted and stored; waits in the queue and for nodes. `reason` and `message` say what for.",
     JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
     JobState.RUNNING: "An attempt trains.",
     JobState.PAUSED: "Its owner, or the cluster's budget, keeps it from running. It uses nothing, keeps its place, and"

@@ -342,7 +342,7 @@ def every_fourth(folder: Path) -> nn.Module:
     return model
 
 
-def turns(folder: Path) -> nn.Module:
+def alternating(folder: Path) -> nn.Module:
     model = network("mlp")
     first = torch.optim.AdamW(model[0].parameters(), lr=3e-3)
     second = torch.optim.SGD([*model[3].parameters(), *model[5].parameters()], lr=0.05, momentum=0.9)
@@ -551,7 +551,7 @@ CONSTRUCTS = [
     Construct("a model, an optimizer, a dataset with a length, dropout, augmentation", "exact", plain),
     Construct("an iterable dataset", "exact", stream),
     Construct("several optimizers, `Loop(model, [a, b])`, in any order", "exact", two_optimizers),
-    Construct("several optimizers that take turns", "exact", turns),
+    Construct("several optimizers that alternate", "exact", alternating),
     Construct("an average of the weights (EMA), updated after `optimizer.step()`, in `state`", "exact", averaged),
     Construct("a `GradScaler`, also where gradients overflow", "exact", scaled),
     Construct("adapters beside frozen layers (LoRA)", "exact", low_rank),

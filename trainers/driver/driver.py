@@ -249,10 +249,10 @@ class Driver:
             self._profile_requested = request.number
             self._attempt.spawn(self._profiles.take(request))
 
-    async def turn_shells(self, order: tuple[int, int], turns: Sequence[ShellTurn]) -> list[list[Any]]:
+    async def turn_shells(self, order: tuple[int, int], states: Sequence[ShellTurn]) -> list[list[Any]]:
         """Take note of all shells of the attempt, and answer what is new; see `trainers.driver.shells`."""
         await self._has_attempt.wait()
-        return await self._shells.turn(order, turns)
+        return await self._shells.exchange(order, states)
 
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""

@@ -111,7 +111,7 @@ def tell_paused(job: JobRow, message: str) -> Decision:
 def resume(
     job: JobRow, now: float, message: str = "the cluster's budget allows it again: it goes on"
 ) -> Decision:
-    """What paused the job is over: it waits for its turn, and goes on from its checkpoint."""
+    """What paused the job is over: it waits in the queue, and goes on from its checkpoint."""
     waiting = replace(
         job_to(job, JobState.QUEUED),
         reason=(WaitsFor.ARRAY if job.is_held else WaitsFor.TURN).value,

@@ -118,10 +118,10 @@ def agent(metadata: MetadataService, head: Head, ended: list[str], clock: Clock)
 
 
 def look(agent: Agent, clock: Clock, after_s: float = 1.0) -> None:
-    """One question and one turn."""
+    """One question and one step."""
     clock.now += after_s
     agent.listen()
-    agent.turn()
+    agent.step()
 
 
 class TestTheService:
@@ -325,12 +325,12 @@ class HeardHead(RayHead):
 
 def test_a_node_counts_as_empty_once_the_head_had_time_to_hear_what_began_before_the_drain() -> None:
     head = HeardHead()
-    head._turn()
+    head._step()
     assert head.is_empty is None, "no controller drained it"
     head.drain(5.0, "Preempt by the cloud")
-    head._turn()
+    head._step()
     assert (head.drained_until, head.is_empty) == (5.0, None)
-    head._turn()
+    head._step()
     assert head.is_empty is True
 
 
@@ -343,7 +343,7 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
     def unanswered_s(after_s: float) -> float:
         clock.now += after_s
         agent.listen()
-        head._turn()
+        head._step()
         reported: float = head.heartbeats.get(timeout=PATIENCE_S)["unanswered_s"]
         return reported
 
@@ -364,7 +364,7 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
 
     def said() -> str | None:
         look(agent, clock)
-        head._turn()
+        head._step()
         reported: str | None = head.heartbeats.get(timeout=PATIENCE_S)["says"]
         return reported
 
@@ -379,7 +379,7 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
 
 @pytest.fixture
 def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
-    """It and the agent pause for a moment where they pause for seconds, so that several turns pass at once."""
+    """It and the agent pause for a moment where they pause for seconds, so that several steps pass at once."""
     monkeypatch.setattr(head_module, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(agent_module, "HEALTH_S", 0.01)
     monkeypatch.setattr(agent_module, "POLL_S", 0.01)

@@ -77,9 +77,9 @@ class Life:
         self.knows_quotas = False
         #: Nodes whose machines stood, and were listed, when it last asked for the list.
         self.seen: frozenset[str] = frozenset()
-        #: What nodes were refused with during this turn.
+        #: What nodes were refused with during this tick.
         self.refused: dict[str, str] = {}
-        #: During this turn it could not see what there is, or not end a machine.
+        #: During this tick it could not see what there is, or not end a machine.
         self.is_hindered = False
         #: What happens at that call instead, while this process stands still; it goes on afterwards.
         self.meanwhile: Callable[[], None] | None = None

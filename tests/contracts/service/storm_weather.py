@@ -180,7 +180,7 @@ class Weather:
                 life.dies_buying = life.dies_after = self._lags = True
 
     def died(self) -> None:
-        """A process has died in the middle of what it did; lists may lack for a turn what it has just bought."""
+        """A process has died in the middle of what it did; lists may lack for a tick what it has just bought."""
         cloud, life = self._storm.rig.cloud, self._storm.life
         self.struck["a death in the middle"] += 1
         self.struck["a death at a purchase"] += life.died_buying

@@ -10,7 +10,7 @@ import pytest
 
 from remora.states import JobState
 from service.queue import arrays as decisions
-from service.queue.arrays import Turn
+from service.queue.arrays import ArrayQueue
 from service.store.database import Database
 from tests.contracts.service.owners import Owner, owner_of
 from tests.statements import statements
@@ -173,8 +173,8 @@ def test_one_that_is_cancelled_between_two_looks_is_followed_by_the_next(
     owner.ask(jobs[0], "cancel")
     looks = []
 
-    def released(turns: list[Turn]) -> list[str]:
-        looks.append(decisions.released(turns))
+    def released(queues: list[ArrayQueue]) -> list[str]:
+        looks.append(decisions.released(queues))
         if len(looks) == 1:
             owner.ask(jobs[1], "cancel")
         return looks[-1]
@@ -242,10 +242,10 @@ def test_statements_do_not_grow_with_the_jobs_of_an_array(owner: Owner, database
 
 
 def test_places_are_given_in_the_order_of_the_jobs() -> None:
-    turn = Turn(array_id="a", most_at_once=3, active=1, held=["x", "y", "z"])
-    assert decisions.released([turn]) == ["x", "y"]
-    assert decisions.released([Turn(array_id="a", most_at_once=1, active=2, held=["x"])]) == []
-    assert decisions.released([Turn(array_id="a", most_at_once=None, active=9, held=["x", "y"])]) == [
+    queue = ArrayQueue(array_id="a", most_at_once=3, active=1, held=["x", "y", "z"])
+    assert decisions.released([queue]) == ["x", "y"]
+    assert decisions.released([ArrayQueue(array_id="a", most_at_once=1, active=2, held=["x"])]) == []
+    assert decisions.released([ArrayQueue(array_id="a", most_at_once=None, active=9, held=["x", "y"])]) == [
         "x",
         "y",
     ]

@@ -85,7 +85,7 @@ class Run:
         return [dict(one.data) for one in page if one.kind == kind]
 
     def settle(self, ticks: int = 6) -> None:
-        """Let readings come to their ends, and the turns after them be done."""
+        """Let readings come to their ends, and the ticks after them be done."""
         for _ in range(ticks):
             self.world.tick()
             self.world.controller.listing.wait(30.0)

@@ -97,7 +97,7 @@ def report(world: World, job_id: str) -> None:
 
 
 class TestJobs:
-    @pytest.mark.parametrize("order", ["in turns", "oldest first"])
+    @pytest.mark.parametrize("order", ["in order", "oldest first"])
     def test_run_on_the_cluster_of_their_project_and_on_no_other(
         self, owner: Owner, ward: World, order: str
     ) -> None:

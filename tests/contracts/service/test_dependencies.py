@@ -21,7 +21,7 @@ def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Own
         yield made
 
 
-def test_a_job_waits_for_the_success_of_another_and_then_for_its_turn(owner: Owner) -> None:
+def test_a_job_waits_for_the_success_of_another_and_then_in_the_queue(owner: Owner) -> None:
     first = owner.submit(name="prepare")
     job_id = owner.submit(after=[first])
     job = owner.job(job_id)

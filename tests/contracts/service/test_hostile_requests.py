@@ -23,7 +23,8 @@ from service.api.validation_thread import MOST_WAITING, SHORT, Checks
 from service.settings import Settings
 from tests.steps import stopped_after
 
-#: Lines of Python between two turns of the event loop: far more than any request takes, and a few tens of milliseconds.
+#: Lines of Python between two passes of the event loop: far more than any request takes, and a few tens of
+#: milliseconds.
 MOST_STEPS = 50_000
 #: Values that one request may leave for the garbage collector, which stops all threads while it looks at them.
 MOST_GARBAGE = 1_000
@@ -32,7 +33,7 @@ STEPS_OF_A_REQUEST = 6_000
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """Counts the lines that its thread executes in each of its turns."""
+    """Counts the lines that its thread executes in each of its passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ def home(tmp_path: Path, migrated_sqlite: Path) -> Path:
 
 
 def steps_during(home: Path, requests: list[HostileRequest]) -> tuple[int, list[int]]:
-    """Most steps of one turn of the event loop, and the statuses of the answers."""
+    """Most steps of one pass of the event loop, and the statuses of the answers."""
     app = create_app(Settings(home=home))
 
     async def main() -> list[int]:
@@ -141,7 +142,7 @@ def test_the_event_loop_is_free_while_a_large_request_is_answered(
 def test_too_many_large_requests_at_once_are_refused(home: Path) -> None:
     large = max(hostile_requests(), key=lambda one: len(one.body) if one.path == "/v1/policies/check" else 0)
     most, statuses = steps_during(home, [large] * (2 * MOST_WAITING))
-    # All of them come in one turn.
+    # All of them come in one pass.
     assert most < 2 * MOST_WAITING * STEPS_OF_A_REQUEST
     assert statuses.count(503) >= MOST_WAITING
 

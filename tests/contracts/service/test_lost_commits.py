@@ -142,9 +142,9 @@ def test_a_server_that_takes_no_connection_for_a_moment_is_asked_again(
 ) -> None:
     work = Submitting()
     proxy.cut_next(Cut.AT_ONCE)
-    proxy.to_turn_away = 3
+    proxy.to_refuse = 3
     job = database.transact(work)
-    assert proxy.to_turn_away == 0, "it was asked more than once"
+    assert proxy.to_refuse == 0, "it was asked more than once"
     assert (stored(url), work.runs) == ([job.id], 1)
 
 

@@ -127,18 +127,18 @@ class TestSubmitting:
             database.transact(work)
 
         for job_id, message in zip(
-            ids, ("is next: it needs 1 CPU", *["waits for its turn"] * 2), strict=True
+            ids, ("is next: it needs 1 CPU", *["waits in the queue"] * 2), strict=True
         ):
             tell(job_id, message)
         before = client.get(f"/v1/jobs/{ids[2]}")
-        assert before.json()["message"] == "waits for its turn: 2 jobs are ahead of it"
+        assert before.json()["message"] == "waits in the queue: 2 jobs are ahead of it"
         listed = {one["id"]: one["message"] for one in client.get("/v1/jobs").json()["items"]}
-        assert listed[ids[1]] == "waits for its turn: 1 job is ahead of it"
+        assert listed[ids[1]] == "waits in the queue: 1 job is ahead of it"
         known = {"If-None-Match": before.headers["etag"]}
         assert client.get(f"/v1/jobs/{ids[2]}", headers=known).status_code == 304
         client.post(f"/v1/jobs/{ids[1]}/cancel")
         after = client.get(f"/v1/jobs/{ids[2]}", headers=known)
-        assert after.json()["message"] == "waits for its turn: 1 job is ahead of it"
+        assert after.json()["message"] == "waits in the queue: 1 job is ahead of it"
         assert after.json()["version"] == before.json()["version"]
 
     def test_the_same_key_gives_the_same_answer(self, client: TestClient) -> None:

@@ -364,7 +364,7 @@ def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(worl
     assert list(world.cluster.drains) == [late.id], "it is drained once, and no other node is"
 
 
-def test_projects_take_turns_by_their_shares(world: World) -> None:
+def test_projects_share_the_queue_by_their_shares(world: World) -> None:
     apply(world, DOCUMENT.format(max_nodes=3) + "projects:\n  vision: {share: 2}\n  speech: {share: 1}\n")
     first = [world.submit(project="speech") for _ in range(3)]
     later = [world.submit(project="vision") for _ in range(3)]
@@ -720,7 +720,7 @@ def test_a_pause_that_the_cloud_asked_for_outlives_the_controller(world: World) 
     assert [(node.id, node.state) for node in living(world)] == [(name, NodeState.READY) for name in asked]
 
 
-def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
+def test_a_cloud_that_counts_is_not_looked_at_in_every_tick(world: World) -> None:
     world.observation_interval_s = 2.0
     world.controller.resign()
     world.controller = world.new_controller()

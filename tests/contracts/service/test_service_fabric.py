@@ -125,7 +125,7 @@ def test_of_two_domains_it_starts_in_the_one_that_was_bought_for_it(world: World
     second = world.submit(min_workers=2, max_workers=2, spec=SPEC)
     world.tick(3)
     assert world.job(second).state is JobState.QUEUED
-    # Both domains have capacity from the same turn on.
+    # Both domains have capacity from the same tick on.
     world.cluster.cut_off.clear()
     world.launcher.driver_of(first).tell("ended", end_reason="completed", message="done", exit_code=0)
     world.tick()

@@ -113,7 +113,7 @@ def test_a_driver_that_could_not_be_reached_is_sent_it_later_and_no_other_one_is
     starts(world, waits)
 
 
-def test_of_one_that_cannot_be_sent_it_the_others_hear_it_in_that_turn(world: World) -> None:
+def test_of_one_that_cannot_be_sent_it_the_others_get_it_in_that_tick(world: World) -> None:
     driver = one_that_grows(world)
     waits, _ = one_that_waits(world)
     starts(world, waits)

@@ -140,7 +140,7 @@ class TestAJob:
         assert "lower `workers.min`" in str(ready.job(job_id).message)
         assert ready.job(other).state is JobState.ADMITTED
 
-    def test_waits_for_its_turn_behind_one_that_runs(self, ready: World) -> None:
+    def test_waits_in_the_queue_behind_one_that_runs(self, ready: World) -> None:
         first = ready.submit(max_workers=3)
         second, third = ready.submit(), ready.submit()
         ready.tick()
@@ -150,7 +150,7 @@ class TestAJob:
             JobState.QUEUED,
         ]
         assert ready.job(second).reason == "waiting_for_turn"
-        assert ready.job(third).message == "waits for its turn"
+        assert ready.job(third).message == "waits in the queue"
         ready.launcher.driver_of(first).tell("ended", end_reason="completed", message="", exit_code=0)
         ready.tick(2)
         assert ready.job(second).state is JobState.ADMITTED

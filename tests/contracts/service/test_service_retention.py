@@ -394,7 +394,7 @@ class TestTheController:
         world.tick(3)
         assert not exists(world, job_id)
 
-    def test_goes_on_at_the_next_turn_while_there_is_more_and_looks_once_a_minute_else(
+    def test_goes_on_at_the_next_tick_while_there_is_more_and_looks_once_a_minute_else(
         self, world: World
     ) -> None:
         job_ids = [train(world, lines=0) for _ in range(25)]
@@ -451,7 +451,7 @@ class TestTheController:
         assert kept() == []
         assert world.database.transact(lambda c: bundles.use(c, digests["c"], world.now))
 
-    def test_deletes_all_bundles_that_are_old_in_turns_that_follow_each_other(
+    def test_deletes_all_bundles_that_are_old_in_ticks_that_follow_each_other(
         self, world: World, tmp_path: Path
     ) -> None:
         folder = tmp_path / "storage" / "bundles"

@@ -394,7 +394,7 @@ class TestJobs:
         live = read(database, lambda connection: jobs.live_attempts(connection, "default"))
         assert [one.id for _, one in live] == [attempt.id]
 
-    def test_the_queue_is_read_in_the_order_of_turns(self, database: Database) -> None:
+    def test_the_queue_is_read_in_its_order(self, database: Database) -> None:
         for number, priority in enumerate((50, 90, 50, 10, 90)):
             submit(database, priority=priority, now=1000.0 + number)
         late = submit(database, priority=100, not_before=5000.0)

@@ -90,13 +90,13 @@ def audited(owner: Owner) -> list[tuple[str, str | None, dict[str, Any] | None]]
 
 def test_what_is_typed_reaches_the_rank_and_what_it_prints_comes_back_once(owner: Owner) -> None:
     job_id, shell = opened(owner, rows=24, columns=80, term="xterm")
-    assert (shell.turn.rank, shell.turn.size, shell.turn.term) == (0, (24, 80), "xterm")
+    assert (shell.state.rank, shell.state.size, shell.state.term) == (0, (24, 80), "xterm")
     assert listed(owner, job_id)[0].state == "open"
     for _ in range(2):
         assert exchange(owner, job_id, b"ls\n", seq=1).input_seq == 1, "sent again it is kept once"
     exchange(owner, job_id, b"exit\n", seq=2, rows=30, columns=100)
     owner.world.tick(2)
-    assert (shell.typed, shell.turn.size) == ([b"ls\n", b"exit\n"], (30, 100))
+    assert (shell.typed, shell.state.size) == ([b"ls\n", b"exit\n"], (30, 100))
     shell.print(b"a file\n", b"")
     shell.printed[1] = (2, STDERR, b"bye\n")
     owner.world.tick()
@@ -299,7 +299,7 @@ def test_one_ends_when_its_client_is_gone_when_it_is_idle_and_after_its_longest_
         owner.world.now += AWAY_S / 2
         if past_s == WHOLE_S + 1:
             shell.print(b".")
-        after = shell.turn.after
+        after = shell.state.after
         exchange(owner, job_id, after=after)
         owner.world.tick()
     owner.world.now = until

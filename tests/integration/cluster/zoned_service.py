@@ -1,7 +1,7 @@
-"""The service over an emulated Azure whose machines stand in zones; a test takes its turns and looks on.
+"""The service over an emulated Azure whose machines stand in zones; a test runs its ticks and looks on.
 
 The head, the API, the controller with all its loops, Azure's own clients and the machines are the real ones; only the
-pause between two turns is the test's.
+pause between two ticks is the test's.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ class ZonedService:
         for operation in list(self._server.cloud.operations.values()):
             operation.due_at = 0.0
 
-    # --- turns
+    # --- ticks
 
     def until(self, seen: Callable[[], object], what: str) -> None:
-        """Take turns until it is so; after each no limit may be passed."""
+        """Tick until it is so; after each no limit may be passed."""
         deadline = time.monotonic() + PATIENCE_S
         pause = threading.Event()
         while not seen():

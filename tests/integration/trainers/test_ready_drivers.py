@@ -97,7 +97,7 @@ def test_a_stopped_controller_that_goes_on_neither_takes_nor_ends_those_of_the_a
     old = made_ready(stopped, 1)
     new = made_ready(acting, 2)
     until(lambda: not ready() & old, "the later controller ends those of the earlier one")
-    # It goes on: within its turn it makes drivers ready and starts an attempt.
+    # It goes on: within its tick it makes drivers ready and starts an attempt.
     for _ in range(3):
         stopped.prepare(1)
     assert new <= ready()

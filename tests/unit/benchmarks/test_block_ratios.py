@@ -57,6 +57,6 @@ def test_ratios_stand_in_the_document_by_backend() -> None:
     }
 
 
-def test_neighbours_train_first_by_turns() -> None:
+def test_neighbours_train_first_alternately() -> None:
     names = ["torchrun", "remora", "sharded"]
     assert [order(names, number) for number in range(3)] == [names, ["sharded", "remora", "torchrun"], names]

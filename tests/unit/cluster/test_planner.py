@@ -125,11 +125,11 @@ def test_an_urgent_job_does_not_wait_behind_one_that_waits_for_spot() -> None:
     first = job("first", created_at=NOW - 900)
     urgent = job("urgent", created_at=NOW - 100, deadline_at=NOW + 1400, work_left_s=900)
     sold = [ON_DEMAND]
-    assert bought(plan(view([first, urgent], sold=sold, in_turns=True), mixed, NOW)) == [ON_DEMAND.id]
+    assert bought(plan(view([first, urgent], sold=sold, strict_order=True), mixed, NOW)) == [ON_DEMAND.id]
     late = replace(urgent, deadline_at=NOW + 800)
-    assert bought(plan(view([first, late], sold=sold, in_turns=True), mixed, NOW)) == []
+    assert bought(plan(view([first, late], sold=sold, strict_order=True), mixed, NOW)) == []
     important = replace(first, priority=90)
-    assert bought(plan(view([important, urgent], sold=sold, in_turns=True), mixed, NOW)) == []
+    assert bought(plan(view([important, urgent], sold=sold, strict_order=True), mixed, NOW)) == []
 
 
 def test_a_running_job_that_may_not_lose_its_spot_nodes_moves_once_there_is_capacity_on_demand() -> None:
@@ -170,12 +170,12 @@ def test_a_group_is_bought_whole_or_not_at_all() -> None:
     actions = plan(view([job("large", 4), job("small", 2, created_at=NOW + 1)]), rules(max_nodes=3), NOW)
     assert bought(actions) == [SPOT.id] * 2, "the smaller one overtakes"
     assert "pool 'p' may have 3 nodes" in said_to(actions, "large")
-    in_turns = view([job("large", 4), job("small", 2, created_at=NOW + 1)], in_turns=True)
-    assert bought(plan(in_turns, rules(max_nodes=3), NOW)) == [SPOT.id] * 2, (
-        "it could never start: no turn to wait for"
+    strict_order = view([job("large", 4), job("small", 2, created_at=NOW + 1)], strict_order=True)
+    assert bought(plan(strict_order, rules(max_nodes=3), NOW)) == [SPOT.id] * 2, (
+        "it could never start: there is nothing to wait for"
     )
     small_quota = replace(
-        in_turns, offerings=(offering("a", "1", quota="Spot", quota_units=6),), quota_left={"spot": 18}
+        strict_order, offerings=(offering("a", "1", quota="Spot", quota_units=6),), quota_left={"spot": 18}
     )
     assert bought(plan(small_quota, rules(), NOW)) == []
     assert "behind large" in said_to(plan(small_quota, rules(), NOW), "small")
@@ -352,7 +352,7 @@ def test_what_takes_over_from_a_stand_in_of_the_pool_is_in_a_domain_too() -> Non
 def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_no_other_job() -> None:
     never, other = job("a", 2, needs_fabric=True), job("b", 1)
     sold = [offering("a", "1", has_fabric=True), offering("a", "1", CapacityType.ON_DEMAND)]
-    actions = plan(view([never, other], sold=sold, in_turns=True), rules(capacity="mixed"), NOW)
+    actions = plan(view([never, other], sold=sold, strict_order=True), rules(capacity="mixed"), NOW)
     assert {one.job_id for one in actions if isinstance(one, Launch)} == {"b"}
 
 
@@ -373,7 +373,7 @@ def _with_minimum(policies: Policies, pool: str) -> Policies:
 
 def test_a_job_for_which_there_is_no_infiniband_holds_up_no_other_job() -> None:
     never, other = job("a", 2, needs_fabric=True), job("b", 1)
-    actions = plan(view([never, other], in_turns=True), rules(), NOW)
+    actions = plan(view([never, other], strict_order=True), rules(), NOW)
     assert [one.job_id for one in actions if isinstance(one, Launch)] == ["b"]
     assert "InfiniBand" in said_to(actions, "a")
 
@@ -515,7 +515,7 @@ def test_each_pool_goes_back_to_its_own_limit_at_its_own_pace() -> None:
         for at in range(4)
     ][1:]
     running = [job(name, is_running=True) for one in there for name in one.jobs]
-    plans = plan(view(running, there, in_turns=True), Policies.model_validate({"pools": pools}), NOW)
+    plans = plan(view(running, there, strict_order=True), Policies.model_validate({"pools": pools}), NOW)
     drained = [one.node_id.split()[0] for one in acts(plans) if isinstance(one, Drain)]
     assert drained == ["over"] * 2 + ["further"] * 2, "the first of them has as many nodes as it may have"
     later = "more go later: at most 2 a minute are returned"
@@ -677,7 +677,7 @@ def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
         == "is exchanged from 1970-01-12 14:00:00 UTC on if spot is to be had"
     )
     assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"
-    assert said() == "waits for its turn: nodes are exchanged one at a time"
+    assert said() == "waits: nodes are exchanged one at a time"
 
 
 @pytest.mark.parametrize("zones", [(), ("1",)])

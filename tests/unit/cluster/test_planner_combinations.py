@@ -274,7 +274,7 @@ def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_h
         for at in range(most)
     ]
     runs = job("runs", len(there), is_running=True)
-    actions = plan(view([runs, first, second], there, sold, in_turns=True), limits, NOW)
+    actions = plan(view([runs, first, second], there, sold, strict_order=True), limits, NOW)
     could_ever = has_infiniband and max(sizes) >= workers
     assert ("behind first" in said_to(actions, "second")) is could_ever
 

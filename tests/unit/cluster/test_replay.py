@@ -25,7 +25,7 @@ from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, Keep, Wild, job, launch, without_backoff
 
-TURNS = st.integers(0, 2**32)
+SEEDS = st.integers(0, 2**32)
 
 
 def replay(
@@ -250,7 +250,7 @@ def test_jobs_for_which_nothing_ever_comes_are_given_up() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_no_work_is_lost_or_done_twice_whatever_happens_to_the_nodes(seed: int) -> None:
     run, report = wild(seed)
     for sim in run.work.ended:
@@ -265,7 +265,7 @@ def test_no_work_is_lost_or_done_twice_whatever_happens_to_the_nodes(seed: int) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_the_cost_is_the_sum_of_node_seconds_times_their_price(seed: int) -> None:
     run, report = wild(seed)
     assert report.cost_usd == pytest.approx(sum(paid(node, run) for node in run.fleet.every))
@@ -273,7 +273,7 @@ def test_the_cost_is_the_sum_of_node_seconds_times_their_price(seed: int) -> Non
 
 
 @settings(max_examples=60, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_nodes_never_carry_more_than_they_have_and_jobs_stay_within_their_limits(seed: int) -> None:
     planner = Wild(seed)
     run, _ = wild(seed, planner)
@@ -289,7 +289,7 @@ def test_nodes_never_carry_more_than_they_have_and_jobs_stay_within_their_limits
 
 
 @settings(max_examples=40, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_worker_groups_are_whole_copies_and_budgets_are_kept_whatever_happens_to_the_nodes(seed: int) -> None:
     planner = Wild(seed)
     run, report = wild(seed, planner, copies=2, budget=0.4)
@@ -305,7 +305,7 @@ def test_worker_groups_are_whole_copies_and_budgets_are_kept_whatever_happens_to
 
 
 @settings(max_examples=20, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_equal_seeds_give_equal_reports(seed: int) -> None:
     assert wild(seed)[1] == wild(seed)[1]
 

@@ -135,7 +135,7 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     job = service.add_job(state=JobState.SUCCEEDED)
     for at in range(4):
         service.add_log(job, f"line {at}", rank=at % 2)
-    service.add_event(job, "job.queued", "Waits for its turn.")
+    service.add_event(job, "job.queued", "Waits in the queue.")
     service.nodes = [Node(id="node_1", pool="local", state="ready", resources={"CPU": 1.0}, created_at=1.0)]  # type: ignore[arg-type]
 
     assert cli("logs", "last", "--tail", "2") == ExitCode.OK
@@ -145,7 +145,7 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     assert cli("logs", "last", "-f", "--json") == ExitCode.OK
     assert [json.loads(line)["text"] for line in cli.out.splitlines()] == [f"line {at}" for at in range(4)]
     assert cli("events", "last", "-f") == ExitCode.OK
-    assert cli.out.endswith("job.queued                Waits for its turn.\n")
+    assert cli.out.endswith("job.queued                Waits in the queue.\n")
     assert cli("nodes") == ExitCode.OK
     assert cli.out.splitlines()[1].split()[:4] == ["node_1", "local", "ready", "CPU=1"]
     assert cli("nodes", "--json") == ExitCode.OK
@@ -230,7 +230,7 @@ def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, se
     assert cli("pools", "--json") == ExitCode.OK
     assert cli.json[0]["waits"][0] == {"reason": "spot is sold out", "since": 5.0}
     assert cli("pools", "reopen", "gpu") == ExitCode.OK
-    assert cli.out == "gpu asks again at the next turn for all that it may buy.\n"
+    assert cli.out == "gpu asks again at the next tick for all that it may buy.\n"
     assert (service.requests[-1].method, service.requests[-1].path) == ("POST", "/v1/pools/gpu/reopen")
 
 

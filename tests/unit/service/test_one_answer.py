@@ -95,7 +95,7 @@ class World:
             jobs=tuple(self.demands()),
             nodes=tuple(self.views()),
             offerings=self.offerings,
-            in_turns=True,
+            strict_order=True,
         )
         return plan(view, self.policies, self.now)
 

@@ -44,7 +44,7 @@ def test_a_project_at_its_quota_holds_up_itself_and_no_other() -> None:
     assert decision.starts == (other.id,)
     said = "waits for the quota of its project: project 'v' may use 4 GPUs at a time"
     assert reported(decision, next_one) == ("waiting_for_quota", said)
-    behind = "waits for its turn behind another job of its project"
+    behind = "waits in the queue behind another job of its project"
     assert reported(decision, small) == ("waiting_for_quota", behind), "no job overtakes within a project"
 
 
@@ -72,7 +72,7 @@ def test_a_project_without_money_waits_until_there_is_some() -> None:
     decision = decided([row, later, other], used(rule, spent=spent))
     assert decision.starts == (other.id,)
     assert "project 'v' has spent 9.50 of 9.00 USD of the day" in reported(decision, row)[1]
-    behind = "waits for its turn behind another job of its project"
+    behind = "waits in the queue behind another job of its project"
     assert reported(decision, later) == ("waiting_for_quota", behind)
     tomorrow = {"v": Spending(today=0.0, this_month=20.0)}
     assert decided([row, other], used(rule, spent=tomorrow)).starts == (row.id, other.id)
@@ -107,7 +107,7 @@ def test_where_no_project_has_a_quota_nothing_is_counted() -> None:
     st.integers(0, 4),
     st.integers(0, 9),
 )
-def test_smallest_groups_stay_within_the_quota_and_others_lose_no_turn(
+def test_smallest_groups_stay_within_the_quota_and_others_lose_no_place(
     waiting: list[tuple[str, int]], limit: int, held: int, nodes: int
 ) -> None:
     queue = [job(project, least) for project, least in waiting]

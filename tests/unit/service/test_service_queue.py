@@ -14,7 +14,7 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.fitting import slots
 from cluster.scheduling.placing import beside, count_of, place
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
-from cluster.scheduling.queue_order import WAITS_FOR_TURN, in_order, placed
+from cluster.scheduling.queue_order import WAITS_IN_QUEUE, in_order, placed
 from cluster.scheduling.starts import describe
 from cluster.scheduling.view import NodeView
 from remora.spec.worker_sizes import WorkerSizes
@@ -72,10 +72,10 @@ class TestOrdering:
             (None, True, ""),
         ],
     )
-    def test_a_job_that_waits_for_its_turn_is_shown_its_place_and_no_other_one_is(
+    def test_a_job_that_waits_in_the_queue_is_shown_its_place_and_no_other_one_is(
         self, ahead: int | None, in_project: bool, said: str
     ) -> None:
-        assert placed(WAITS_FOR_TURN, ahead, in_project=in_project) == f"{WAITS_FOR_TURN}{said}"
+        assert placed(WAITS_IN_QUEUE, ahead, in_project=in_project) == f"{WAITS_IN_QUEUE}{said}"
         for other in ("waits for nodes", "", None):
             assert placed(other, ahead, in_project=in_project) == other
 

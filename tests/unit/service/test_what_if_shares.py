@@ -1,4 +1,4 @@
-"""A replay lets projects take turns by their shares, as the service does."""
+"""A replay lets projects share the queue by their shares, as the service does."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_a_project_with_many_jobs_does_not_keep_another_waiting() -> None:
     assert fair[8:] == ["many"] * 8
 
 
-def test_a_larger_share_has_more_turns() -> None:
+def test_a_larger_share_starts_more_often() -> None:
     jobs = [*(job("many", n, 0.0) for n in range(12)), *(job("few", n, 0.0) for n in range(9))]
-    turns = starts(jobs, {"few": {"share": 4.0}, "many": {"share": 1.0}}, nodes=5)
-    assert turns[:10].count("few") == 8, "four of five nodes are theirs"
+    order = starts(jobs, {"few": {"share": 4.0}, "many": {"share": 1.0}}, nodes=5)
+    assert order[:10].count("few") == 8, "four of five nodes are theirs"
 
 
-def test_nodes_are_bought_for_whose_turn_it_is() -> None:
+def test_nodes_are_bought_for_the_job_that_is_next() -> None:
     large = job("many", 1, 1000.0, (8, 8))
     trace = Trace(offerings=OFFERINGS, jobs=(job("many", 0, 0.0), large, job("few", 0, 1001.0)))
     replay = replayed(trace, policies({"few": {"share": 1.0}}, nodes=3), Assumptions())

@@ -66,8 +66,8 @@ def test_all_ranks_checkpoint_at_the_same_boundary_and_none_waits_for_ever(
     ranks = [Rank() for _ in range(count)]
     round_ = agreement(count)
     decided: int | None = None
-    for turn in range(10_000):
-        if turn == warm_up:
+    for number in range(10_000):
+        if number == warm_up:
             for rank in ranks:
                 rank.inbox.append(("hold", 0))
         choices = [("step", rank) for rank in ranks if rank.asked_at is None and may_step(rank, ranks)]

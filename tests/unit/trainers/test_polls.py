@@ -76,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_only_those_whose_turn_it_is_are_asked_and_the_others_are_as_they_were(clock: list[float]) -> None:
+def test_only_those_that_are_due_are_asked_and_the_others_are_as_they_were(clock: list[float]) -> None:
     actors, polls = [Actor(), Actor(), Actor()], Polls(600.0)
     actors[1].answer = WorkerStatus(running=False, return_value=7)
     assert [one.running for one in polls.statuses(actors, {0, 1}, 0.2)] == [True, False, True]
