@@ -26,7 +26,7 @@ from remora.spec.worker_sizes import WorkerSizes
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds until all contestants are up, and that a block may take.
 PATIENCE_S = 300.0
-#: Seconds in which a peer ends that is told to.
+#: Seconds in which a peer ends that gets SIGTERM.
 GRACE_S = 20.0
 
 

@@ -206,7 +206,7 @@ def _running(world: World, count: int) -> list[str]:
     drivers = {driver.plan.job_id: driver for driver in world.launcher.drivers.values()}
     for number, job_id in enumerate(job_ids):
         on = {addresses[number % len(addresses)]: 1}
-        drivers[job_id].tell("progress", state="running", world_size=1, workers=on)
+        drivers[job_id].report("progress", state="running", world_size=1, workers=on)
     world.tick(3)
     return job_ids
 
@@ -215,9 +215,9 @@ def _one_tick(world: World, reporting: list[str], step: int) -> tuple[int, float
     """Statements and milliseconds of CPU, of all threads of the process."""
     drivers = {driver.plan.job_id: driver for driver in world.launcher.drivers.values()}
     for job_id in reporting:
-        drivers[job_id].tell("metric", step=step, world_size=1, values={"loss": 0.5})
+        drivers[job_id].report("metric", step=step, world_size=1, values={"loss": 0.5})
         for line in range(5):
-            drivers[job_id].tell("log", rank=0, stream="stdout", text=f"line {line} of step {step}")
+            drivers[job_id].report("log", rank=0, stream="stdout", text=f"line {line} of step {step}")
     with statements(world.database) as sent:
         began = time.process_time()
         world.tick()

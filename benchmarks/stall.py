@@ -92,7 +92,7 @@ def supervised() -> Iterator[tuple[Path, Any]]:
 
 
 def supervise(end: socket.socket, storing: Any, staging: Path, folder: str) -> None:
-    """Take checkpoints and store them, as a worker's supervisor does; tells the step of each that is stored."""
+    """Take checkpoints and store them, as a worker's supervisor does; reports the step of each that is stored."""
     catalog = Catalog(Storage(f"{folder}/storage"), "job_1")
     decoder = channel.Decoder()
     disk = Path(folder)

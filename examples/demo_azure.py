@@ -134,7 +134,7 @@ class Cloud:
         self._http.post("/control/knobs", json={"room": [limit]}).raise_for_status()
 
     def notice(self, node_id: str) -> None:
-        """Tell the machine of a node by its metadata service that it is evicted in 30 s."""
+        """Announce to the machine of a node by its metadata service that it is evicted in 30 s."""
         (name,) = [name for name, one in self.state()["machines"].items() if one["node"] == node_id]
         self._http.post(f"/control/machines/{name}/notice").raise_for_status()
 
@@ -237,7 +237,7 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang)
 
 
 def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: Console, gang: Gang) -> Job:
-    """Look on until the job has ended; tell a spot machine that it goes once two of them train."""
+    """Look on until the job has ended; give a spot machine notice once two of them train."""
     printed: set[str] = set()
     shown = 0
     while not job.terminal:
@@ -318,7 +318,7 @@ def print_timeline(console: Console, job: Job, timeline: Timeline, nodes: list[N
     rows = [(event.at, event.kind, event.message) for event in timeline.events if is_worth_showing(event)]
     if timeline.noticed_at is not None:
         rows.append(
-            (timeline.noticed_at, "demo.notice", f"The cloud tells {timeline.noticed_node} that it goes.")
+            (timeline.noticed_at, "demo.notice", f"The cloud gives notice to {timeline.noticed_node}.")
         )
     table = Table("seconds", "event", "what happened", title=f"Timeline of {job.id}")
     for at, kind, message in sorted(rows):

@@ -186,7 +186,7 @@ class Supply(Protocol):
 
 
 class Drains(Protocol):
-    """Tells Ray to give nodes no more work."""
+    """Has Ray give nodes no more work."""
 
     def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
         """Drain a node of ours until `deadline_at`, seconds since 1970.  May be repeated; raises with a sentence."""
@@ -246,7 +246,7 @@ class Rehearsal(Protocol):
         ...
 
     def notify(self, node_id: str, deadline_at: float) -> None:
-        """Tell a node that it will be gone at `deadline_at`, seconds since 1970."""
+        """Notify a node that it will be gone at `deadline_at`, seconds since 1970."""
         ...
 
     def take(self, node_id: str) -> None:

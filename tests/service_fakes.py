@@ -101,7 +101,7 @@ class FakeDriver:
     #: The values of the secrets that it was sent.
     secrets: dict[str, str] = field(default_factory=dict)
 
-    def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
+    def report(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
         self.reported.extend(records((kind, body), first=len(self.reported) + 1, at=at))
 
@@ -214,7 +214,7 @@ class FakeLauncher:
         if self.loses_stops:
             return
         if driver.stop_reason is None and driver.obeys:
-            driver.tell("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
+            driver.report("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
         driver.stop_reason = reason
 
     def kill(self, attempt_id: str) -> bool:

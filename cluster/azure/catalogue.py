@@ -27,7 +27,7 @@ SPOT_QUOTA = "lowPriorityCores"
 
 #: An unknown spot price counts as this part of the on-demand price: above what spot mostly costs.
 _UNKNOWN_SPOT_PART = 0.4
-#: Chance of an eviction per hour where Azure tells none: the middle of its second-lowest bucket (5 to 10 %).
+#: Chance of an eviction per hour where Azure states none: the middle of its second-lowest bucket (5 to 10 %).
 _UNKNOWN_EVICTIONS_PER_HOUR = 0.075
 
 
@@ -71,7 +71,7 @@ class Size:
     spot_usd: float | None = None
     #: InfiniBand between machines of one Uniform scale set.
     has_fabric: bool = False
-    #: Name of its on-demand quota; empty where only the SKUs of a subscription tell it.
+    #: Name of its on-demand quota; empty where only the SKUs of a subscription state it.
     family: str = ""
     #: Where its ephemeral disk may lie; empty when the table does not know it.
     placements: Placements = ()

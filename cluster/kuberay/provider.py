@@ -58,7 +58,7 @@ NAME_AGAIN_S = 60.0
 class PodNames(Protocol):
     """Lets a pod know which node it is.  May raise any exception: it is called again."""
 
-    def tell(self, pods: Mapping[str, NodeRequest]) -> None:
+    def publish(self, pods: Mapping[str, NodeRequest]) -> None:
         """These pods, by name, are these nodes; called again and again, also for pods that know."""
         ...
 
@@ -270,7 +270,7 @@ class KubeRayProvider:
         gone = self._named - look.pods.keys()
         try:
             if wanted:
-                self._names.tell(wanted)
+                self._names.publish(wanted)
             if gone:
                 self._names.forget(gone)
         except Exception as error:  # Ray raises what its RPC library raises

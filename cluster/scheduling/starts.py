@@ -39,7 +39,7 @@ def starts(
     counting: Counting | None = None,
     off_spot: Container[str] = (),
     kept: Mapping[str, str] = MappingProxyType({}),
-    tells_jobs: bool = True,
+    explains_waits: bool = True,
 ) -> tuple[StartJob | Wait, ...]:
     """Decide about `queue`, which is in queue order and holds only jobs that may start now, on nodes that are ready.
 
@@ -47,7 +47,7 @@ def starts(
     `pools` are the complete ones.  `counting` has counted what running jobs use of the quotas of their projects; None:
     there are none.  Those in `off_spot` (ids) start on nodes that the cloud does not take back: a deadline is near.
     `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other group grows onto it.
-    With `tells_jobs` false the reasons why jobs wait behind others are left out, as no one reads them.
+    With `explains_waits` false the reasons why jobs wait behind others are left out, as no one reads them.
     """
     free = _free_beside(running, nodes, kept)
     own = {node.bought_for for node in nodes}
@@ -89,7 +89,7 @@ def starts(
         if counting is not None and (why := _without_money(counting, job)) is not None:
             decided.append(_wait(job, WaitsFor.QUOTA, why))
             continue
-        if not tells_jobs:
+        if not explains_waits:
             break  # no job starts behind one that waits
         if is_any_waiting:
             # How many are ahead changes with every start: it is counted when the message is read.

@@ -315,7 +315,7 @@ class Fleet:
 def least_of(trace: Trace) -> dict[str, float]:
     """Of each resource that every worker of a trace needs, the least that one of them needs.
 
-    Where an offering lacks a resource that a job names, what is free of the others may tell the queue how much of it
+    Where an offering lacks a resource that a job names, what is free of the others may show the queue how much of it
     there is, so that every node is of interest: the answer is empty.
     """
     shapes = [dict(shape) for shape in {tuple(job.resources.items()) for job in trace.jobs}]

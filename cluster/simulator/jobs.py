@@ -140,7 +140,7 @@ class SimJob:
         """Work done until now, without recording it."""
         return self.done_s + self.workers * max(0.0, now - max(self.at_s, self.stalled_until))
 
-    def tell(self, step: BudgetStep | None) -> None:
+    def notice_step(self, step: BudgetStep | None) -> None:
         """Report to its owner how the budget affects it."""
         self.noticed_step = step
         self.seen = None

@@ -269,7 +269,7 @@ class Replay:
                     return False
                 self.fleet.end(now, node, action.is_failure)
             case Notice():
-                self.work.sims[action.job_id].tell(action.step)
+                self.work.sims[action.job_id].notice_step(action.step)
                 return False
             case _:
                 return False

@@ -213,7 +213,7 @@ class Work:
                 counting=self._counting(now),
                 off_spot=off_spot,
                 kept=kept,
-                tells_jobs=False,
+                explains_waits=False,
             )
             chosen = [one for one in decided if isinstance(one, StartJob)]
             for one in chosen:

@@ -1,4 +1,4 @@
-"""Writes of requests: what is done and the row of the audit that tells of it are one transaction."""
+"""Writes of requests: what is done and the row of the audit that records it are one transaction."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def changed(
 
 
 async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> T:
-    """Do `work` in a transaction that tells the audit of it; it has to bear being run again.
+    """Do `work` in a transaction that records it in the audit; it has to bear being run again.
 
     Raises what `work` raises; then nothing was done, and the audit says nothing.
     """
@@ -77,13 +77,13 @@ async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> 
 
 
 def appender(request: Request) -> Callable[[sa.Connection, Noted], None]:
-    """What tells the audit of a write whose transaction is made elsewhere."""
+    """What records a write in the audit whose transaction is made elsewhere."""
     row_of = _row_maker(request)
     return lambda connection, noted: audit.append(connection, row_of(noted))
 
 
 async def note(request: Request, noted: Noted) -> None:
-    """Tell the audit of what was done elsewhere than in the database."""
+    """Record in the audit what was done elsewhere than in the database."""
 
     def work(_: sa.Connection, fresh: Noted) -> None:
         vars(fresh).update(vars(noted))
@@ -92,7 +92,7 @@ async def note(request: Request, noted: Noted) -> None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer 403 to what a principal may not do, and tell the audit of it; 429 to what would exceed a limit."""
+    """Answer 403 to what a principal may not do, and record it in the audit; 429 to what would exceed a limit."""
 
     @app.exception_handler(Forbidden)
     async def _forbidden(request: Request, error: Forbidden) -> Response:
@@ -107,7 +107,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _note_denied(request: Request) -> None:
-    """Tell the audit that a principal was refused a write for want of a role."""
+    """Record in the audit that a principal was refused a write for want of a role."""
     permission = PERMISSIONS.get(operation_of(request))
     is_write = request.method not in _READS and permission is not None and not permission.is_read
     principal: Principal | None = request.scope.get("remora.principal")

@@ -25,7 +25,7 @@ from service.queue.rows import NodeRow
 from service.store import nodes as node_store
 from service.store import spending
 
-#: Seconds that refusals stay in the view after their end; they tell since when spot has been available again.
+#: Seconds that refusals stay in the view after their end; they show since when spot has been available again.
 REFUSALS_S = 86_400.0
 
 #: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.

@@ -56,7 +56,7 @@ def _run(tick: Tick, schedule_id: str) -> None:
         if decision.submit_at is not None:
             after = last.job_id if decision.waits and last is not None else None
             run = _submit(connection, tick, schedule, decision.submit_at, after)
-            _tell_pause(connection, schedule, run)
+            _record_pause(connection, schedule, run)
             runs.append(run)
         store.add_runs(connection, runs)
         store.move(connection, schedule_id, decision.next_at)
@@ -102,7 +102,7 @@ def _submit(
 
 
 def _note(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, made: _Submitted) -> None:
-    """Tell the audit in whose name something was submitted."""
+    """Record in the audit in whose name something was submitted."""
     row = AuditRow(
         id=new_id("audit", tick.now),
         at=tick.now,
@@ -129,7 +129,7 @@ def _access(connection: sa.Connection, tick: Tick, schedule: ScheduleRow) -> tup
     return access_now(connection, submitter, schedule.project, tick.now)
 
 
-def _tell_pause(connection: sa.Connection, schedule: ScheduleRow, run: RunRow) -> None:
+def _record_pause(connection: sa.Connection, schedule: ScheduleRow, run: RunRow) -> None:
     """An event when the times of a schedule begin to be left out for want of a right, and when they do no longer."""
     before = store.newest_runs(connection, [schedule.id]).get(schedule.id)
     was_paused = before is not None and before.outcome is Outcome.PAUSED

@@ -129,7 +129,7 @@ def _save(tick: Tick, before: Sequence[ShellRow], after: Sequence[ShellRow]) -> 
 def _write(
     connection: sa.Connection, tick: Tick, before: Sequence[ShellRow], after: Sequence[ShellRow]
 ) -> None:
-    """Store what has changed; the audit tells of each end."""
+    """Store what has changed; the audit records each end."""
     store.save(connection, [new for old, new in zip(before, after, strict=True) if new != old])
     for old, new in zip(before, after, strict=True):
         if old.ended_at is None and new.ended_at is not None:

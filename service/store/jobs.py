@@ -242,7 +242,7 @@ def save(
 
 def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
     """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
-    new, old, moved, told, after = [], [], [], [], []
+    new, old, moved, event_rows, after = [], [], [], [], []
     begun: list[dict[str, Any]] = []
     ends, waited, in_arrays = [], [], []
     facts: list[Fact] = []
@@ -265,7 +265,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         if job.array_id is not None and _frees_a_place(before, job):
             in_arrays.append(job.array_id)
         moved.append(job)
-        told += _event_rows(decision.job, decision.events)
+        event_rows += _event_rows(decision.job, decision.events)
         facts += _facts(decision)
         after.append(job)
     if new:
@@ -274,7 +274,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         connection.execute(update_of(attempts), [changing_columns(attempts, one) for one in old])
     if moved:
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
-    _insert_events(connection, told)
+    _insert_events(connection, event_rows)
     alert_facts.record(connection, facts)
     if begun:
         connection.execute(insert_into(phases), begun)

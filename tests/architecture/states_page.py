@@ -47,7 +47,7 @@ _JOBS: Mapping[JobState, str] = {
 _ATTEMPTS: Mapping[AttemptState, str] = {
     AttemptState.STARTING: "Its driver is being started, or gathers a worker group.",
     AttemptState.RUNNING: "A worker group trains.",
-    AttemptState.DRAINING: "Told to stop; the driver ends its workers.",
+    AttemptState.DRAINING: "Asked to stop; the driver ends its workers.",
     AttemptState.ENDED: "Over; `end_reason` is set and nothing of it is stored any more.",
 }
 

@@ -107,7 +107,7 @@ while not pid.exists():
 print("the daemon runs")
 """
 
-#: Waits for ever, and does not want to be told to end.
+#: Waits for ever, and does not want to be asked to end.
 ENDLESS = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

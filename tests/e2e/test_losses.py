@@ -49,7 +49,7 @@ def test_a_killed_process_ends_the_attempt_and_the_next_one_resumes(
     job = client.submit(script.spec)
     script.allow(40)
     until(lambda: client.job(job.id).checkpoint_step, "a checkpoint is committed")
-    # What a driver has not told yet dies with it; on a busy machine that is more than what is repeated.
+    # What a driver has not reported yet dies with it; on a busy machine that is more than what is repeated.
     until(lambda: client.job(job.id).step == 40, "the service knows of every step")
     processes = JobProcesses(service.home, job.id)
     family = [processes.child(rank) for rank in (0, 1)]

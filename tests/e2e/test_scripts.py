@@ -125,7 +125,7 @@ def test_a_job_that_is_too_big_says_so_and_stops_no_other_job(
     service: Embedded, client: Client, folder: Path
 ) -> None:
     too_big = submit(service, folder, "--cpus", "64", "--", "python", "-V")
-    until(lambda: client.job(too_big).reason == "waiting_for_nodes", "it is told why it waits")
+    until(lambda: client.job(too_big).reason == "waiting_for_nodes", "it says why it waits")
     assert "no node of the pools has 64 CPU" in (client.job(too_big).message or "")
     fits = submit(service, folder, "--", "python", "-V")
     assert client.wait(fits, PATIENCE_S).state is JobState.SUCCEEDED

@@ -179,7 +179,7 @@ class Driver:
         self.regroup()
 
     def part(self) -> None:
-        """Tell everybody to leave the group, and wait until they have."""
+        """Have all workers leave the group, and wait until they have."""
         for worker in self.living:
             if worker.parked is None:
                 worker.say("part", generation=self.generation)

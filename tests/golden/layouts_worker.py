@@ -169,7 +169,7 @@ LAYOUTS: dict[str, Callable[[], tuple[Any, Callable[[int], float]]]] = {
 def run(rank: int, out: Path, mode: str, layout: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     if mode == "resume":
-        # What a supervisor tells a script that goes on.
+        # What a supervisor sends a script that goes on.
         scratch = out / f"scratch-{os.environ['WORLD_SIZE']}-{rank}"
         scratch.mkdir()
         os.environ |= {"REMORA_RESUME_DIR": str(out / "saved"), "REMORA_SCRATCH_DIR": str(scratch)}

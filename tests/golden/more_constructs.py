@@ -28,7 +28,7 @@ from tests.golden.subjects import CLASSES, FEATURES, Samples, Stream, network
 
 
 class Game(nn.Module):
-    """A generator and who tells its samples from real ones."""
+    """A generator and a network that distinguishes its samples from real ones."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def instruct(message: channel.Message) -> None:
 def supervise() -> None:
     """Run the prepared assignment to its end, and those that follow; what Ray Train calls as the training function.
 
-    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker has ended.
+    Raises ChildFailed or PlannedStop, which shows Ray Train that this worker has ended.
     """
     while True:
         running = _begin()

@@ -17,8 +17,8 @@ from cluster.node.agent.watch import (
     DrainNode,
     EndSoftly,
     Look,
+    Report,
     State,
-    Tell,
     acknowledged,
     drained,
     says,
@@ -140,7 +140,7 @@ class Agent:
             problems=self._health.problems,
         )
         self.state, actions = step(self.state, self._machine, look)
-        self._head.tell(says(self.state))
+        self._head.announce(says(self.state))
         for action in actions:
             self._do(action)
 
@@ -153,7 +153,7 @@ class Agent:
             case EndSoftly():
                 log.warning("workers are ended: %s", action.reason)
                 self._end_softly(action.reason)
-            case Tell():
+            case Report():
                 log.info("%s", action.message)
 
     def _acknowledge(self, event_id: str) -> None:

@@ -54,7 +54,7 @@ class Head(Protocol):
         """Record that the metadata service has just answered, which the heartbeats report too."""
         ...
 
-    def tell(self, announced: str | None) -> None:
+    def announce(self, announced: str | None) -> None:
         """Set what the heartbeats report of announcements that need no drain."""
         ...
 
@@ -108,8 +108,8 @@ class RayHead:
         """See `Head.heard`."""
         self._heard_at = self._clock()
 
-    def tell(self, announced: str | None) -> None:
-        """See `Head.tell`."""
+    def announce(self, announced: str | None) -> None:
+        """See `Head.announce`."""
         self._says = announced
 
     def _run(self) -> None:

@@ -76,7 +76,7 @@ def _wait_in_queue(job: JobRow, message: str, now: float) -> Decision:
     return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
 
 
-def tell_short(job: JobRow, why: str | None) -> Decision:
+def report_short(job: JobRow, why: str | None) -> Decision:
     """A running job's owner can see why it has fewer workers than it could use, or that nothing is in its way."""
     return Decision(replace(job, why_short=why), None)
 

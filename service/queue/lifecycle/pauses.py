@@ -101,7 +101,7 @@ def pause(
     return Decision(paused, ended, (event,))
 
 
-def tell_paused(job: JobRow, message: str) -> Decision:
+def report_paused(job: JobRow, message: str) -> Decision:
     """The owner of a paused job can see what is spent, and what ends the pause."""
     if job.state is not JobState.PAUSED:
         raise TransitionError(f"a job that is {job.state.value} is not paused")
@@ -124,8 +124,8 @@ def resume(
     return Decision(waiting, None, (event,))
 
 
-def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
-    """An event tells the owner how the cluster's budget affects the job."""
+def report_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
+    """An event reports to the owner how the cluster's budget affects the job."""
     event = NewEvent(
         at=now, kind="job.budget", message=message, data={"step": None if step is None else step.value}
     )

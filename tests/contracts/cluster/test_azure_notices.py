@@ -104,7 +104,7 @@ def test_a_machine_that_needs_no_more_time_goes_at_once_and_is_not_answered_any_
         metadata.listen()
 
 
-def test_a_machine_that_is_told_again_goes_when_it_was_told_first(
+def test_a_machine_that_gets_a_second_notice_goes_at_the_first(
     rig: AzureRig, metadata: MetadataService
 ) -> None:
     first = rig.notice("node_a")
@@ -135,7 +135,7 @@ def test_a_cloud_whose_clock_is_behind_is_understood(rig: AzureRig, metadata: Me
     assert means.deadline_at == pytest.approx(rig.clock() + 30.0, abs=2.0)
 
 
-def test_a_machine_that_is_not_there_cannot_be_told(rig: AzureRig) -> None:
+def test_a_machine_that_is_not_there_cannot_get_a_notice(rig: AzureRig) -> None:
     with pytest.raises(httpx2.HTTPStatusError, match="404"):
         rig.notice("node_never")
 

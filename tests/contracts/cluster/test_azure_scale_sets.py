@@ -421,7 +421,7 @@ def test_a_claim_whose_answer_is_lost_is_made_again_for_the_same_machine(
     assert machines(rig) == {first: "node_b", second: "node_a"}
 
 
-def test_no_machine_is_told_its_node_before_that_is_written_down(rig: AzureRig) -> None:
+def test_no_machine_gets_its_node_before_that_is_written_down(rig: AzureRig) -> None:
     rig.create(node_request())
     rig.fault("update-set", status=409, code="Conflict")
     assert running(rig) == {"node_a": True}

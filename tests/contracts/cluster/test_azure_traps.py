@@ -736,7 +736,7 @@ def test_what_a_machine_without_its_tags_left_behind_is_swept(rig: AzureRig) -> 
     assert rig.left() == 0
 
 
-def test_another_clusters_machine_with_our_tags_is_left_alone_and_told_of_once(
+def test_another_clusters_machine_with_our_tags_is_left_alone_and_reported_once(
     rig: AzureRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.another(cluster="rig-b").create(node_request(NODE))

@@ -98,7 +98,7 @@ class Head:
     def heard(self) -> None:
         pass
 
-    def tell(self, announced: str | None) -> None:
+    def announce(self, announced: str | None) -> None:
         pass
 
 
@@ -175,7 +175,7 @@ class TestTheService:
         with pytest.raises(MetadataAway, match="answered 400 to POST"):
             metadata.acknowledge("none")
 
-    def test_tells_a_machine_its_name(self, metadata: MetadataService) -> None:
+    def test_gives_a_machine_its_name(self, metadata: MetadataService) -> None:
         assert metadata.name() == "w0"
 
 
@@ -256,7 +256,7 @@ class TestTheAgent:
         assert head.wanted == []
         away.close()
 
-    def test_tells_the_head_how_its_gpus_are_and_leaves_a_sick_machine(
+    def test_reports_to_the_head_how_its_gpus_are_and_leaves_a_sick_machine(
         self, metadata: MetadataService, head: Head, clock: Clock
     ) -> None:
         sick: Callable[[], Health] = lambda: Health(problems=("1 of 2 GPUs are there",))  # noqa: E731
@@ -267,7 +267,7 @@ class TestTheAgent:
         ((_, reason),) = head.wanted
         assert reason == "this machine is sick: 1 of 2 GPUs are there"
 
-    def test_runs_until_it_is_told_to_stop(self, agent: Agent, server: MetadataServer, clock: Clock) -> None:
+    def test_runs_until_it_is_stopped(self, agent: Agent, server: MetadataServer, clock: Clock) -> None:
         server.first_call_s = 0.2
         stopping = threading.Event()
         running = threading.Thread(target=agent.run, args=(stopping,))
@@ -356,7 +356,7 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
     ]
 
 
-def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_stand(
+def test_signs_of_life_report_announcements_that_move_nothing_as_long_as_they_stand(
     server: MetadataServer, metadata: MetadataService, clock: Clock
 ) -> None:
     head = HeardHead(clock)

@@ -113,7 +113,7 @@ def test_a_secret_that_is_put_there_late_is_found(
         assert asked.result(60.0) == VALUE
 
 
-def test_an_identity_that_gets_no_token_is_told_apart_from_the_vault(
+def test_an_identity_that_gets_no_token_is_distinguished_from_the_vault(
     server: EmulatorServer, vault: Vault, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = EmulatorFault(

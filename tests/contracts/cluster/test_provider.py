@@ -201,7 +201,7 @@ def test_a_machine_that_dies_while_it_starts_says_why(provider: Killable, tmp_pa
     assert only(provider.list()).is_running, "it was one machine only"
 
 
-def test_the_fake_fails_when_it_is_told_to() -> None:
+def test_the_fake_fails_when_it_has_to() -> None:
     fake = FakeProvider()
     fake.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
     fake.fail_next_list(ProviderError("the cloud did not answer"))
@@ -282,7 +282,7 @@ class TestLocalOnly:
         assert not Path(place.temporary).exists()
         assert (home / "nodes" / "vm-1.log").exists()
 
-    def test_a_machine_that_boots_something_else_is_not_told_where_our_secret_is(
+    def test_a_machine_that_boots_something_else_does_not_learn_where_our_secret_is(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in ray_environment(home).items():

@@ -30,7 +30,7 @@ class Books:
         self._storm = storm
         #: Nodes that there may be: more than the maximum as long as those above it are not drained yet.
         self._most = 0
-        #: When a node that worked was told that it goes, and nodes that the cloud took.
+        #: When a node that worked got notice, and nodes that the cloud took.
         self.noticed: dict[str, float] = {}
         self.evicted: set[str] = set()
         #: Nodes that no controller requested, and whose machines have to go.
@@ -69,7 +69,7 @@ class Books:
         return sum(job.world_size for job in self.all_jobs())
 
     def why_short(self) -> list[str]:
-        """What the owners are told of jobs that have fewer workers than they can use."""
+        """What the owners read about jobs that have fewer workers than they can use."""
         short = [
             job for job in self.all_jobs() if not job.state.is_terminal and job.world_size < job.max_workers
         ]

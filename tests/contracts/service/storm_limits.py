@@ -42,7 +42,7 @@ class Limit:
         }
 
     def binds(self, storm: Storm) -> bool:
-        """It is reached, a job is short of nodes, and its owner is told so."""
+        """It is reached, a job is short of nodes, and its owner reads so."""
         return self.is_reached(storm) and any(self.words in why for why in storm.books.why_short())
 
 

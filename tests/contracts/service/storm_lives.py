@@ -35,7 +35,7 @@ _QUOTA_IS_USED = ("Current Limit:", "are used and")
 class Witness:
     """What processes asked for, and what it was answered with."""
 
-    #: What nodes were refused with at once, as a process was told that lived on.
+    #: What nodes were refused with at once, as a process learned that lived on.
     refused: dict[str, str] = field(default_factory=dict)
     #: Machines that were asked for before the rows of their nodes were written.
     without_row: list[str] = field(default_factory=list)
@@ -224,7 +224,7 @@ class ProcessAccess:
 
 
 def watch_pauses(rig: AzureRig, living: Callable[[], Life], witness: Witness) -> None:
-    """Look for a process that was told to wait and asks for a machine, or for the list, before its time."""
+    """Look for a process that has to wait and asks for a machine, or for the list, before its time."""
     take, reported = rig.cloud.faults.take, dict[FaultPoint, tuple[Life, float, float]]()
 
     def watch(at: FaultPoint, **facts: Any) -> EmulatorFault | None:

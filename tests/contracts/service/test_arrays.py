@@ -146,7 +146,7 @@ def test_a_controller_that_dies_while_it_releases_one_loses_none(
 ) -> None:
     jobs = elements(owner, submit(owner, 3, most=1))
     owner.train(jobs[0])
-    owner.world.launcher.driver_of(jobs[0]).tell("ended", end_reason="completed", message="", exit_code=0)
+    owner.world.launcher.driver_of(jobs[0]).report("ended", end_reason="completed", message="", exit_code=0)
 
     class Killed(BaseException):
         """The process dies here."""
@@ -260,7 +260,7 @@ def trained(owner: Owner, jobs: list[str]) -> None:
 
 def measure(owner: Owner, job_id: str, step: int, loss: float) -> None:
     driver = owner.world.launcher.driver_of(job_id)
-    driver.tell("metric", at=owner.world.now, step=step, world_size=1, values={"loss": loss})
+    driver.report("metric", at=owner.world.now, step=step, world_size=1, values={"loss": loss})
     owner.world.tick()
 
 
@@ -350,6 +350,6 @@ def test_a_failure_of_a_job_that_is_being_stopped_is_not_retried(owner: Owner) -
     driver.obeys = False
     for number, job_id in enumerate(jobs):
         measure(owner, job_id, 10, float(number))
-    driver.tell("ended", end_reason="exit_code", message="It ended.", exit_code=1)
+    driver.report("ended", end_reason="exit_code", message="It ended.", exit_code=1)
     owner.world.tick()
     assert (owner.job(jobs[3]).state, owner.job(jobs[3]).reason) == (JobState.CANCELLED, "stopped_early")

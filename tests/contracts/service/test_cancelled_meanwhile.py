@@ -84,7 +84,7 @@ def test_one_that_starts(world: World, owner: Owner) -> None:
             return
 
 
-def test_one_that_is_told_why_it_waits(world: World, owner: Owner) -> None:
+def test_one_that_has_a_new_reason_why_it_waits(world: World, owner: Owner) -> None:
     for write in range(1, 100):
         cancelled, other = (world.submit(min_workers=4, max_workers=4) for _ in range(2))
         is_over = not owner.cancels_at(write, cancelled)
@@ -122,7 +122,7 @@ def test_one_that_has_spent_its_budget(
     train(world, job_id)
     world.now += 1000.0
     ended = {"end_reason": "node_lost", "message": "all nodes are gone", "exit_code": None}
-    world.launcher.driver_of(job_id).tell("ended", **ended)
+    world.launcher.driver_of(job_id).report("ended", **ended)
     end_spent, cancelled = dispatch._end_spent, list[str]()
 
     def cancel_first(tick: Tick, job: JobRow) -> None:

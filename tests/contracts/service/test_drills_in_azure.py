@@ -82,7 +82,9 @@ def reported_drains(storm: Storm) -> dict[str, float]:
         storm.ray.draining[node_of(machine)] = at
         storm.ray.leaves[node_of(machine)] = "the cloud takes the machine back (Preempt)"
         (driver,) = storm.launcher.drivers.values()
-        driver.tell("event", at=storm.rig.clock(), kind="worker_group.drain", message="a node goes", data={})
+        driver.report(
+            "event", at=storm.rig.clock(), kind="worker_group.drain", message="a node goes", data={}
+        )
 
     storm.rig.cloud.on_notice.append(drain)
     return reported

@@ -92,7 +92,7 @@ def ticks(rig: AzureRig, world: World) -> Iterator[None]:
     raise AssertionError("60 ticks passed")
 
 
-def test_all_workers_are_instances_of_one_set_and_its_label_is_what_ray_is_told(
+def test_all_workers_are_instances_of_one_set_and_its_label_is_what_ray_gets(
     rig: AzureRig, world: World
 ) -> None:
     job_id = world.submit(min_workers=2, max_workers=2, worker_resources={"GPU": 8.0}, spec=SPEC)

@@ -165,7 +165,7 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(
     assert service.listed() == {running, *accepted}
 
     # A controller notices by itself, and says it in one sentence.
-    driver.tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
+    driver.report("log", rank=0, stream="stdout", text="x" * (4 << 20))
     with pytest.raises(DBAPIError) as refused:
         service.world.tick(50)
     assert failure_of(refused.value) is DatabaseFailure.FULL
@@ -173,7 +173,7 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(
 
     database_disk.make(service)
     service.world.now += 60.0
-    driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+    driver.report("ended", end_reason="completed", message="done", exit_code=0)
     for _ in service.world.ticks_until("the job that ran has succeeded"):
         if service.world.job(running).state is JobState.SUCCEEDED:
             break
@@ -197,7 +197,7 @@ def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_
     process._go_on_with(world.connect())
     database_disk.end(service)
     service.submit_until_refused()
-    world.launcher.driver_of(running).tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
+    world.launcher.driver_of(running).report("log", rank=0, stream="stdout", text="x" * (4 << 20))
     with caplog.at_level(logging.WARNING, "service.controller.controller"):
         for _ in range(3):
             process._complain("work", process._work(process._controller))

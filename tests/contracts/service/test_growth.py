@@ -35,7 +35,7 @@ def run_jobs(world: World, count: int) -> list[str]:
     job_ids = [world.submit() for _ in range(count)]
     world.tick(2)
     for job_id in job_ids:
-        world.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+        world.launcher.driver_of(job_id).report("progress", state="running", world_size=1)
     world.tick(2)
     assert {world.job(job_id).state for job_id in job_ids} == {JobState.RUNNING}
     return job_ids
@@ -44,9 +44,9 @@ def run_jobs(world: World, count: int) -> list[str]:
 def report(world: World, job_ids: list[str], step: int) -> None:
     for job_id in job_ids:
         driver = world.launcher.driver_of(job_id)
-        driver.tell("metric", step=step, world_size=1, values={"loss": 0.5})
-        driver.tell("log", rank=0, stream="stdout", text=f"step {step}")
-        driver.tell(
+        driver.report("metric", step=step, world_size=1, values={"loss": 0.5})
+        driver.report("log", rank=0, stream="stdout", text=f"step {step}")
+        driver.report(
             "checkpoint",
             step=step,
             world_size=1,
@@ -78,7 +78,7 @@ class TestAnAccount:
             (address,) = {node.address for node in world.nodes()[:1]}
             for job_id in job_ids:
                 driver = world.launcher.driver_of(job_id)
-                driver.tell("progress", world_size=1, workers={address: 1})
+                driver.report("progress", world_size=1, workers={address: 1})
             report(world, job_ids, number)
             world.tick(2)
             with statements(world.database) as sent:

@@ -91,7 +91,7 @@ class Team:
             self.on[job_id] = node.id
             driver = self.world.launcher.driver_of(job_id)
             workers = {str(node.address): 1}
-            driver.tell("progress", at=self.world.now, state="running", world_size=1, workers=workers)
+            driver.report("progress", at=self.world.now, state="running", world_size=1, workers=workers)
 
 
 def free(world: World, program: Program, team: Team | None = None) -> list[NodeRow]:

@@ -28,7 +28,7 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 def finish(world: World, job_id: str) -> None:
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     world.tick()
 
 
@@ -141,9 +141,9 @@ class TestTotals:
                 if world.launcher.drivers:
                     break
             (driver,) = world.launcher.drivers.values()
-            driver.tell("progress", state="running", world_size=1)
-            driver.tell("progress", repeated_steps=number, lost_s=number / 2)
-            driver.tell("ended", end_reason=reason, message="", exit_code=code)
+            driver.report("progress", state="running", world_size=1)
+            driver.report("progress", repeated_steps=number, lost_s=number / 2)
+            driver.report("ended", end_reason=reason, message="", exit_code=code)
             world.tick()
         world.cancel(job_ids[-1])
         kept = world.database.query(lambda connection: totals(connection, world.now))

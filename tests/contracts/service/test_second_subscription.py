@@ -190,7 +190,7 @@ def test_a_machine_is_bought_in_the_second_subscription_paid_for_drained_and_end
     pass_minutes(world, clouds, 15)
     spent = world.database.query(lambda c: ledger.spent(c, [job_id], world.now))
     assert spent[job_id] == pytest.approx(price / 4, rel=0.05)
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     for _ in ticks(world, clouds):
         if not machines(clouds.second):
             break

@@ -74,7 +74,7 @@ def test_drivers_hear_of_it_before_the_node_is_ready_and_once_and_when_the_job_t
     assert own.heard == driver.heard == [{node.id: waits}], "its own driver, too, and none of them twice"
 
     (node,) = bought_for(world, waits)
-    own.tell("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
+    own.report("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
     world.tick(2)
     assert own.heard[1:] == driver.heard[1:] == [{}]
 
@@ -121,7 +121,7 @@ def test_of_one_that_cannot_be_sent_it_the_others_get_it_in_that_tick(world: Wor
     own = world.launcher.driver_of(waits)
     (node,) = bought_for(world, waits)
     world.launcher.failing[f"keep {driver.plan.attempt_id}"] = AttributeError("keep")
-    own.tell("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
+    own.report("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
     world.tick(2)
     assert (own.heard[1:], driver.heard[1:]) == ([{}], [])
     world.launcher.failing.clear()

@@ -181,7 +181,7 @@ def test_a_missing_name_is_a_file_not_found_error(storage: Storage, missing: str
 
 
 @pytest.mark.parametrize("what", ["folder", "too large"])
-def test_what_is_no_file_that_can_be_read_is_told_apart_from_a_storage_that_fails(
+def test_what_is_no_file_that_can_be_read_is_distinguished_from_a_storage_that_fails(
     storage: Storage, what: str
 ) -> None:
     if what == "folder":

@@ -140,7 +140,7 @@ def main():
 main()
 """,
 }
-#: What keeps a script from being forked: how it is called, what it finds, what it is told.
+#: What keeps a script from being forked: how it is called, what it finds, what its events say.
 FRESH: dict[str, tuple[list[str], dict[str, str], str]] = {
     "a hash seed": (["train.py"], {"PYTHONHASHSEED": "1"}, ""),
     "a library path": (["train.py"], {"LD_LIBRARY_PATH": "/nowhere"}, ""),

@@ -14,7 +14,7 @@ from remora.spec.worker_sizes import WorkerSizes
 
 @dataclasses.dataclass
 class Watcher:
-    """An owner that lets the first failure pass, and ends when it is told to."""
+    """An owner that lets the first failure pass, and ends when it is asked to."""
 
     ends: bool = False
     members: list[ours.Member] = dataclasses.field(default_factory=list)

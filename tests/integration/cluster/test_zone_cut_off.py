@@ -78,7 +78,7 @@ def test_nodes_of_a_zone_that_loses_the_head_are_replaced_elsewhere_and_are_unkn
     service.follow(zones="1, 2", max_nodes=3, join_timeout_s=1.0)
     service.until(lambda: service.living("1") == [], "machines that do not join are given up")
     service.follow(zones="1, 2", max_nodes=3)
-    service.until(lambda: service.have_ended(silent), "the cloud was told to delete them")
+    service.until(lambda: service.have_ended(silent), "the cloud was asked to delete them")
     for row in silent:
         kind, message = service.says(row.id)[-1]
         assert kind == "node.failed"

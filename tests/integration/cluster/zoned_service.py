@@ -118,7 +118,7 @@ class ZonedService:
     def were_turned_away(self, nodes: list[NodeRow]) -> bool:
         """All of these nodes have joined the Ray cluster, and take no work any more.
 
-        One to which Ray had given a worker before it was told stays a draining member until its machine ends.
+        One to which Ray had given a worker before it was drained stays a draining member until its machine ends.
         """
         going = draining_nodes().keys()
         works = {n["Labels"].get(NODE_LABEL): n["Alive"] and n["NodeID"] not in going for n in ray.nodes()}

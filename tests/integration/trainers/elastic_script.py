@@ -63,7 +63,7 @@ def wait(work):
     try:
         while not work.is_completed():
             if orders["part"] >= generation:
-                raise PeerLost("told to part")
+                raise PeerLost("asked to part")
             time.sleep(0.0005)
         work.wait()
     except RuntimeError as error:
@@ -83,7 +83,7 @@ def meet(rank, size, address, port):
     threading.Thread(target=connect, daemon=True).start()
     while not outcome:
         if orders["part"] >= generation:
-            raise PeerLost("told to part")
+            raise PeerLost("asked to part")
         time.sleep(0.001)
     if isinstance(outcome[0], PeerLost):
         raise outcome[0]

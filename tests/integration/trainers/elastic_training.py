@@ -122,7 +122,7 @@ class Training:
         steps = [body["step"] for body in self.run.bodies("metric")]
         last = steps[-1]
         missing = set(range(1, last + 1)) - set(steps)
-        # What rank 0 was about to tell may be lost with it.
+        # What rank 0 was about to report may be lost with it.
         assert len(missing) <= (10 if self._lost_rank_0 else 0), f"no step is missing: {missing}"
         assert self.run.bodies("metric")[-1]["values"] == {"total": last * (last + 1) / 2}
         assert len(steps) >= last - len(missing) + self.run.progress["repeated_steps"]

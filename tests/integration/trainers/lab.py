@@ -91,7 +91,7 @@ class Running:
             raise AssertionError(f"{error}\n{reported[-6000:]}") from None
 
     def keep(self, kept: dict[str, str], token: int = 1) -> None:
-        """Tell the driver for which job nodes are kept, and wait until it has taken that."""
+        """Send the driver for which job nodes are kept, and wait until it has taken that."""
         until(lambda: self.launcher.keep(self.plan.attempt_id, kept, token), "the driver hears of kept nodes")
 
     def end(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_a_script_that_is_killed_after_the_hand_over_resumes_from_that_very_step
     second.close()
 
 
-#: Trains as many steps as it is told, and is not sudden.
+#: Trains as many steps as its argument says, and is not sudden.
 LONG = (
     SUDDEN.replace("total_steps=25", "total_steps=int(sys.argv[1])")
     .replace("import os", "import os, sys")

@@ -18,8 +18,8 @@ from cluster.node.agent.watch import (
     DrainNode,
     EndSoftly,
     Look,
+    Report,
     State,
-    Tell,
     acknowledged,
     drained,
     says,
@@ -42,8 +42,8 @@ class Watcher:
     def look(self, *events: ScheduledEvent, after_s: float = 0.0, **fields: Any) -> list[Action]:
         document = fields.pop("document", Document(incarnation=1, events=events))
         self.state, actions = step(self.state, "w0", Look(now=NOW + after_s, document=document, **fields))
-        self.reported += [action.message for action in actions if isinstance(action, Tell)]
-        return [action for action in actions if not isinstance(action, Tell)]
+        self.reported += [action.message for action in actions if isinstance(action, Report)]
+        return [action for action in actions if not isinstance(action, Report)]
 
     def accept(self, actions: Sequence[Action]) -> None:
         """The head drains, the cloud takes its answer."""

@@ -143,7 +143,7 @@ def test_sizes_that_the_table_does_not_know_and_things_that_are_no_machines_are_
     assert found(sku("Standard_Unknown"), sku(resourceType="disks")) == {}
 
 
-def test_prices_and_evictions_that_azure_tells_replace_the_tables() -> None:
+def test_prices_and_evictions_that_azure_states_replace_the_tables() -> None:
     reported = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100.lower(): 0.01})
     by_id = {one.id: one for one in reported}
     assert by_id[f"{A100}/1/spot"].price_per_hour == 0.5

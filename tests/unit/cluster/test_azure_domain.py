@@ -43,7 +43,7 @@ def given(decision: Decision) -> dict[str, str]:
 def test_the_one_that_has_waited_longest_gets_the_first_instance_that_runs() -> None:
     decision = decide(seen("a", "b"), [instance(10), instance(9), instance(2, state="Creating")])
     assert given(decision) == {"9": "a", "10": "b"}
-    assert [one.instance for one in decision.named] == ["9", "10"], "written down before they are told"
+    assert [one.instance for one in decision.named] == ["9", "10"], "written down before they are sent"
     assert [one.id for one in decision.surplus] == ["2"]
 
 

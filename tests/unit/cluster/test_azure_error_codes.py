@@ -180,7 +180,7 @@ def test_a_code_decides_whatever_the_status_says(code: str) -> None:
         assert raised.until == NOW + memory_s
 
 
-def test_throttling_and_a_used_up_quota_share_a_code_and_are_told_apart() -> None:
+def test_throttling_and_a_used_up_quota_share_a_code_and_are_distinguished() -> None:
     assert judge(failure("OperationNotAllowed", TOO_MANY, 429)).reason is Reason.THROTTLED
     assert judge(failure("OperationNotAllowed", "", 429)).reason is Reason.THROTTLED
     assert judge(failure("OperationNotAllowed", TOO_MANY, 409)).reason is Reason.THROTTLED

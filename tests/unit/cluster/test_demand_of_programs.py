@@ -409,7 +409,7 @@ def test_parts_are_of_one_request_and_few() -> None:
     assert len(programs(RayDemand(tasks=shapes), (), shared).waiting) <= 200
     whole = programs(gang(Strategy.PACK, CPU, CPU), (), shared)
     assert [(one.min_workers, one.max_workers) for one in whole.waiting] == [(2, 2)]
-    # Without shares nothing has to be told apart.
+    # Without shares nothing has to be distinguished.
     assert len(programs(RayDemand(tasks=((CPU, 100),))).waiting) == 1
 
 

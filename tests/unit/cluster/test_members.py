@@ -41,7 +41,7 @@ def test_of_two_that_live_or_two_that_are_dead_the_newest_counts() -> None:
     assert counts(dead(OLD), dead(NEW)) == "new"
 
 
-def test_a_drain_is_told_of_the_one_that_takes_work() -> None:
+def test_a_drain_counts_for_the_one_that_takes_work() -> None:
     assert counts(OLD, draining(NEW)) == "new"
     assert counts(draining(OLD), NEW) == "new", "that one is not drained yet"
     assert counts(dead(draining(OLD)), NEW) == "new"

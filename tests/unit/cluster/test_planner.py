@@ -549,7 +549,7 @@ def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is
         (9.9, BudgetStep.PAUSE, set()),
     ],
 )
-def test_a_budget_degrades_in_steps_and_owners_are_told(
+def test_a_budget_degrades_in_steps_and_reports_them_to_owners(
     spent: float, step: BudgetStep | None, nodes_left: set[str]
 ) -> None:
     steps = {"stop-growing": 0.8, "spot-only": 0.85, "shrink": 0.9}
@@ -837,7 +837,7 @@ def test_what_is_of_no_use_goes(changes: dict[str, Any], is_failure: bool) -> No
         ("", "its machine is gone"),
     ],
 )
-def test_a_node_whose_machine_vanished_is_told_to_have_been_taken_back(capacity: str, said: str) -> None:
+def test_a_node_whose_machine_vanished_is_said_to_have_been_taken_back(capacity: str, said: str) -> None:
     (end,) = acts(plan(view(nodes=[node("b", **LOST, offering=f"a/1/{capacity}")]), rules(), NOW))
     assert isinstance(end, Terminate)
     assert end.reason == said

@@ -38,7 +38,7 @@ def of(actions: Plan, kind: type) -> list:
 
 
 def changes(view: ClusterView, actions: Plan) -> list:
-    """What the actions begin; a node that is ending is told so until it is gone, which changes nothing."""
+    """What the actions begin; a node that is ending says so until it is gone, which changes nothing."""
     ending = {one.id for one in view.nodes if one.state is NodeState.TERMINATING or one.state in ENDED}
     return [
         action
@@ -72,12 +72,12 @@ def stands_in(wait: Wait) -> bool:
 
 @always
 @given(views(), policies)
-def test_a_plan_that_does_not_tell_jobs_why_they_wait_is_the_same_otherwise(
+def test_a_plan_that_leaves_out_why_jobs_wait_is_the_same_otherwise(
     view: ClusterView, rules: Policies
 ) -> None:
     reported = plan(view, rules, NOW)
     untold = tuple(one for one in reported if not isinstance(one, Wait) or not (one.job_id or stands_in(one)))
-    assert plan(view, rules, NOW, tells_jobs=False) == untold
+    assert plan(view, rules, NOW, explains_waits=False) == untold
 
 
 @always

@@ -126,7 +126,7 @@ def test_an_identity_outlives_neither_its_process_nor_moves_to_another(spawn: Sp
     assert processes.identity(process.pid) is None
 
 
-def test_waiting_tells_who_still_runs(spawn: Spawn, mark: str) -> None:
+def test_waiting_says_which_processes_still_runs(spawn: Spawn, mark: str) -> None:
     process = spawn(WAIT)
     found = processes.find_by_environment(MARK, mark)
     assert processes.wait_ended(found, 0.0) == found

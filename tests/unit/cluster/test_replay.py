@@ -175,7 +175,7 @@ def test_a_budget_that_nodes_without_jobs_have_used_up_stays_used_up_until_the_d
     assert len([at for at in launched_at if at < DAY_S]) == 24
 
 
-def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_is_told_what_is_left() -> None:
+def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_knows_what_is_left() -> None:
     left: dict[float, float] = {}
 
     def planner(view: ClusterView, policies: Policies, now: float) -> Plan:

@@ -151,7 +151,7 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Capture
         (["--ray-address", "127.0.0.1:1"], "no Ray head answers at 127.0.0.1:1"),
     ],
 )
-def test_a_cluster_that_cannot_be_joined_is_told_and_nothing_stays(
+def test_a_cluster_that_cannot_be_joined_is_reported_and_nothing_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     if "no Ray head" in said:

@@ -40,7 +40,7 @@ def test_other_jobs_use_what_is_left_of_these_nodes() -> None:
     assert first.workers == second.workers == (("a", 2),)
 
 
-def test_a_job_that_finds_too_few_nodes_is_told_the_limit() -> None:
+def test_a_job_that_finds_too_few_nodes_says_the_limit() -> None:
     (wait,) = starts([limited(1, 5)], [], [large("a"), large("b")], POOLS)
     assert isinstance(wait, Wait)
     assert "5 workers of 1 GPU, at most 1 on a node" in wait.reason

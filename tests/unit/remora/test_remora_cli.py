@@ -88,9 +88,9 @@ def test_an_empty_name_is_refused_and_no_job_is_taken_for_it(cli: Cli, service: 
 
 
 def test_an_error_of_the_service_is_exit_code_1(cli: Cli, service: FakeService) -> None:
-    service.faults = [problem(500, "internal", "It broke\nin two lines.", hint="Tell us.")]
+    service.faults = [problem(500, "internal", "It broke\nin two lines.", hint="Report it.")]
     assert cli("nodes") == ExitCode.ERROR
-    assert cli.err == "remora: It broke in two lines; Tell us.\n"
+    assert cli.err == "remora: It broke in two lines; Report it.\n"
 
 
 def test_list_in_a_pipe_is_plain_columns(cli: Cli, service: FakeService) -> None:
@@ -199,7 +199,7 @@ def test_what_happened_to_a_node_and_what_is_planned_for_it(cli: Cli, service: F
     assert cli("nodes", "../jobs") == ExitCode.NOT_FOUND
 
 
-def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, service: FakeService) -> None:
+def test_pools_show_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, service: FakeService) -> None:
     assert cli("pools") == ExitCode.OK
     assert cli.err == "There are no pools.\n"
     waits = [PoolWait(reason="spot is sold out", since=5.0), PoolWait(reason="1 node goes later", since=9.0)]
@@ -247,7 +247,7 @@ def test_prune_asks_until_nothing_is_left_and_never_without_a_yes(cli: Cli, serv
     ] * 2
 
 
-def test_a_running_job_tells_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
+def test_a_running_job_says_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
     service.add_job(state=JobState.RUNNING, why_short="pool 'p' may have 1 node")
     assert cli("show", "last") == ExitCode.OK
     assert "why not more    pool 'p' may have 1 node\n" in cli.out

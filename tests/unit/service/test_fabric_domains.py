@@ -167,7 +167,7 @@ class TestWhoIsToldThatThereIsNone:
         )
         assert not queue_worlds.decide([job(least=3, most=3)], [], [], two).waits[0].is_hopeless
 
-    def test_a_worker_too_large_for_machines_with_infiniband_is_told_so(self) -> None:
+    def test_a_worker_too_large_for_machines_with_infiniband_says_so(self) -> None:
         large = PoolSize("p", 3, {"GPU": 8.0}, with_fabric=(FAST,))
         wide = replace(job(1, 1), worker_resources={"GPU": 2.0})
         (wait,) = queue_worlds.decide([wide], [], [], [large]).waits

@@ -120,7 +120,7 @@ class World:
         return Decided(starts(waiting, running, self.views(), self.pools(), kept=self.kept()))
 
     def kept(self) -> dict[str, str]:
-        """For which job each node is kept, as drivers are told."""
+        """For which job each node is kept, as drivers get it."""
         jobs = self.demands()
         waiting = [job for job in jobs if not job.is_running]
         refused = blocked_owners(waiting, {job.id for job in waiting}, self.pools(), None)

@@ -298,7 +298,7 @@ class TestObservations:
         assert (done.state, done.lost_s, done.lost_since) == (JobState.CANCELLED, 10.0, None)
 
     def test_a_second_loss_before_a_new_step_does_not_begin_the_lost_time_again(self) -> None:
-        """Even where the second attempt had won back what the first one lost, which tells a later time of its step."""
+        """Even where the second attempt had won back what the first one lost, which gives a later time of its step."""
         job, attempt = lost_and_started_again(at_step=10, lost_at=NOW + 2)
         won_back = lifecycle.observe_step(job, attempt, 10, NOW + 20)
         assert won_back.attempt is not None

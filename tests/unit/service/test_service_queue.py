@@ -166,7 +166,7 @@ class TestAdmission:
         assert "capacity for 3" in decision.waits[0].reason
 
     @pytest.mark.parametrize("place", range(3))
-    def test_a_job_that_can_never_fit_is_told_so_wherever_it_is_in_the_queue(self, place: int) -> None:
+    def test_a_job_that_can_never_fit_says_so_wherever_it_is_in_the_queue(self, place: int) -> None:
         queue = [job_row(min_workers=3, max_workers=3), job_row()]
         queue.insert(place, never := job_row(min_workers=4, max_workers=4))
         decision = decide(queue, [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
@@ -181,7 +181,7 @@ class TestAdmission:
             ({"CPU": 1.0, "GPU": 1.0}, "no node of the pools has 1 CPU, 1 GPU"),
         ],
     )
-    def test_a_worker_too_large_for_any_node_is_told_so(self, worker: dict[str, float], said: str) -> None:
+    def test_a_worker_too_large_for_any_node_says_so(self, worker: dict[str, float], said: str) -> None:
         (wait,) = decide([job_row(worker_resources=worker)], [], ready_nodes(3), [POOL]).waits
         assert said in wait.reason
 
@@ -293,7 +293,7 @@ class TestAdmission:
 
     @settings(derandomize=True)
     @given(st.lists(demand, max_size=6), st.lists(demand, max_size=3), st.integers(0, 5))
-    def test_every_job_is_started_or_told_why_not(
+    def test_every_job_is_started_or_says_why_not(
         self,
         queue: list[tuple[int, int, dict[str, float]]],
         held: list[tuple[int, int, dict[str, float]]],
@@ -546,7 +546,7 @@ class TestRecords:
             junk,
         ),
     )
-    def test_whatever_a_driver_tells_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
+    def test_whatever_a_driver_reports_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
         said = read(Record(seq=1, at=1.0, kind=kind, body=body))  # type: ignore[arg-type]
         if isinstance(said, InvalidRecord):
             assert said.why

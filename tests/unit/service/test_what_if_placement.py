@@ -97,7 +97,7 @@ class Watched:
 
     def __call__(self, view: ClusterView, asked: Policies, now: float) -> Plan:
         self.views.append(view)
-        return plan(view, asked, now, tells_jobs=False)
+        return plan(view, asked, now, explains_waits=False)
 
     def replayed(self, trace: Trace, rules: Policies, assumptions: Assumptions) -> Replay:
         run = Replay(trace, rules, self, backoff_in_a_replay, assumptions)

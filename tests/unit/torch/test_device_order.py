@@ -61,7 +61,7 @@ class Device:
 
 
 class Watching(TorchDispatchMode):
-    """Tells the device of all that is computed in this thread."""
+    """Records on the device all that is computed in this thread."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -138,9 +138,9 @@ class Supervisor:
     def lose(self) -> None:
         """As the thread that reads the channel does it."""
         self.parted = 0
-        telling = threading.Thread(target=self.on_leave, args=(0,))
-        telling.start()
-        telling.join()
+        notifying = threading.Thread(target=self.on_leave, args=(0,))
+        notifying.start()
+        notifying.join()
 
     def send(self, message: dict[str, Any]) -> None:
         self.said.append(message["type"])

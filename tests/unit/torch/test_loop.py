@@ -294,7 +294,7 @@ def test_augmentations_draw_the_same_whatever_the_script_draws() -> None:
 
 
 class Endless(IterableDataset):
-    """Random numbers of its own making, `size` per epoch; tells which epoch it is in."""
+    """Random numbers of its own making, `size` per epoch; reports which epoch it is in."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epochs = size, []

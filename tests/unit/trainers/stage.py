@@ -1,4 +1,4 @@
-"""Workers without processes: scripts that park, join and agree as told, until a test makes them fail."""
+"""Workers without processes: scripts that park, join and agree as asked, until a test makes them fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attempt tells: once, within the limit of its log, and nothing after its last word."""
+"""What an attempt reports: once, within the limit of its log, and nothing after its last word."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_workers_hold_lines_back_only_while_lines_are_fetched() -> None:
     assert account.free_log_bytes(8) == HOLD_BYTES // 8
 
 
-def test_what_training_tells_does_not_wait_behind_lines() -> None:
+def test_what_training_reports_does_not_wait_behind_lines() -> None:
     account, _, _ = filled(4)
     account.event("node.lost", "It is gone.")
     account.measure({"step": 1, "world_size": 1, "values": {"loss": 0.5}})

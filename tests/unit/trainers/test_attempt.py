@@ -161,7 +161,7 @@ def test_a_checkpoint_that_is_refused_is_reported() -> None:
     play(scene())
 
 
-def test_a_step_that_a_new_rank_0_tells_again_is_not_done_again() -> None:
+def test_a_step_that_a_new_rank_0_reports_again_is_not_done_again() -> None:
     async def scene() -> None:
         stage = Stage(2)
         stage.kill(0)

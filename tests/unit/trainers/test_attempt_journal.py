@@ -1,4 +1,4 @@
-"""What an attempt tells is kept until it is stored elsewhere."""
+"""What an attempt reports is kept until it is stored elsewhere."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_records_are_numbered_without_gaps_and_forgotten_once_acknowledged() -> 
 def test_threads_do_not_disturb_the_numbering() -> None:
     journal = Journal()
 
-    def tell() -> None:
+    def report() -> None:
         for _ in range(200):
             journal.append(0.0, "event", {})
 
-    threads = [threading.Thread(target=tell) for _ in range(4)]
+    threads = [threading.Thread(target=report) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -31,7 +31,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Job:
-    """One worker whose checkpoints go into a real storage, which refuses to delete when it is told so."""
+    """One worker whose checkpoints go into a real storage, which refuses to delete when it is asked to."""
 
     def __init__(self, folder: Path, stage: Stage) -> None:
         self.stage = stage
@@ -288,8 +288,8 @@ class Next:
         return [one["step"] for one in record.body["checkpoints"]]
 
 
-def test_an_attempt_tells_what_the_one_before_it_left(tmp_path: Path) -> None:
-    """Whatever that one committed, deleted or found damaged, and had no time to tell."""
+def test_an_attempt_reports_what_the_one_before_it_left(tmp_path: Path) -> None:
+    """Whatever that one committed, deleted or found damaged, and had no time to report."""
 
     async def scene() -> None:
         job = Job(tmp_path, Stage(1, checkpoint_keep=9))

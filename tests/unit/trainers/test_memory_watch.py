@@ -35,7 +35,7 @@ def own() -> Iterator[str]:
             path.unlink(missing_ok=True)
 
 
-#: Told when a watch has written down what it has seen.
+#: Set when a watch has written down what it has seen.
 WRITTEN = threading.Condition()
 
 
@@ -50,7 +50,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Script:
-    """A process that does what it is told, line by line."""
+    """A process that carries out orders, line by line."""
 
     def __init__(self) -> None:
         loop = (

@@ -564,7 +564,7 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     assert next_one.bodies("output") == []
 
 
-def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_path: Path) -> None:
+def test_an_attempt_reports_once_what_the_one_before_may_have_kept_to_itself(tmp_path: Path) -> None:
     first, worker = Head(tmp_path), Worker(tmp_path)
     assert first.bodies("output") == []
     for text in ("a", "b", "cc"):

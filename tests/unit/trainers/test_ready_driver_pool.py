@@ -40,7 +40,7 @@ def test_those_of_earlier_tokens_end_and_those_of_later_ones_are_left_alone() ->
 
 
 def test_one_of_the_same_token_that_this_process_does_not_know_ends() -> None:
-    """It reached the cluster again, and what it had made before it cannot tell from what is taken."""
+    """It reached the cluster again, and what it had made before it cannot distinguish from what is taken."""
     assert plan_pool(7, [A], {A, B}, most=1, slots=1, may_start=True).end == (B,)
 
 

@@ -12,7 +12,7 @@ from trainers.driver.stragglers import AGAIN_S, LOOKS, Straggler, Stragglers
 def stragglers(
     own_s: list[float], *, shards: list[int] | None = None, looks: int = LOOKS, begin: float = 0.0
 ) -> list[Straggler]:
-    """Who straggles when every rank tells the same again and again, once a second."""
+    """Who straggles when every rank reports the same again and again, once a second."""
     return heard(Stragglers(len(own_s)), own_s, shards, looks, begin)
 
 
@@ -69,7 +69,7 @@ def test_nonsense_is_refused(own_s: float) -> None:
         list(Stragglers(2).measure(0, own_s, 1, 0.0))
 
 
-def test_a_worker_group_tells_it_once_and_passes_over_words_of_an_older_group() -> None:
+def test_a_worker_group_reports_it_once_and_passes_over_words_of_an_older_group() -> None:
     group = WorkerGroup(
         generation=2, world_size=2, started_at=0.0, progress=Progress(), checkpoint_interval_s=None
     )

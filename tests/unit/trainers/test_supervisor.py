@@ -60,7 +60,7 @@ def test_a_command_sees_what_its_job_asks_of_an_elastic_loop(stage: Stage) -> No
     assert [line["text"] for line in stage.driver.all("log")] == ["12"]
 
 
-def test_a_command_that_fails_tells_ray_train_so(stage: Stage) -> None:
+def test_a_command_that_fails_fails_for_ray_train(stage: Stage) -> None:
     stage.start("raise SystemExit(3)")
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 3}
     assert isinstance(stage.outcome, ChildFailed)
@@ -751,7 +751,7 @@ def test_a_notice_has_outputs_stored_at_once(stage: Stage) -> None:
     assert file.name == "snapshot"
 
 
-def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
+def test_variables_have_what_only_the_worker_knows(stage: Stage) -> None:
     variables = {"RUN": "${{job.id}}/${{ job.attempt }}", "AT": "${{master.address}}:${{master.port}}"}
     stage.start("import os; print(os.environ['RUN'], os.environ['AT'])", variables=variables)
     stage.end()
@@ -840,7 +840,7 @@ def test_temporary_files_of_a_killed_supervisor_are_removed_by_the_next_one(stag
     assert not left.exists()
 
 
-def test_what_a_launcher_exports_is_told_the_same(stage: Stage) -> None:
+def test_what_a_launcher_exports_has_the_same(stage: Stage) -> None:
     command = ["mpirun", "-x", "RUN=${{job.id}}", "-x", "OMP_NUM_THREADS=3", sys.executable, "train.py"]
     stage.start("import os; print(os.environ['RUN'], os.environ['OMP_NUM_THREADS'])", command=command)
     stage.end()

@@ -177,7 +177,7 @@ def test_a_script_that_alternates_between_old_and_new_steps_says_so_once() -> No
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 4), max_size=4), st.booleans())
-def test_what_a_new_rank_0_tells_again_counts_only_where_it_had_not_arrived(
+def test_what_a_new_rank_0_reports_again_counts_only_where_it_had_not_arrived(
     arrived: int, others: list[int], is_planned: bool
 ) -> None:
     """The worker that becomes rank 0 reports its last steps again, as the one before it may have died with them."""
