@@ -27,7 +27,7 @@ class Launcher(Protocol):
     def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         """Start the driver, and return whether it has the plan; does not wait, so it is called until it returns True.
 
-        `secrets` are the values of the plan's secrets in pieces (`trainers.secret_values`); they are stored nowhere.
+        `secrets` are the values of the plan's secrets in chunks (`trainers.secret_values`); they are stored nowhere.
         Idempotent by `plan.attempt_id`, also from several controllers: at most one driver of an attempt ever has a
         plan.  `DriverGone` says that this attempt will have no driver.
         """

@@ -36,7 +36,7 @@ class CuttingProxy:
         port = self._listener.getsockname()[1]
         self.url = parsed.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
         self._next: Cut | None = None
-        #: So many connections are still to be turned away.
+        #: Connections that are still to be refused.
         self.to_refuse = 0
         #: Set when a connection was broken.
         self.has_cut = threading.Event()

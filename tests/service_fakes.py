@@ -30,7 +30,7 @@ from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, R
 from trainers.preflight.answers import LinkAnswer, OwnAnswer
 from trainers.preflight.product import DIGEST
 from trainers.secret_values import values_of
-from trainers.shells import STDOUT, OutputPiece, ShellAnswer, ShellTurn
+from trainers.shells import STDOUT, OutputChunk, ShellAnswer, ShellTurn
 from trainers.stored_ends import records_in
 
 
@@ -250,14 +250,14 @@ class FakeShell:
 
     state: ShellTurn
     typed: list[bytes] = field(default_factory=list)
-    printed: list[OutputPiece] = field(default_factory=list)
+    printed: list[OutputChunk] = field(default_factory=list)
     is_open: bool = True
     taken: int = 0
     #: Why it has ended, and with which exit code.
     end: tuple[str, int | None] | None = None
 
     def print(self, *contents: bytes, stream: int = STDOUT) -> None:
-        """Print these, a piece each."""
+        """Print these, a chunk each."""
         for content in contents:
             self.printed.append((len(self.printed) + 1, stream, content))
 
@@ -267,19 +267,19 @@ class FakeShell:
             if self.is_open and number == self.taken + 1:
                 self.taken = number
                 self.typed.append(content)
-        pieces, left = [], self.state.room
-        for piece in self.printed[self.state.after :]:
-            if len(piece[2]) > left:
+        chunks, left = [], self.state.room
+        for chunk in self.printed[self.state.after :]:
+            if len(chunk[2]) > left:
                 break
-            left -= len(piece[2])
-            pieces.append(piece)
-        is_whole = self.state.after + len(pieces) == len(self.printed)
+            left -= len(chunk[2])
+            chunks.append(chunk)
+        is_whole = self.state.after + len(chunks) == len(self.printed)
         message, code = self.end if self.end is not None and is_whole else (None, None)
         return ShellAnswer(
             number=self.state.number,
             is_open=self.is_open,
             taken=self.taken,
-            pieces=tuple(pieces),
+            chunks=tuple(chunks),
             message=message,
             exit_code=code,
         )

@@ -35,7 +35,7 @@ def fill(disk: Path) -> Path:
 
 
 def fill_but(disk: Path, free_bytes: int) -> Path:
-    """The same, but for so many bytes."""
+    """The same, but for that number of bytes."""
     ballast = fill(disk)
     os.truncate(ballast, max(0, ballast.stat().st_size - free_bytes))
     return ballast

@@ -147,7 +147,7 @@ class RayLauncher:
     def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         """Start the attempt's driver, and return whether it has the plan; to be called until it has.
 
-        `secrets` are the pieces of the values of the plan's secrets (`trainers.secret_values`).
+        `secrets` are the chunks of the values of the plan's secrets (`trainers.secret_values`).
         True: it has the plan, and the attempt is its own.  False: it has not answered yet.  `DriverGone`: this attempt
         will have no driver.
         """

@@ -393,7 +393,7 @@ def programs_of(
     with_something = [node for node in nodes if node.id in seen.held and node.state in JOINED]
     return Programs(
         waiting=tuple(part for demand in waiting.values() for part in _parts_of(demand, parts)),
-        held={node.id: _holding(policy, node, seen) for node in with_something if node.is_usable},
+        held={node.id: _held_demand(policy, node, seen) for node in with_something if node.is_usable},
         leaving=frozenset(node.id for node in with_something if not node.is_usable),
         requests=tuple(requests),
         refused=refused,
@@ -421,7 +421,7 @@ def request_of(demand_id: str) -> str:
     return "_".join(demand_id.split("_")[:2])
 
 
-def _holding(policy: RayProgramsPolicy, node: NodeView, seen: RayDemand) -> JobDemand:
+def _held_demand(policy: RayProgramsPolicy, node: NodeView, seen: RayDemand) -> JobDemand:
     """What programs hold of a node, as a job with one worker there.
 
     What they have not saved is not known, so that all since the node was ready counts as lost when it is drained.

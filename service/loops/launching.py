@@ -129,7 +129,7 @@ class Launching:
             why = secrets.why
         else:
             try:
-                answer = launcher.start(replace(plan, secret_versions=secrets.versions), secrets.pieces)
+                answer = launcher.start(replace(plan, secret_versions=secrets.versions), secrets.chunks)
             except Exception as error:
                 log.warning(
                     "the driver of %s cannot be started: %s",

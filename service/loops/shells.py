@@ -1,7 +1,7 @@
 """Moves what is typed and printed between the rows of shells and the drivers of their attempts, and ends shells.
 
 Each step sends a driver all shells of its attempt: one that is not named any more ends there.  Numbers make repeats
-harmless: a piece is forgotten at one end when its number has come back from the other one.
+harmless: a chunk is forgotten at one end when its number has come back from the other one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from remora.process_log import about
 from service.interfaces import ShellTransport
 from service.loops.tick import Tick
-from service.queue.shells import ShellRow, after_answer, after_look, is_clear, new_pieces
+from service.queue.shells import ShellRow, after_answer, after_look, is_clear, new_chunks
 from service.store import audit
 from service.store import shells as store
 from service.store.audit import AuditRow
 from service.store.ids import new_id
 from service.store.tables import jobs
-from trainers.shells import UNREAD_BYTES, InputPiece, ShellAnswer, ShellTurn
+from trainers.shells import UNREAD_BYTES, InputChunk, ShellAnswer, ShellTurn
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Shells:
         tick: Tick,
         transport: ShellTransport,
         looked: Sequence[_Followed],
-        inputs: Mapping[store.Place, list[InputPiece]],
+        inputs: Mapping[store.Place, list[InputChunk]],
         unread: Mapping[store.Place, int],
     ) -> None:
         states: dict[str, list[ShellTurn]] = {
@@ -89,7 +89,7 @@ class Shells:
         _take(tick, [(rows[place], answer) for place, answer in said.items() if place in rows])
 
 
-def _state_of(row: ShellRow, inputs: Sequence[InputPiece], free_bytes: int) -> ShellTurn:
+def _state_of(row: ShellRow, inputs: Sequence[InputChunk], free_bytes: int) -> ShellTurn:
     return ShellTurn(
         number=row.number,
         rank=row.rank,
@@ -110,11 +110,11 @@ def _take(tick: Tick, pairs: Sequence[tuple[ShellRow, ShellAnswer]]) -> None:
         taken = min(answer.taken, row.input_seq)
         after = after_answer(row, answer, tick.now)
         if after != row or taken:
-            changes.append((row, after, taken, new_pieces(row, answer)))
+            changes.append((row, after, taken, new_chunks(row, answer)))
 
     def work(connection: sa.Connection) -> None:
-        for row, _, taken, pieces in changes:
-            store.take(connection, row, taken, pieces)
+        for row, _, taken, chunks in changes:
+            store.take(connection, row, taken, chunks)
         _write(connection, tick, [row for row, *_ in changes], [after for _, after, *_ in changes])
 
     if changes:

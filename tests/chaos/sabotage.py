@@ -115,7 +115,7 @@ class Job:
     # --- the course of a run
 
     def trains(self, steps: int, workers: int) -> None:
-        """Wait until so many workers that were not struck have done some steps."""
+        """Wait until that number of workers that were not struck have done some steps."""
         self.until(lambda: self._size >= workers and len(self._unharmed()) >= workers, f"{workers} train")
         begun = self._mark()
         self.until(lambda: self._steps_since(begun) >= steps, f"they do {steps} steps")

@@ -60,7 +60,7 @@ def emulator_url(emulated: Embedded) -> str:
 
 
 def is_connected(emulated: Embedded, times: int) -> bool:
-    """The controller has found its head, and before it its cloud, so many times."""
+    """The controller has found its head, and before it its cloud, that number of times."""
     return emulated.log("controller").count("connected to the Ray head") >= times
 
 

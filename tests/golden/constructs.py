@@ -75,7 +75,7 @@ class Ended:
 
 
 def train_together(body: Body, workers: int, folder: Path, **variables: str) -> list[Ended]:
-    """Run a script with so many workers, as torchrun would."""
+    """Run a script with that number of workers, as torchrun would."""
     folder.mkdir(parents=True, exist_ok=True)
     port = str(free_port())
     processes = []

@@ -112,7 +112,7 @@ class Driver:
         #: The number of the newest request for a profile.
         self._profile_requested = 0
         #: Nodes, by Ray's ids, whose workers have stored a checkpoint, which stays there for the next worker group.
-        self._keepers: set[str] = set()
+        self._keeping_nodes: set[str] = set()
         #: The values of the attempt's secrets, as its workers get them.
         self._secrets: tuple[bytes, ...] = ()
 
@@ -142,7 +142,7 @@ class Driver:
     async def start(self, plan: AttemptPlan, *secrets: bytes) -> None:
         """Claim the attempt and begin; called again it changes nothing.
 
-        `secrets` are the pieces of the values of the plan's secrets.
+        `secrets` are the chunks of the values of the plan's secrets.
         Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, or when it does not speak
         the service's protocol, and StorageError when the former cannot be found out for half a minute; then it begins
         nothing.
@@ -292,9 +292,9 @@ class Driver:
         """A worker asks what is new for a shell; see `trainers.driver.shells`."""
         return await self._shells.input(token, taken, size)
 
-    async def shell_output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+    async def shell_output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
         """A worker hands over output of a shell; see `trainers.driver.shells`."""
-        return await self._shells.output(token, pieces)
+        return await self._shells.output(token, chunks)
 
     async def shell_ended(self, token: str, message: str, exit_code: int | None) -> None:
         """A worker says that a shell has ended."""
@@ -305,7 +305,7 @@ class Driver:
         return self._attempt.relay.offer(shard)
 
     async def relay_take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
-        """A piece of one of those files; see `trainers.driver.relay`."""
+        """A chunk of one of those files; see `trainers.driver.relay`."""
         await self._attempt.relay.take(shard, name, offset, chunk)
 
     async def relay_seal(self, shard: CheckpointShard) -> bool:
@@ -319,7 +319,7 @@ class Driver:
         if kind == "started":
             self._in_place.note_start(slot, message)
         if kind == "shard" and (member := group_members.by_slot.get(slot)) is not None:
-            self._keepers.add(member.ray_node_id)
+            self._keeping_nodes.add(member.ray_node_id)
         is_member = attempt.group is not None and slot in group_members.present
         if kind == "elastic" and self._backend.needs_ports:
             # Its workers are wired together when they start; a change takes a new worker group.
@@ -522,7 +522,7 @@ class Driver:
             )
         if error is not None:
             # Workers that have ended well did so themselves.
-            ray_train.give_back_checkpoints(plan.attempt_id, self._call(lambda: set(self._keepers)))
+            ray_train.give_back_checkpoints(plan.attempt_id, self._call(lambda: set(self._keeping_nodes)))
         return error
 
     def _open_checkpoints(self, catalog: Catalog) -> None:

@@ -74,7 +74,7 @@ class Relay:
         return True
 
     async def take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
-        """A piece of a file (a relative POSIX path) at that offset.
+        """A chunk of a file (a relative POSIX path) at that offset.
 
         Raises KeyError when the shard was not offered, ValueError for what does not belong into it, OSError when the
         disk fails.

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainers.driver.members import GroupMembers
 from trainers.ray_train import Member
-from trainers.shells import BUFFER_BYTES, FORGOTTEN_S, InputPiece, OutputPiece, ShellTurn
+from trainers.shells import BUFFER_BYTES, FORGOTTEN_S, InputChunk, OutputChunk, ShellTurn
 
 #: Seconds that a call waits for news, and between two looks whether a worker lives.
 _WAIT_S, _LOOK_S = 10.0, 1.0
@@ -39,13 +39,13 @@ class _Shell:
     is_over: bool = False
     message: str | None = None
     exit_code: int | None = None
-    inputs: deque[InputPiece] = field(default_factory=deque)
-    #: The last pieces of input that came, and that its supervisor has written.
+    inputs: deque[InputChunk] = field(default_factory=deque)
+    #: The last chunks of input that came, and that its supervisor has written.
     received: int = 0
     taken: int = 0
-    outputs: deque[OutputPiece] = field(default_factory=deque)
+    outputs: deque[OutputChunk] = field(default_factory=deque)
     output_bytes: int = 0
-    #: The last piece of output.
+    #: The last chunk of output.
     made: int = 0
 
     def note(self, state: ShellTurn, now: float) -> None:
@@ -71,23 +71,23 @@ class _Shell:
         is_at_end = self.has_ended and len(shown) == len(self.outputs)
         return bool(shown) or is_at_end or is_taken or self.is_open != self.state.is_open
 
-    def shown(self) -> list[OutputPiece]:
+    def shown(self) -> list[OutputChunk]:
         """The output for which the service has space."""
         found, left = [], self.state.room
-        for piece in self.outputs:
-            if len(piece[2]) > left:
+        for chunk in self.outputs:
+            if len(chunk[2]) > left:
                 break
-            left -= len(piece[2])
-            found.append(piece)
+            left -= len(chunk[2])
+            found.append(chunk)
         return found
 
     def answer(self) -> list[Any]:
         """As `trainers.shells.as_answer` reads it."""
         shown = self.shown()
         is_whole = self.has_ended and len(shown) == len(self.outputs)
-        pieces = [list(piece) for piece in shown]
+        chunks = [list(chunk) for chunk in shown]
         ended = (self.message, self.exit_code) if is_whole else (None, None)
-        return [self.state.number, self.is_open, self.taken, pieces, *ended]
+        return [self.state.number, self.is_open, self.taken, chunks, *ended]
 
 
 class Shells:
@@ -141,7 +141,7 @@ class Shells:
     # --- called by supervisors
 
     async def input(self, token: str, taken: int, size: Size | None) -> dict[str, Any]:
-        """What is new for a shell whose supervisor has written pieces up to `taken` and has set that size.
+        """What is new for a shell whose supervisor has written chunks up to `taken` and has set that size.
 
         `{"pieces": [(number, bytes)...], "size": [rows, columns] or None, "is_over": bool}`; waits a while for it.
         """
@@ -160,16 +160,16 @@ class Shells:
         await self._until(lambda: bool(shell.inputs) or is_over() or shell.state.size != size)
         return {"pieces": list(shell.inputs), "size": shell.state.size, "is_over": is_over()}
 
-    async def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+    async def output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
         """Take output, `(stream, bytes)`: `taken`; `full` when there was no space for a while; `over`."""
         shell = self._named(token)
         if shell is None or shell.is_over:
             return "over"
-        if pieces:
+        if chunks:
             await self._until(lambda: shell.is_over or shell.output_bytes < BUFFER_BYTES)
             if shell.output_bytes >= BUFFER_BYTES:
                 return "over" if shell.is_over else "full"
-        for stream, content in pieces:
+        for stream, content in chunks:
             shell.made += 1
             shell.outputs.append((shell.made, stream, content))
             shell.output_bytes += len(content)

@@ -204,10 +204,10 @@ def _ends_after(seconds: float) -> Iterator[None]:
 def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedCommand, float]:
     received = b""
     while not received.endswith(b"\n"):
-        piece, more, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
+        chunk, more, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
         descriptors.extend(more)
-        received += piece
-        if not piece or len(received) > _REQUEST_BYTES:
+        received += chunk
+        if not chunk or len(received) > _REQUEST_BYTES:
             raise ValueError("it is cut")
     request: dict[str, Any] = json.loads(received)
     if len(descriptors) != 4:

@@ -29,7 +29,7 @@ _changed = threading.Condition()
 
 
 def prepare(assignment: Assignment, *secrets: bytes) -> None:
-    """Take an assignment, and the pieces of the values of its secrets; called before the supervisor begins."""
+    """Take an assignment, and the chunks of the values of its secrets; called before the supervisor begins."""
     global _assignment
     with _changed:
         _assignment = dataclasses.replace(assignment, secrets=values_of(secrets))

@@ -85,7 +85,7 @@ def train(world: World, job_id: str) -> None:
 
 
 def running_on(world: World, nodes: int) -> str:
-    """A job that trains on so many nodes of three that it could use."""
+    """A job that trains on that number of nodes of three that it could use."""
     job_id = world.submit(min_workers=1, max_workers=nodes)
     for _ in world.ticks_until("the job starts"):
         ready = [node for node in living(world) if node.state is NodeState.READY]

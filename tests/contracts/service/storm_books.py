@@ -108,7 +108,7 @@ class Books:
         assert storm.cost - storm.excused <= storm.usd, "more is spent than there is"
 
     def allow(self, max_nodes: int) -> None:
-        """So many nodes are requested from now on; those above it need not have gone at once."""
+        """That number of nodes is requested from now on; those above it need not have gone at once."""
         self._most = max(max_nodes, len(self.counted()))
 
     def check_cleared(self) -> None:

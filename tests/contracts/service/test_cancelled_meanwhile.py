@@ -48,7 +48,7 @@ class Owner:
         monkeypatch.setattr(Tick, "apply", write)
 
     def cancels_at(self, write: int, job_id: str) -> bool:
-        """One tick, in which the job is cancelled before that write; False when it has not so many writes."""
+        """One tick, in which the job is cancelled before that write; False when it has not that many writes."""
         self._before, self._left = (lambda: self._world.cancel(job_id)), write
         self._log.clear()
         self._world.tick()

@@ -31,7 +31,7 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 def run_jobs(world: World, count: int) -> list[str]:
-    """So many jobs that run more than those that do."""
+    """That many more jobs that run than those that do."""
     job_ids = [world.submit() for _ in range(count)]
     world.tick(2)
     for job_id in job_ids:

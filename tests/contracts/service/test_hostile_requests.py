@@ -60,13 +60,13 @@ async def ask(app: FastAPI, method: str, path: str, body: bytes = b"") -> tuple[
         "query_string": query.encode(), "root_path": "", "scheme": "http", "headers": headers, "state": {},
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     }  # fmt: skip
-    pieces = [body[begin : begin + 65536] for begin in range(0, len(body), 65536)] or [b""]
+    chunks = [body[begin : begin + 65536] for begin in range(0, len(body), 65536)] or [b""]
     answered: list[Message] = []
 
     async def receive() -> Message:
-        if not pieces:
+        if not chunks:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+        return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
 
     async def send(message: Message) -> None:
         answered.append(message)

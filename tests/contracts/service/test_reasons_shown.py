@@ -98,7 +98,7 @@ def ready(world: World) -> list[NodeRow]:
 
 
 def train(world: World, nodes: int, **fields: Any) -> str:
-    """A job that runs on so many nodes."""
+    """A job that runs on that number of nodes."""
     job_id = world.submit(**fields)
     for _ in world.ticks_until("its nodes are ready and it is admitted"):
         if len(ready(world)) == nodes and world.job(job_id).state is JobState.ADMITTED:

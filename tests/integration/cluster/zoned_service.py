@@ -79,13 +79,13 @@ class ZonedService:
     # --- as operators and users
 
     def follow(self, zones: str, max_nodes: int, join_timeout_s: float = 180.0) -> None:
-        """Buy so many spot machines at most, in these zones in order of preference."""
+        """Buy that number of spot machines at most, in these zones in order of preference."""
         self._max_nodes = max(max_nodes, self._max_nodes)
         document = _POLICIES.format(zones=zones, max_nodes=max_nodes, join_timeout_s=join_timeout_s)
         self.client.apply_policy(document, based_on=self.client.policy().version)
 
     def trains(self, job: Job, workers: int, steps: int = 10) -> None:
-        """Wait until so many workers have done some steps together."""
+        """Wait until that number of workers have done some steps together."""
 
         def size() -> int:
             return self.client.job(job.id).world_size

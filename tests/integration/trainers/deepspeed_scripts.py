@@ -17,7 +17,7 @@ def with_config(**changes: object) -> dict[str, str]:
     return {**EXAMPLE, "ds_config.json": json.dumps(config)}
 
 
-#: Layers whose tensors DeepSpeed cuts in two; as many copies of the model as the workers make.
+#: Layers whose tensors DeepSpeed splits in two; as many copies of the model as the workers make.
 TENSOR_PARALLEL = """
 import sys, time
 import deepspeed, torch

@@ -27,7 +27,7 @@ class Training:
         self.run: Running = lab.run({"train.py": ELASTIC}, *command, **fields)
 
     def trains(self, workers: int, *, steps: int = 10) -> None:
-        """Wait until so many workers have done some steps together."""
+        """Wait until that number of workers have done some steps together."""
         run = self.run
         run.until(lambda: self.size == workers, f"{workers} workers train")
         after = run.step

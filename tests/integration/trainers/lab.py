@@ -28,7 +28,7 @@ from tests.attempt_plans import plan_of
 from trainers.environments.build import KeptEnvironment, kept_environments
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
-from trainers.secret_values import pieces_of
+from trainers.secret_values import chunks_of
 
 #: Seconds within which anything must have happened on a busy machine.
 PATIENCE_S = 180.0
@@ -278,7 +278,7 @@ class Lab:
         """`values` are those of the plan's secrets."""
         running = Running(plan)
         self._attempts.append(running)
-        running.launcher.start(plan, pieces_of(values or {}))
+        running.launcher.start(plan, chunks_of(values or {}))
         return running
 
     def run(self, files: dict[str, str], *command: str, **fields: Any) -> Running:

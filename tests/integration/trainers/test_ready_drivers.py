@@ -35,7 +35,7 @@ def ready() -> set[str]:
 
 
 def made_ready(launcher: RayLauncher, token: int, count: int = 2) -> set[str]:
-    """Names of so many drivers that wait, made by that launcher under that lease."""
+    """Names of that number of drivers that wait, made by that launcher under that lease."""
 
     def look() -> set[str]:
         launcher.prepare(token)

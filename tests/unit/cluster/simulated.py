@@ -59,7 +59,7 @@ def without_backoff(losses: int) -> float | None:
 
 @dataclass(frozen=True)
 class Keep:
-    """Keeps so many nodes of one offering."""
+    """Keeps that number of nodes of one offering."""
 
     count: int
     offering: Offering = SPOT

@@ -313,7 +313,7 @@ def test_equal_seeds_give_equal_reports(seed: int) -> None:
 def wild(
     seed: int, planner: Wild | None = None, copies: int = 1, budget: float | None = None
 ) -> tuple[Replay, ReplayReport]:
-    """Half of the jobs have models on so many workers, and so much money."""
+    """Half of the jobs have models on numbers of workers, and an amount of money."""
     random = Random(seed)
     jobs = [
         job(

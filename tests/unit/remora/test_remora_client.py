@@ -160,13 +160,13 @@ def test_a_stream_that_breaks_everywhere_has_neither_gap_nor_double(service: Fak
     job = service.add_job(state=JobState.SUCCEEDED)
     for number in range(60):
         service.add_event(job, f"kind.{number}")
-    service.cuts = [0, 1, 5, 0, 2, 30, 1]
+    service.breaks = [0, 1, 5, 0, 2, 30, 1]
     service.faults = [None, problem(503, "starting", "not yet")]
 
     seqs = [event.seq for event in call("events", job.id, follow=True)]
 
     assert seqs == list(range(1, 61))
-    assert not service.cuts
+    assert not service.breaks
     assert not service.faults
     resumed = [seen.headers["last-event-id"] for seen in service.requests if "last-event-id" in seen.headers]
     assert resumed == ["1", "6", "6", "8", "38", "39"]

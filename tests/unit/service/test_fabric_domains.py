@@ -35,7 +35,7 @@ def job(least: int = 2, most: int = 4, **placement: Any) -> JobRow:
 
 
 def domain(name: str | None, nodes: int, gpus: float = 1.0, **more: Any) -> list[NodeView]:
-    """So many ready nodes of one fabric domain."""
+    """Ready nodes of one fabric domain."""
     return [ready(f"{name}-{at}", "p", {"GPU": gpus}, fabric=name, **more) for at in range(nodes)]
 
 

@@ -51,7 +51,7 @@ def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
             ("empty", (0,)),
         )
     }
-    # Neither begins at a multiple of eight bytes, nor in one piece.
+    # Neither begins at a multiple of eight bytes, nor in one chunk.
     return {**made, "odd": made["b"][1:], "turned": made["a"].t()}
 
 

@@ -29,7 +29,7 @@ class Stage:
         self.frozen: set[int] = set()
         #: Their supervisors answer, and their scripts do nothing.
         self.hanging: set[int] = set()
-        #: Scripts that need so many seconds before they notice that they shall park.
+        #: Scripts that need that number of seconds before they notice that they shall park.
         self.slow: dict[int, float] = {}
         #: Messages, by slot and kind, that scripts are too busy to notice.
         self.unheard: set[tuple[int, str]] = set()

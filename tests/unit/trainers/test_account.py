@@ -98,7 +98,7 @@ def test_a_text_is_cut_at_the_line_with_which_the_log_is_full() -> None:
 
 
 def filled(mib: int, *, line: str = "1234567") -> tuple[Account, int, int]:
-    """An account that took so many MiB of short lines, what it held at most, and how many lines that were."""
+    """An account that took that number of MiB of short lines, what it held at most, and how many lines that were."""
     text = "\n".join([line] * (65_536 // (len(line.encode()) + 1)))
     tracemalloc.start()
     account = Account(1 << 40)

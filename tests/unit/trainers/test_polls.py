@@ -1,4 +1,4 @@
-"""Workers are asked how they are: so many in a second, however many there are, and those that end at once."""
+"""Workers are asked how they are: a fixed number a second, however many there are, and those that end at once."""
 
 from __future__ import annotations
 

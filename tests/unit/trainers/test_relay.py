@@ -221,7 +221,7 @@ def test_a_storage_that_fails_is_reported_as_an_abandoned_checkpoint(
     assert stage.kept() == []
 
 
-def test_a_worker_sends_all_its_files_in_pieces(
+def test_a_worker_sends_all_its_files_in_chunks(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "source"

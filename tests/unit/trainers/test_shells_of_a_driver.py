@@ -11,7 +11,7 @@ import pytest
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import scene
 from trainers.driver.shells import Shells
-from trainers.shells import BUFFER_BYTES, FORGOTTEN_S, PIECE_BYTES, STDOUT, ShellAnswer, ShellTurn, as_answer
+from trainers.shells import BUFFER_BYTES, CHUNK_BYTES, FORGOTTEN_S, STDOUT, ShellAnswer, ShellTurn, as_answer
 
 
 class Scene:
@@ -86,21 +86,21 @@ async def test_the_supervisor_of_the_rank_opens_it_once_whatever_is_repeated() -
 async def test_output_is_kept_until_it_is_known_to_be_stored_and_stops_the_shell_when_there_is_much() -> None:
     at = Scene()
     token = await at.opened()
-    piece = bytes(PIECE_BYTES)
-    said = [await at.shells.output(token, [(STDOUT, piece)]) for _ in range(1 + BUFFER_BYTES // PIECE_BYTES)]
-    assert said == [*["taken"] * (BUFFER_BYTES // PIECE_BYTES), "full"]
+    chunk = bytes(CHUNK_BYTES)
+    said = [await at.shells.output(token, [(STDOUT, chunk)]) for _ in range(1 + BUFFER_BYTES // CHUNK_BYTES)]
+    assert said == [*["taken"] * (BUFFER_BYTES // CHUNK_BYTES), "full"]
     for _ in range(2):
-        (answer,) = await at.exchange(replace(at.known, room=3 * PIECE_BYTES + 1))
-        assert [number for number, _, _ in answer.pieces] == [1, 2, 3], "the answer before may be lost"
+        (answer,) = await at.exchange(replace(at.known, room=3 * CHUNK_BYTES + 1))
+        assert [number for number, _, _ in answer.chunks] == [1, 2, 3], "the answer before may be lost"
     (answer,) = await at.exchange(replace(at.known, after=3))
-    assert [number for number, _, _ in answer.pieces] == [4, 5, 6, 7, 8]
+    assert [number for number, _, _ in answer.chunks] == [4, 5, 6, 7, 8]
     assert await at.shells.output(token, [(STDOUT, b"more")]) == "taken"
     await at.shells.ended(token, "the shell has ended", 0)
     await at.shells.ended(token, "again", 1)
-    (answer,) = await at.exchange(replace(at.known, after=3, room=PIECE_BYTES))
-    assert (answer.message, len(answer.pieces)) == (None, 1), "not before its last output"
+    (answer,) = await at.exchange(replace(at.known, after=3, room=CHUNK_BYTES))
+    assert (answer.message, len(answer.chunks)) == (None, 1), "not before its last output"
     (answer,) = await at.exchange(replace(at.known, after=4))
-    assert (answer.message, answer.exit_code, answer.pieces[-1][2]) == ("the shell has ended", 0, b"more")
+    assert (answer.message, answer.exit_code, answer.chunks[-1][2]) == ("the shell has ended", 0, b"more")
 
 
 @scene
@@ -122,7 +122,7 @@ async def test_an_earlier_controller_changes_nothing() -> None:
     assert await at.exchange(order=(0, 99)) == []
     assert await at.shells.output(token, [(STDOUT, b"x")]) == "taken"
     (answer,) = await at.exchange(at.known, order=(2, 1))
-    assert answer.pieces == ((1, STDOUT, b"x"),)
+    assert answer.chunks == ((1, STDOUT, b"x"),)
 
 
 @scene
@@ -174,8 +174,8 @@ async def test_one_without_a_worker_ends_with_a_sentence(how: str, text: str) ->
         [1, True, 0, [[1, 3, b"x"]], None, None],
         [1, True, 0, [[1, 1, b""]], None, None],
         [1, True, 0, [[1, 1, "x"]], None, None],
-        [1, True, 0, [[1, 1, bytes(PIECE_BYTES + 1)]], None, None],
-        [1, True, 0, [[n, 1, bytes(PIECE_BYTES)] for n in range(1, 50)], None, None],
+        [1, True, 0, [[1, 1, bytes(CHUNK_BYTES + 1)]], None, None],
+        [1, True, 0, [[n, 1, bytes(CHUNK_BYTES)] for n in range(1, 50)], None, None],
         [1, True, 0, [], "ended", 300],
         [1, True, 0, [], "ended", True],
         [1, True, 0, [], 5, None],

@@ -405,7 +405,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Wait until a watch has put down so many files."""
+    """Wait until a watch has put down that number of files."""
     changed, counts = threading.Condition(), [0]
 
     def write(record: Path, names: Mapping[int, str]) -> None:
