@@ -400,7 +400,7 @@ def _clusters(named: Sequence[str], settings: Settings) -> list[str]:
     for name in found:
         if not re.fullmatch(CLUSTER_FORM, name):
             raise CannotStart(
-                f"--cluster {name[:80]!a}: a name has small letters, digits and -, 32 characters at most"
+                f"--cluster {name[:80]!a}: a name has lowercase letters, digits and -, 32 characters at most"
             )
     if len(found) > MOST_CLUSTERS:
         raise CannotStart(

@@ -105,7 +105,7 @@ def _name(name: object) -> str:
         )
     near = {known.lower(): known for known in BY_NAME}.get(name.lower(), name)
     if near != name:
-        raise ValueError(f"{name} is {near} in other letters; write {near} to replace it")
+        raise ValueError(f"{name} is {near} in another case; write {near} to replace it")
     return name
 
 

@@ -12,7 +12,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.context import PlanningContext
-from cluster.scheduling.domains import POOL_LETTERS, Domains
+from cluster.scheduling.domains import POOL_CHARACTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
 from cluster.scheduling.formatting import count
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
@@ -388,11 +388,11 @@ class Packing:
         return [one for capacity in order for one in self._context.sold(pool, capacity) if one.has_fabric]
 
     def _new_name(self, pool: str, job: JobDemand, offering: Offering) -> str:
-        """A name for a domain; it becomes a label of Ray nodes, which has 63 letters at most.
+        """A name for a domain; it becomes a label of Ray nodes, which has 63 characters at most.
 
         Where the last nodes of a domain go, those that replace them are of it, unless they are of another offering.
         """
-        name = f"{pool[:POOL_LETTERS]}-{job.id}"
+        name = f"{pool[:POOL_CHARACTERS]}-{job.id}"
         at, candidate = 1, name
         while candidate in self._space.domains or self._offerings_in[candidate] - {offering.id}:
             at += 1

@@ -121,7 +121,7 @@ def _audited(command: Sequence[str]) -> dict[str, Any]:
         return {"command": list(command)}
     text = shlex.join(command)
     content = text.encode()
-    # A letter takes six characters of JSON at most.
+    # A character takes six characters of JSON at most.
     beginning = text[: _MOST_AUDITED // 6]
     digest = hashlib.sha256(content).hexdigest()
     return {"command": f"{beginning} ...", "command_bytes": len(content), "command_sha256": digest}

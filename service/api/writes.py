@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from remora.process_log import request_id
+from remora.terminal_text import printable
 from service.api.authorisation import operation_of
 from service.api.context import context_of
 from service.api.problem_documents import ApiProblem, forbidden
@@ -136,7 +137,7 @@ def _row_maker(request: Request) -> Callable[[Noted], AuditRow]:
             principal=principal.id,
             credential=principal.credential,
             address=None if client is None else client.host[:64],
-            agent=_printable(request.headers.get("user-agent", ""))[:200] or None,
+            agent=printable(request.headers.get("user-agent", "")[:200]) or None,
             operation=operation_of(request),
             project=noted.project,
             object=noted.object,
@@ -170,7 +171,3 @@ def _bounded(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if len(json.dumps(facts)) > MOST_FACTS:
         return {"omitted": f"more than {MOST_FACTS} characters", "names": sorted(facts)[:50]}
     return dict(facts)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text[:400])

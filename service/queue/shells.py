@@ -131,7 +131,7 @@ def open_shell(
 
 def problem_of(command: Sequence[str], term: str, size: tuple[int, int] | None) -> str | None:
     """What is wrong with what is asked for; None: nothing."""
-    if any("\ud800" <= letter <= "\udfff" for word in command for letter in word):
+    if any("\ud800" <= one <= "\udfff" for word in command for one in word):
         return "the command has a word that no program can have"
     if len(command) > MOST_WORDS or sum(len(word.encode()) for word in command) > MOST_COMMAND_BYTES:
         return f"the command has more than {MOST_WORDS} words, or {MOST_COMMAND_BYTES} bytes"

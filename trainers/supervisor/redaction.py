@@ -44,7 +44,7 @@ def forms_of(value: str) -> set[bytes]:
 def parts_of(value: str) -> Iterator[str]:
     """What of a structured value is secret by itself: texts in JSON, values of NAME=VALUE lines, passwords of URLs.
 
-    Words in small letters, such as a kind of account, are left out: they stand in other lines, too.
+    Words in lowercase letters, such as a kind of account, are left out: they stand in other lines, too.
     """
     with contextlib.suppress(ValueError, RecursionError):
         yield from (text for text in _texts_in(json.loads(value)) if not _WORDS.fullmatch(text))

@@ -113,10 +113,10 @@ def test_impossible_values_are_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--cluster", "Ward"], "small letters"),
-        (["--cluster", "../ward"], "small letters"),
+        (["--cluster", "Ward"], "lowercase letters"),
+        (["--cluster", "../ward"], "lowercase letters"),
         (["--cluster", "a" * 33], "32 characters"),
-        (["--cluster", ""], "small letters"),
+        (["--cluster", ""], "lowercase letters"),
         ([word for number in range(9) for word in ("--cluster", f"c{number}")], "8 are possible"),
         (["--cluster", "ward", "--cloud", "azure-emulated"], "docs/clusters.md"),
     ],
