@@ -105,17 +105,17 @@ class TestJobs:
         if order == "oldest first":
             apply(owner.world, DOCUMENT.replace("share: 2", "").replace(", share: 1", ""))
         first, second = owner.submit(project="open"), owner.submit(project="patients")
-        nobodys = owner.submit(project="not-named")
-        running = [first, second, nobodys]
+        unnamed = owner.submit(project="not-named")
+        running = [first, second, unnamed]
         until(*both, done=lambda: {owner.job(one).state for one in running} == {JobState.ADMITTED})
         for _ in range(2):
             together(*both)
         assert [one.plan.job_id for one in ward.launcher.history] == [second]
-        assert {one.plan.job_id for one in owner.world.launcher.history} == {first, nobodys}
+        assert {one.plan.job_id for one in owner.world.launcher.history} == {first, unnamed}
         assert {node.pool for node in ward.nodes()} == {"locked"}
         assert {node.pool for node in owner.world.nodes()} == {"cpu"}
         shown = {job["id"]: job["cluster"] for job in owner.client.get("/v1/jobs").json()["items"]}
-        assert shown == {first: "default", second: "ward", nobodys: "default"}
+        assert shown == {first: "default", second: "ward", unnamed: "default"}
         pools = {one["name"]: one["cluster"] for one in owner.client.get("/v1/pools").json()["items"]}
         assert pools == {"cpu": "default", "locked": "ward"}
         nodes = owner.client.get("/v1/nodes").json()["items"]

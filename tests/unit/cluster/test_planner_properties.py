@@ -76,8 +76,10 @@ def test_a_plan_that_leaves_out_why_jobs_wait_is_the_same_otherwise(
     view: ClusterView, rules: Policies
 ) -> None:
     reported = plan(view, rules, NOW)
-    untold = tuple(one for one in reported if not isinstance(one, Wait) or not (one.job_id or stands_in(one)))
-    assert plan(view, rules, NOW, explains_waits=False) == untold
+    without_waits = tuple(
+        one for one in reported if not isinstance(one, Wait) or not (one.job_id or stands_in(one))
+    )
+    assert plan(view, rules, NOW, explains_waits=False) == without_waits
 
 
 @always

@@ -333,7 +333,7 @@ def test_files_of_a_committed_checkpoint_are_never_written_again(shelf: Shelf) -
     assert shelf.newest() == 20
 
 
-def test_what_else_lies_in_the_folder_is_nobodys_business(shelf: Shelf) -> None:
+def test_what_else_lies_in_the_folder_is_left_alone(shelf: Shelf) -> None:
     shelf.save(10)
     for foreign in ("readme.txt", "000000000099", "abc-1-1", "000000000099-1-x"):
         shelf.storage.write_bytes(f"jobs/{JOB}/checkpoints/{foreign}/{MANIFEST_NAME}", b"{}")
