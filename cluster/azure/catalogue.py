@@ -52,7 +52,7 @@ def memory_for_workers(memory_gib: int) -> int:
     return int(available - min(_OBJECT_STORE_PART * available, _OBJECT_STORE_BYTES))
 
 
-#: Where an ephemeral disk may lie, in Azure's words and order, each with the GiB that there is capacity for.
+#: Where an ephemeral disk may lie, in Azure's words and order, each with its capacity in GiB.
 Placements = tuple[tuple[str, int], ...]
 
 

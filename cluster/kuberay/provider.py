@@ -246,7 +246,7 @@ class KubeRayProvider:
         """Write it; False: the RayCluster was changed meanwhile."""
         text = written_claims(claims)
         if is_node_added and len(text) > MOST_BYTES:
-            raise QuotaExceeded(f"the RayCluster has no capacity for more than {len(claims) - 1} nodes")
+            raise QuotaExceeded(f"the RayCluster takes no more than {len(claims) - 1} nodes")
         try:
             self._api.change(changes(cluster, text, decisions))
         except Changed:

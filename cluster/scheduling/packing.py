@@ -433,7 +433,7 @@ class Packing:
         for pool, lot, fabric in lots:
             reason = f"job {job.id} has no capacity for all its workers"
             if job.is_program:
-                reason = f"Ray programs have no capacity for {job.id}"
+                reason = f"Ray programs lack capacity for {job.id}"
             launch = launch_of(pool, lot, reason, fabric, job.id)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)

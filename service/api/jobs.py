@@ -192,7 +192,7 @@ async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()])
 def _placing(
     connection: sa.Connection, context: Context, waiting: Sequence[str], now: float
 ) -> Callable[[JobRow], JobRow]:
-    """Sets the places in the queue of those of the jobs that wait in the queue; they are counted now."""
+    """Sets the places of those of the jobs that wait in the queue; they are counted now."""
     if not waiting:
         return lambda row: row
     policies = policies_in_force(connection, context.settings)

@@ -78,7 +78,7 @@ async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> 
 
 
 def appender(request: Request) -> Callable[[sa.Connection, Noted], None]:
-    """What records a write in the audit whose transaction is made elsewhere."""
+    """What records in the audit a write whose transaction is made elsewhere."""
     row_of = _row_maker(request)
     return lambda connection, noted: audit.append(connection, row_of(noted))
 
