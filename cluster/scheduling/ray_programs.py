@@ -401,7 +401,7 @@ def programs_of(
 
 
 def _parts_of(demand: JobDemand, parts: int) -> Iterator[JobDemand]:
-    """The demand as at most that many, of which all but the last are for one task: each has its own place by the shares.
+    """The demand as at most that many, all but the last for one task: each has its own place by the shares.
 
     As one demand it would count as its smallest group, a single task, however large the share of its project is.
     """

@@ -36,8 +36,7 @@ def exceeds(data: object, *, values: int, characters: int) -> str | None:
 def has_more_values(text: bytes, most: int) -> bool:
     """True when a JSON text certainly has more values than the limit: their commas are counted, and nothing is built.
 
-    A parser builds every value in one call that holds Python's lock, 0.1 s for the empty lists that 2 MB
-    hold.
+    A parser builds every value in one call that holds Python's lock, 0.1 s for the empty lists that 2 MB hold.
     """
     # What is left of each string has no quotes but its own two.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -522,7 +522,7 @@ class TestOtherWriters:
             return True
 
         made = next(number for number in range(200) if not is_made(f"node_{number}"))
-        with pytest.raises(QuotaExceeded, match=f"no capacity for more than {made} nodes"):
+        with pytest.raises(QuotaExceeded, match=f"takes no more than {made} nodes"):
             rig.create(
                 NodeRequest(node_id="node_x", pool="cpu", resources={}, labels=labels, offering=OFFERING)
             )
