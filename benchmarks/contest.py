@@ -1,4 +1,4 @@
-"""Contestants that are up at the same time and train in turns, so that what else the machine does meets all alike.
+"""Contestants that are up at the same time and train alternately, so that what else the machine does meets all alike.
 
 Blocks are short and many.  Each round lets everybody train one block, and every other round goes backwards, so that
 neither of two neighbours is always the first one.
@@ -26,7 +26,7 @@ from remora.spec.worker_sizes import WorkerSizes
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds until all contestants are up, and that a block may take.
 PATIENCE_S = 300.0
-#: Seconds in which a peer ends that is told to.
+#: Seconds in which a peer ends that gets SIGTERM.
 GRACE_S = 20.0
 
 
@@ -41,16 +41,16 @@ class Contest:
         self._attempts: dict[str, Run] = {}
         self._peers: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._blocks: dict[str, list[list[float]]] = {}
-        self.code, self.turns = folder / "code", folder / "turns"
+        self.code, self.folder = folder / "code", folder / "blocks"
 
     @property
     def words(self) -> list[str]:
-        """What every script takes as its last arguments: TURNS BLOCKS STEPS."""
-        return [str(self.turns), str(self._rounds), str(self._steps)]
+        """What every script takes as its last arguments: FOLDER BLOCKS STEPS."""
+        return [str(self.folder), str(self._rounds), str(self._steps)]
 
     def remora(self, name: str, command: Sequence[str], **plan: Any) -> None:
         """Two workers under Remora run a command, to which the words are added."""
-        # Turns are taken in a folder outside of the attempt, which a user of its own could not enter.
+        # Alternation are taken in a folder outside of the attempt, which a user of its own could not enter.
         two = {"sizes": WorkerSizes(2, 2), "checkpoint_interval_s": None, "isolation": "none"}
         attempt = Run(self._cluster, self.code, [*command, *self.words], **{**two, **plan})
         self._running.callback(attempt.close)
@@ -85,19 +85,19 @@ class Contest:
         """Let all of them train all their blocks."""
         for number in range(self._rounds):
             for name in order(list(self._blocks), number):
-                block = self._take_turn(name, number)
+                block = self._train_block(name, number)
                 if number > 0:
                     self._blocks[name].append(block)
-        (self.turns / "end").touch()
+        (self.folder / "end").touch()
 
     def ratio(self, ours: str, peer: str) -> Ratio:
         """Step time of one over that of another, once the contest was held."""
         return ratio(self._blocks[ours], self._blocks[peer])
 
-    def _take_turn(self, name: str, number: int) -> list[float]:
+    def _train_block(self, name: str, number: int) -> list[float]:
         """Let one contestant train a block while the others wait."""
-        (self.turns / f"{name}-{number}.go").touch()
-        result = self.turns / f"{name}-{number}.json"
+        (self.folder / f"{name}-{number}.go").touch()
+        result = self.folder / f"{name}-{number}.json"
         until(lambda: result.exists() or self._has_failed(name), PATIENCE_S)
         if not result.exists():
             raise RuntimeError(f"{name} ended before its block {number}: {self._last_words(name)}")
@@ -123,15 +123,15 @@ def contest(cluster: RemoraCluster, *scripts: Path, rounds: int, steps: int) -> 
     """A contest of copies of these scripts, over rounds of blocks of steps."""
     with tempfile.TemporaryDirectory(prefix="remora-contest-") as name, ExitStack() as running:
         held = Contest(cluster, Path(name), rounds, steps, running)
-        for folder in (held.code, held.turns):
+        for folder in (held.code, held.folder):
             folder.mkdir()
-        for file in (*scripts, ROOT / "benchmarks" / "turns.py"):
+        for file in (*scripts, ROOT / "benchmarks" / "alternation.py"):
             shutil.copy(file, held.code)
         yield held
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
-    """Who trains after whom in a round: forwards and backwards by turns."""
+    """Who trains after whom in a round: forwards and backwards alternately."""
     return list(names) if number % 2 == 0 else list(reversed(names))
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.conversion [--rounds 3] [--stage 2]
 
-Four workers save 384 MB of state.  Its conversion is measured with each number of processes in turn.  Then a script
-that imports PyTorch and DeepSpeed, as all do, waits for the converted checkpoint: with a conversion that begins when it
-loads, and with one that begins with its interpreter.
+Four workers save 384 MB of state.  Its conversion is measured with each number of processes.  Then a
+script that imports PyTorch and DeepSpeed, as all do, waits for the converted checkpoint: with a conversion that begins
+when it loads, and with one that begins with its interpreter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a driver costs, without Ray: the share of a core that it needs by number of ranks, and its memory for lines.
 
 `driver`: seconds of CPU of a driver in a second of a training that goes well, by the number of ranks.  Time is
-simulated: rank 0 tells ten steps a second, every rank its pace as often as its supervisor passes it on and a line a
+simulated: rank 0 reports ten steps a second, every rank its pace as often as its supervisor passes it on and a line a
 minute, the clock ticks, the service asks.
 
 `driver_calls_per_s`: calls between all workers and their driver in a second of it.
@@ -35,8 +35,8 @@ RANKS = (1024, 8192)
 _ON_A_NODE = 8
 #: Simulated seconds, ticks in each, and steps in each.
 _SECONDS, _TICKS, _STEPS = 140, 5, 10
-#: Turns of the event loop in which instructions are carried out.
-_TURNS = 5
+#: Alternation of the event loop in which instructions are carried out.
+_PASSES = 5
 #: Seconds between two lines of a rank.
 _LINE_S = 60
 _LOG_BYTES, _LINE, _TEXT_BYTES = 15_000_000, "1234567", 256 << 10
@@ -60,7 +60,7 @@ class Cost:
 
     #: Seconds of CPU.
     share: float
-    #: Calls between all workers and it: what they deliver, what they are told, and how often they are asked.
+    #: Calls between all workers and it: what they deliver, what they are instructed, and how often they are asked.
     calls_per_s: dict[str, float]
 
 
@@ -88,10 +88,10 @@ async def _cost(ranks: int) -> Cost:
         while records := await driver.poll(after, ROWS_AT_ONCE):
             after = records[-1].seq
         # Tasks that were begun meanwhile.
-        for _ in range(_TURNS):
+        for _ in range(_PASSES):
             await asyncio.sleep(0)
     share = (time.process_time() - began) / _SECONDS
-    counts = {"delivered": delivered, "told": calls.instructed, "asked": polled}
+    counts = {"delivered": delivered, "instructed": calls.instructed, "asked": polled}
     return Cost(round(share, 5), {name: round(count / _SECONDS, 1) for name, count in counts.items()})
 
 

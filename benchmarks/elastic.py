@@ -63,9 +63,9 @@ def run() -> dict[str, Any]:
     """All of it, as the document that is written."""
     document: dict[str, Any] = {}
     for part in (disturbances, steady_steps, checkpoint_stalls, submission, isolation, resharding, leftovers):
-        tell(f"{part.__name__} ...")
+        show(f"{part.__name__} ...")
         document.update(part())
-    tell(table(document))
+    show(table(document))
     return document
 
 
@@ -118,7 +118,7 @@ def leftovers() -> dict[str, Any]:
     return regroupings.run()
 
 
-def tell(what: Any) -> None:
+def show(what: Any) -> None:
     """For people; the document alone goes to standard output."""
     Console(stderr=True).print(what)
 

@@ -99,7 +99,7 @@ def remora_seconds(folder: Path, isolation: Isolation) -> tuple[list[float], lis
             return round(seconds, 3)
 
         once([])
-        # In turns, so that what else the machine does meets both alike.
+        # Alternately, so that what else the machine does meets both alike.
         ours, none = [once(PACKAGES), once(PACKAGES)], []
         for _ in range(TRIES):
             none.append(once([]))

@@ -261,7 +261,7 @@ def _logs(browser: Any, count: int) -> dict[str, float]:
 
 
 def store_lines(connection: sa.Connection, count: int) -> None:
-    """Lines of all ranks in turns; those of the last rank are few."""
+    """Lines of all ranks alternately; those of the last rank are few."""
     rank = f"CASE WHEN n % 1000 = 0 THEN {RANKS - 1} ELSE n % {RANKS - 1} END"
     connection.execute(
         sa.text(

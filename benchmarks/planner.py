@@ -20,7 +20,7 @@ from remora.states import NodeState
 NOW = 1_800_000_000.0
 SIZES = ((10, 100), (100, 1_000), (1_000, 10_000))
 #: Plans of each size; the slowest one is left out of nothing, the median is what is written down.
-TURNS = 5
+TRIES = 5
 _GPUS = {"a": 1.0, "b": 4.0, "c": 8.0}
 
 
@@ -33,7 +33,7 @@ def _seconds(nodes: int, jobs: int) -> float:
     view, policies = crowd(nodes, jobs, random.Random(nodes))
     assert any(isinstance(action, Launch) for action in plan(view, policies, NOW))
     seconds = []
-    for _ in range(TURNS):
+    for _ in range(TRIES):
         again = replace(view)  # what a view has worked out for the plan before is forgotten
         began = time.perf_counter()
         plan(again, policies, NOW)
@@ -56,7 +56,7 @@ def crowd(nodes: int, jobs: int, dice: random.Random) -> tuple[ClusterView, Poli
         refusals=tuple(Refusal(offering=name, until=NOW + 600.0) for name in spot[: len(spot) // 2]),
         quota_left={"spotcores": 100 * nodes, "ondemandcores": 20 * nodes},
         # As the service shows a cluster that costs money.
-        in_turns=True,
+        strict_order=True,
     )
     pool = {"sizes": ["a", "b", "c"], "zones": ["1", "2", "3"], "max_nodes": nodes, "grow_per_minute": 10_000}
     rules = {"p": "prefer-spot", "q": "mixed", "r": "on-demand"}

@@ -1,4 +1,4 @@
-"""How long a contestant's steps take beside a peer's, from blocks that both trained in turns (pure).
+"""How long a contestant's steps take beside a peer's, from blocks that both trained alternately (pure).
 
 A ratio is taken of each pair of blocks that ran right after one another, and the figure is the median of these ratios:
 what the machine does besides for a while meets both blocks of a pair, and a pair that it met unequally is one of many.

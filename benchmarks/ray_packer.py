@@ -1,7 +1,8 @@
 """Seconds in which Ray's own autoscaler (v2) packs the same clusters and queues as `planner.py`; it decides less.
 
 It is asked directly, as its reconciler asks it at each tick.  Each job that waits is a gang of its smallest group.
-Left out is all that it has no word for: turns, quota, money, refusals that end, patience, capacity types, lost work.
+Left out is all that it has no word for: the order of the queue, quota, money, refusals that end, patience, capacity
+types, lost work.
 """
 
 from __future__ import annotations

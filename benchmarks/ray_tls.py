@@ -1,8 +1,9 @@
 """python -m benchmarks.ray_tls [--rounds N]: what TLS between Ray's processes costs, beside the same without it.
 
-A head and one node on this machine, each round with TLS and without in turn, so that both meet the same load; of each
-figure the best of all rounds counts.  The last line is one JSON object: seconds until the head can be reached, until
-the node is a member, microseconds of an actor call that waits for its answer, and MB/s of an object from the node.
+A head and one node on this machine, each round with TLS and without alternately, so that both meet the same load; of
+each figure the best of all rounds counts.  The last line is one JSON object: seconds until the head can be reached,
+until the node is a member, microseconds of an actor call that waits for its answer, and MB/s of an object from the
+node.
 """
 
 from __future__ import annotations

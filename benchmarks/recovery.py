@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import submit
-from benchmarks.elastic import ROOT, tell, trained
+from benchmarks.elastic import ROOT, show, trained
 from benchmarks.recovery_parts import (
     GOALS_MS,
     Parts,
@@ -52,7 +52,7 @@ def run() -> dict[str, Any]:
         while len(losses) < ROUNDS and (not losses or time.monotonic() - began_at < BUDGET_S):
             losses.append(loss(cluster, attempt))
             growths.append(growth(cluster, attempt))
-            tell(losses[-1] | growths[-1])
+            show(losses[-1] | growths[-1])
     tries = list(submissions())
     measured = {"loss": losses, "growth": growths, "submission": tries}
     return {

@@ -143,7 +143,7 @@ def _measured(way: Way, root: str) -> dict[str, float]:
         manifest = hand_over(storage, save, root)
 
         def resume(group_name: str, number: int, near: KeptCheckpoints) -> None:
-            above, group = near.room_for(manifest, number, Path(name) / group_name)
+            above, group = near.place_for(manifest, number, Path(name) / group_name)
             above.mkdir(exist_ok=True)
             load(fill_once(above, group, fetch(near), lambda: None))
 

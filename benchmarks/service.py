@@ -1,10 +1,10 @@
 """What the service costs: `make bench-service` writes `benchmarks/out/service.json`.
 
 `post_ratio`: how many times as fast a bare route of FastAPI and SQLAlchemy stores a body as `POST /v1/jobs` accepts a
-job, turned over: 1 would be no cost beside the bare one.  Both are asked in turns by the same clients, on the same
+job, turned over: 1 would be no cost beside the bare one.  Both are asked alternately by the same clients, on the same
 machine and the same kind of database; CPU is what the server's process computed for one request.
 
-`tick`: statements and milliseconds of CPU of one turn of the controller on SQLite, with fakes for all that is outside.
+`tick`: statements and milliseconds of CPU of one tick of the controller on SQLite, with fakes for all that is outside.
 
 `driver` and `driver_log_mib`: what a driver costs; see `benchmarks/driver_cost.py`.
 
@@ -45,7 +45,7 @@ from tests.service_fakes import World, job_row
 from tests.statements import statements
 
 CLIENTS = (1, 8, 64)
-#: Requests of each measurement, and measurements of each contestant, in turns.
+#: Requests of each measurement, and measurements of each contestant, alternately.
 REQUESTS = 512
 ROUNDS = 3
 #: Nodes of the controller that is measured.
@@ -176,7 +176,7 @@ def _bare(url: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def tick(running: int, reporting: int, queued: int) -> dict[str, Any]:
-    """Median figures of one turn with the given numbers of jobs."""
+    """Median figures of one tick with the given numbers of jobs."""
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
         database = Database(f"sqlite:///{folder}/remora.db")
         migrate(database)
@@ -206,7 +206,7 @@ def _running(world: World, count: int) -> list[str]:
     drivers = {driver.plan.job_id: driver for driver in world.launcher.drivers.values()}
     for number, job_id in enumerate(job_ids):
         on = {addresses[number % len(addresses)]: 1}
-        drivers[job_id].tell("progress", state="running", world_size=1, workers=on)
+        drivers[job_id].report("progress", state="running", world_size=1, workers=on)
     world.tick(3)
     return job_ids
 
@@ -215,9 +215,9 @@ def _one_tick(world: World, reporting: list[str], step: int) -> tuple[int, float
     """Statements and milliseconds of CPU, of all threads of the process."""
     drivers = {driver.plan.job_id: driver for driver in world.launcher.drivers.values()}
     for job_id in reporting:
-        drivers[job_id].tell("metric", step=step, world_size=1, values={"loss": 0.5})
+        drivers[job_id].report("metric", step=step, world_size=1, values={"loss": 0.5})
         for line in range(5):
-            drivers[job_id].tell("log", rank=0, stream="stdout", text=f"line {line} of step {step}")
+            drivers[job_id].report("log", rank=0, stream="stdout", text=f"line {line} of step {step}")
     with statements(world.database) as sent:
         began = time.process_time()
         world.tick()

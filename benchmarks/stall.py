@@ -1,9 +1,9 @@
 """What a checkpoint of 200 MB of state costs the training loop, beside the peers in the same process.
 
 The loop trains a network of 16.8 million parameters with AdamW on one core.  A checkpoint is written in one way after
-the other, in turn; the stall is by how much the time from before the checkpoint to the end of the next optimizer step
-exceeds that of a step without any, as medians.  What goes on writing behind a step, for Remora in a process that plays
-the supervisor, is waited for before the next measurement, so that no way pays for another one.
+the other, alternately; the stall is by how much the time from before the checkpoint to the end of the next optimizer
+step exceeds that of a step without any, as medians.  What goes on writing behind a step, for Remora in a process that
+plays the supervisor, is waited for before the next measurement, so that no way pays for another one.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def supervised() -> Iterator[tuple[Path, Any]]:
 
 
 def supervise(end: socket.socket, storing: Any, staging: Path, folder: str) -> None:
-    """Take checkpoints and store them, as a worker's supervisor does; tells the step of each that is stored."""
+    """Take checkpoints and store them, as a worker's supervisor does; reports the step of each that is stored."""
     catalog = Catalog(Storage(f"{folder}/storage"), "job_1")
     decoder = channel.Decoder()
     disk = Path(folder)

@@ -1,6 +1,6 @@
 """Steady step time of `remora.torch` under Remora beside the same loop in plain DDP under torchrun, two workers each.
 
-Contestants train in turns (`benchmarks/contest.py`), and figures are medians over pairs of blocks
+Contestants train alternately (`benchmarks/contest.py`), and figures are medians over pairs of blocks
 (`benchmarks/ratios.py`).
 """
 

@@ -1,9 +1,9 @@
 """One contestant of `benchmarks.steady`: the same model, data and optimizer in a plain DDP loop or in `remora.torch`.
 
-Trains in blocks of steps.  Before each block it waits for the file `TURNS/NAME-N.go`; after it rank 0 writes the
-seconds of every step into `TURNS/NAME-N.json`.  After the last block it waits for `TURNS/end`.
+Trains in blocks of steps.  Before each block it waits for the file `FOLDER/NAME-N.go`; after it rank 0 writes the
+seconds of every step into `FOLDER/NAME-N.json`.  After the last block it waits for `FOLDER/end`.
 
-usage: steady_train.py NAME plain|sample-exact|bitwise digits|gpt TURNS BLOCKS STEPS
+usage: steady_train.py NAME plain|sample-exact|bitwise digits|gpt FOLDER BLOCKS STEPS
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from alternation import Alternation, wait_for
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
-from turns import Turns, wait_for
 
 WORKERS = 2
 
@@ -47,7 +47,7 @@ def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, -2), batch[1].flatten())
 
 
-def plain(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
+def plain(model: nn.Module, data: Dataset, batch: int, alternation: Alternation) -> None:
     """As a tutorial writes it."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -62,34 +62,34 @@ def plain(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
             yield from loader
 
     source = batches()
-    for _ in range(turns.total):
-        turns.before()
+    for _ in range(alternation.total):
+        alternation.before()
         inputs = next(source)
         optimizer.zero_grad()
         loss = loss_of(wrapped, inputs)
         loss.backward()
         optimizer.step()
         loss.item()
-        turns.after(rank)
+        alternation.after(rank)
 
 
-def elastic(model: nn.Module, data: Dataset, batch: int, turns: Turns, exactness: str) -> None:
+def elastic(model: nn.Module, data: Dataset, batch: int, alternation: Alternation, exactness: str) -> None:
     """The same with `remora.torch`, one shard per worker, and the loss reported in every step."""
     from remora.torch import Loop
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loop = Loop(
-        model, optimizer, data=data, global_batch=batch, shards=WORKERS, total_steps=turns.total, seed=3,
+        model, optimizer, data=data, global_batch=batch, shards=WORKERS, total_steps=alternation.total, seed=3,
         exactness=exactness,
     )  # fmt: skip
     steps = iter(loop)
-    for _ in range(turns.total):
-        turns.before()
+    for _ in range(alternation.total):
+        alternation.before()
         step = next(steps)
         loss = step.backward(loss_of)
         optimizer.step()
         step.report(loss=loss)
-        turns.after(loop.world.rank)
+        alternation.after(loop.world.rank)
 
 
 def main() -> None:
@@ -99,11 +99,11 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     models: dict[str, Callable[[], tuple[nn.Module, Dataset, int]]] = {"digits": digits, "gpt": gpt}
     model, data, batch = models[what]()
-    turns = Turns(name, Path(folder), int(blocks), int(steps))
+    alternation = Alternation(name, Path(folder), int(blocks), int(steps))
     if loop == "plain":
-        plain(model, data, batch, turns)
+        plain(model, data, batch, alternation)
     else:
-        elastic(model, data, batch, turns, loop)
+        elastic(model, data, batch, alternation, loop)
     wait_for(Path(folder) / "end")
 
 

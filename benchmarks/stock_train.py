@@ -20,7 +20,7 @@ from ray.train.torch import TorchTrainer
 
 
 def train(config: dict[str, Any]) -> None:
-    """One worker's loop, with a checkpoint after a number of steps and a just-in-time one when told of a preemption."""
+    """One worker's loop, with a checkpoint after a number of steps and one in time before a preemption."""
     sys.path.insert(0, config["example"])
     from train import SEED, Net, augment, batch_of, load_data
 

@@ -1,9 +1,9 @@
 """What it costs that a job's commands run as a user or in namespaces of their own, beside the same without.
 
-Starts are measured from the call to the command's first line, started and forked, with and without in turn.  Steps are
-those of a loop in such a command, which multiplies, writes to its memory and reports nothing: also in turn.  The
-recovery from a SIGKILL to all processes of a node is that of `benchmarks.elastic`, once in each way.  A way that this
-machine does not offer is left out.
+Starts are measured from the call to the command's first line, started and forked, with and without alternately.  Steps
+are those of a loop in such a command, which multiplies, writes to its memory and reports nothing: also alternately.
+The recovery from a SIGKILL to all processes of a node is that of `benchmarks.elastic`, once in each way.  A way that
+this machine does not offer is left out.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ ProcessesRemain = cgroups.ProcessesRemain
 
 
 def identity(pid: int) -> str | None:
-    """What tells this process from any other that had or will have its pid; None when there is no such process.
+    """What distinguishes this process from any other that had or will have its pid; None when there is no such process.
 
     Made of the machine's boot and the process's start in clock ticks: unlike a time of day it does not change when the
     clock is set.

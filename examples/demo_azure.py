@@ -128,13 +128,13 @@ class Cloud:
             return True
         return False
 
-    def has_room(self, zone: str, machines: int) -> None:
+    def set_capacity(self, zone: str, machines: int) -> None:
         """A zone has capacity for this number of spot machines."""
-        room = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
-        self._http.post("/control/knobs", json={"room": [room]}).raise_for_status()
+        limit = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
+        self._http.post("/control/knobs", json={"room": [limit]}).raise_for_status()
 
     def notice(self, node_id: str) -> None:
-        """Tell the machine of a node by its metadata service that it is evicted in 30 s."""
+        """Announce to the machine of a node by its metadata service that it is evicted in 30 s."""
         (name,) = [name for name, one in self.state()["machines"].items() if one["node"] == node_id]
         self._http.post(f"/control/machines/{name}/notice").raise_for_status()
 
@@ -198,8 +198,8 @@ def emulated_azure(home: Path, console: Console) -> Iterator[tuple[Client, Cloud
 def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang) -> dict[str, Any]:
     """Submit the job, let the cloud have too little and take some back, and check what it cost."""
     began_at = time.time()
-    cloud.has_room("1", WORKERS - 1)
-    cloud.has_room("2", 0)
+    cloud.set_capacity("1", WORKERS - 1)
+    cloud.set_capacity("2", 0)
     policy = client.policy()
     client.apply_policy((HERE / "policies.yaml").read_text(), based_on=policy.version, author="demo")
     job = client.submit(HERE / "job.yaml")
@@ -237,7 +237,7 @@ def run(client: Client, cloud: Cloud, console: Console, gcs: GcsUse, gang: Gang)
 
 
 def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: Console, gang: Gang) -> Job:
-    """Look on until the job has ended; tell a spot machine that it goes once two of them train."""
+    """Look on until the job has ended; give a spot machine notice once two of them train."""
     printed: set[str] = set()
     shown = 0
     while not job.terminal:
@@ -264,7 +264,7 @@ def watch(client: Client, cloud: Cloud, job: Job, timeline: Timeline, console: C
         if is_time:
             timeline.noticed_node = next(n.id for n in used(client.nodes(), "spot") if n.state == "ready")
             # What is taken back is sold to another customer.
-            cloud.has_room("1", WORKERS - 2)
+            cloud.set_capacity("1", WORKERS - 2)
             cloud.notice(timeline.noticed_node)
             timeline.noticed_at = time.time()
             console.print(f"[red]Preempt[/red] in 30 s: {timeline.noticed_node}")
@@ -318,7 +318,7 @@ def print_timeline(console: Console, job: Job, timeline: Timeline, nodes: list[N
     rows = [(event.at, event.kind, event.message) for event in timeline.events if is_worth_showing(event)]
     if timeline.noticed_at is not None:
         rows.append(
-            (timeline.noticed_at, "demo.notice", f"The cloud tells {timeline.noticed_node} that it goes.")
+            (timeline.noticed_at, "demo.notice", f"The cloud gives notice to {timeline.noticed_node}.")
         )
     table = Table("seconds", "event", "what happened", title=f"Timeline of {job.id}")
     for at, kind, message in sorted(rows):

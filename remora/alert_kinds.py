@@ -1,4 +1,4 @@
-"""What alerts tell of, and by which channel; the words of the API, the database and the CLI.  Pure."""
+"""What alerts report, and by which channel; the words of the API, the database and the CLI.  Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class AlertKind(StrEnum):
-    """What an alert may tell of."""
+    """What an alert may report."""
 
     #: A job succeeded, failed or was cancelled.
     JOB_ENDED = "job_ended"

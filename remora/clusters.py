@@ -4,5 +4,5 @@ from __future__ import annotations
 
 #: The cluster of pools and projects for which the policies name none.
 DEFAULT_CLUSTER = "default"
-#: Names of leases and folders contain the name of a cluster, and have no room for long ones.
+#: Names of leases and folders contain the name of a cluster, and are limited in length.
 CLUSTER_FORM = r"^[a-z0-9][a-z0-9-]{0,31}$"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-#: Bytes of a file of weights, as `save_pretrained` of transformers cuts them.
+#: Bytes of a file of weights, as `save_pretrained` of transformers splits them.
 DEFAULT_SHARD_BYTES = 5 * 10**9
 #: The file that `from_pretrained` needs beside the weights.
 CONFIG = "config.json"

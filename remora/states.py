@@ -11,7 +11,7 @@ from enum import StrEnum
 class JobState(StrEnum):
     """State of a job."""
 
-    #: Accepted and stored; waits for its turn and for nodes.
+    #: Accepted and stored; waits in the queue and for nodes.
     QUEUED = "queued"
     #: The dispatch loop gave it quota; an attempt exists, its workers do not step yet.
     ADMITTED = "admitted"

@@ -29,6 +29,16 @@ def neutral(text: str) -> str:
     return _SEQUENCE.sub("", text).translate(_VISIBLE)
 
 
+def printable(text: str) -> str:
+    """The text as one line, with a space for each control character."""
+    return "".join(one if one.isprintable() else " " for one in text)
+
+
+def one_line(text: str) -> str:
+    """That without spaces around it."""
+    return printable(text).strip()
+
+
 def neutral_json(document: str) -> str:
     """A JSON document that means the same, with such characters escaped; JSON leaves some as they are."""
     return document.translate({**_IN_JSON, 0x0D: None})

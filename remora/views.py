@@ -167,7 +167,7 @@ class Job(View):
     ended_at: float | None = None
     #: The Ray cluster on which it runs.
     cluster: str = DEFAULT_CLUSTER
-    #: Grows with every change; the ETag, together with the place in the line of a job that waits for its turn.
+    #: Grows with every change; the ETag, together with the place in the line of a job that waits in the queue.
     version: int
     #: Id of the principal that submitted it; None: an older service did not say.
     submitted_by: str | None = None
@@ -468,7 +468,7 @@ class ShellSession(View):
 
 
 class ShellOutput(View):
-    """A piece of what was printed in a shell."""
+    """A chunk of what was printed in a shell."""
 
     seq: int
     #: `stdout` or `stderr`; with a terminal all is `stdout`.
@@ -481,7 +481,7 @@ class ShellExchange(View):
     """What a shell has printed, and how much of what was typed is kept."""
 
     shell: ShellSession
-    #: The newest piece of input that is kept; a later one has to be sent again.
+    #: The newest chunk of input that is kept; a later one has to be sent again.
     input_seq: int
     output: list[ShellOutput]
 

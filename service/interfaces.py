@@ -27,7 +27,7 @@ class Launcher(Protocol):
     def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         """Start the driver, and return whether it has the plan; does not wait, so it is called until it returns True.
 
-        `secrets` are the values of the plan's secrets in pieces (`trainers.secret_values`); they are stored nowhere.
+        `secrets` are the values of the plan's secrets in chunks (`trainers.secret_values`); they are stored nowhere.
         Idempotent by `plan.attempt_id`, also from several controllers: at most one driver of an attempt ever has a
         plan.  `DriverGone` says that this attempt will have no driver.
         """
@@ -186,7 +186,7 @@ class Supply(Protocol):
 
 
 class Drains(Protocol):
-    """Tells Ray to give nodes no more work."""
+    """Has Ray give nodes no more work."""
 
     def drain(self, node_id: str, reason: str, deadline_at: float) -> None:
         """Drain a node of ours until `deadline_at`, seconds since 1970.  May be repeated; raises with a sentence."""
@@ -224,7 +224,7 @@ class ShellTransport(Protocol):
     """Reaches the shells of attempts."""
 
     def exchange(
-        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+        self, order: tuple[int, int], states: Mapping[str, Sequence[ShellTurn]]
     ) -> Mapping[str, Sequence[ShellAnswer]]:
         """Send each driver, by the id of its attempt, all shells that it has, and return what drivers have answered.
 
@@ -246,7 +246,7 @@ class Rehearsal(Protocol):
         ...
 
     def notify(self, node_id: str, deadline_at: float) -> None:
-        """Tell a node that it will be gone at `deadline_at`, seconds since 1970."""
+        """Notify a node that it will be gone at `deadline_at`, seconds since 1970."""
         ...
 
     def take(self, node_id: str) -> None:

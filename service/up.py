@@ -110,7 +110,7 @@ class Up:
         for group in self._groups:
             group.begin()
         self._began_at = time.monotonic()
-        self._nodes_told = False
+        self._nodes_reported = False
         #: Version of the policies that were applied, 0 for none; None until the API was asked.
         self._policies: int | None = None
 
@@ -129,7 +129,7 @@ class Up:
                 self._observe(group)
                 for action in upkeep.decide(group.views, time.monotonic()):
                     self._apply(group, action)
-            self._tell_nodes()
+            self._report_nodes()
             self.stop.wait(TICK_S)
 
     def shut_down(self) -> None:
@@ -185,32 +185,32 @@ class Up:
             # Seen as an end at the next look, so that it is tried again after a pause.
             self._say(f"{group.name(part):<10} cannot be started: {error}")
 
-    def _tell_nodes(self) -> None:
+    def _report_nodes(self) -> None:
         """Say once when the nodes that were asked for are ready, or that policies say how many there are."""
         wanted = self._settings.nodes
-        if self._nodes_told or not self._first.views[Part.API].is_ready:
+        if self._nodes_reported or not self._first.views[Part.API].is_ready:
             return
         if self._policies is None:
             self._policies = policies_version(self._api.url, self._settings)
         if self._policies:
-            self._tell_policies(", whatever --nodes and REMORA_NODES say")
+            self._report_policies(", whatever --nodes and REMORA_NODES say")
             return
         if self._settings.cloud == "existing":
-            self._nodes_told = True
+            self._nodes_reported = True
             self._say(f"{'nodes':<10} as many as the existing cluster has; look with: remora nodes")
             return
         if self._settings.cloud != "local":
             if self._policies is not None:
-                self._tell_policies(", as jobs need them")
+                self._report_policies(", as jobs need them")
             return
         if not wanted:
             return
         if nodes_ready(self._api.url, self._settings, self._first.head.address) >= wanted:
-            self._nodes_told = True
+            self._nodes_reported = True
             self._say(f"{'nodes':<10} {wanted} ready after {time.monotonic() - self._began_at:.1f} s")
 
-    def _tell_policies(self, more: str) -> None:
-        self._nodes_told = True
+    def _report_policies(self, more: str) -> None:
+        self._nodes_reported = True
         self._say(
             f"{'nodes':<10} as version {self._policies} of the policies says{more}; look with: remora policy show"
         )
@@ -400,7 +400,7 @@ def _clusters(named: Sequence[str], settings: Settings) -> list[str]:
     for name in found:
         if not re.fullmatch(CLUSTER_FORM, name):
             raise CannotStart(
-                f"--cluster {name[:80]!a}: a name has small letters, digits and -, 32 characters at most"
+                f"--cluster {name[:80]!a}: a name has lowercase letters, digits and -, 32 characters at most"
             )
     if len(found) > MOST_CLUSTERS:
         raise CannotStart(

@@ -66,7 +66,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes one runs all slow tests of a file, one all that cut networks, one those of one service."""
-    # Without pytest-xdist there is nobody to ask for it.
+    # Without pytest-xdist no process asks for it.
     from tests.lanes import Lanes
 
     return Lanes(config, log)

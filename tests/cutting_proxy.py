@@ -36,8 +36,8 @@ class CuttingProxy:
         port = self._listener.getsockname()[1]
         self.url = parsed.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
         self._next: Cut | None = None
-        #: So many connections are still to be turned away.
-        self.to_turn_away = 0
+        #: Connections that are still to be refused.
+        self.to_refuse = 0
         #: Set when a connection was broken.
         self.has_cut = threading.Event()
         self._open: list[socket.socket] = []
@@ -57,8 +57,8 @@ class CuttingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                if self.to_turn_away:
-                    self.to_turn_away -= 1
+                if self.to_refuse:
+                    self.to_refuse -= 1
                     _end(client)
                     continue
                 server = socket.create_connection(self._server)

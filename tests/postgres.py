@@ -61,7 +61,7 @@ class PostgresServer:
         return self._named(name)
 
     def drop(self, url: str) -> None:
-        """Remove a database, whoever is connected."""
+        """Remove a database, whichever clients are connected."""
         self._run(f'DROP DATABASE IF EXISTS "{sa.make_url(url).database}" WITH (FORCE)')
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ from trainers.plan import AttemptPlan, BuildAhead, DriverGone, ProfileRequest, R
 from trainers.preflight.answers import LinkAnswer, OwnAnswer
 from trainers.preflight.product import DIGEST
 from trainers.secret_values import values_of
-from trainers.shells import STDOUT, OutputPiece, ShellAnswer, ShellTurn
+from trainers.shells import STDOUT, OutputChunk, ShellAnswer, ShellTurn
 from trainers.stored_ends import records_in
 
 
@@ -101,7 +101,7 @@ class FakeDriver:
     #: The values of the secrets that it was sent.
     secrets: dict[str, str] = field(default_factory=dict)
 
-    def tell(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
+    def report(self, kind: str, /, at: float = 1001.0, **body: Any) -> None:
         """Say one more thing."""
         self.reported.extend(records((kind, body), first=len(self.reported) + 1, at=at))
 
@@ -214,7 +214,7 @@ class FakeLauncher:
         if self.loses_stops:
             return
         if driver.stop_reason is None and driver.obeys:
-            driver.tell("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
+            driver.report("ended", end_reason=reason.value, message="asked to stop", exit_code=None)
         driver.stop_reason = reason
 
     def kill(self, attempt_id: str) -> bool:
@@ -248,38 +248,38 @@ class FakeLauncher:
 class FakeShell:
     """A shell in a driver: what it got, and what it says."""
 
-    turn: ShellTurn
+    state: ShellTurn
     typed: list[bytes] = field(default_factory=list)
-    printed: list[OutputPiece] = field(default_factory=list)
+    printed: list[OutputChunk] = field(default_factory=list)
     is_open: bool = True
     taken: int = 0
     #: Why it has ended, and with which exit code.
     end: tuple[str, int | None] | None = None
 
     def print(self, *contents: bytes, stream: int = STDOUT) -> None:
-        """Print these, a piece each."""
+        """Print these, a chunk each."""
         for content in contents:
             self.printed.append((len(self.printed) + 1, stream, content))
 
     def answer(self) -> ShellAnswer:
-        """As a driver answers its turn."""
-        for number, content in self.turn.inputs:
+        """As a driver answers it."""
+        for number, content in self.state.inputs:
             if self.is_open and number == self.taken + 1:
                 self.taken = number
                 self.typed.append(content)
-        pieces, left = [], self.turn.room
-        for piece in self.printed[self.turn.after :]:
-            if len(piece[2]) > left:
+        chunks, left = [], self.state.room
+        for chunk in self.printed[self.state.after :]:
+            if len(chunk[2]) > left:
                 break
-            left -= len(piece[2])
-            pieces.append(piece)
-        is_whole = self.turn.after + len(pieces) == len(self.printed)
+            left -= len(chunk[2])
+            chunks.append(chunk)
+        is_whole = self.state.after + len(chunks) == len(self.printed)
         message, code = self.end if self.end is not None and is_whole else (None, None)
         return ShellAnswer(
-            number=self.turn.number,
+            number=self.state.number,
             is_open=self.is_open,
             taken=self.taken,
-            pieces=tuple(pieces),
+            chunks=tuple(chunks),
             message=message,
             exit_code=code,
         )
@@ -298,19 +298,19 @@ class FakeShellTransport:
         self.orders: list[tuple[int, int]] = []
 
     def exchange(
-        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+        self, order: tuple[int, int], states: Mapping[str, Sequence[ShellTurn]]
     ) -> dict[str, list[ShellAnswer]]:
         self.orders.append(order)
-        for attempt_id, those in turns.items():
+        for attempt_id, those in states.items():
             named = {(attempt_id, one.number) for one in those}
             for place in [one for one in self.open if one[0] == attempt_id and one not in named]:
                 self.over.append(self.open.pop(place))
             for one in those:
                 made = FakeShell(one, is_open=self.opens)
-                self.open.setdefault((attempt_id, one.number), made).turn = one
+                self.open.setdefault((attempt_id, one.number), made).state = one
         answers = {
             attempt_id: [self.open[attempt_id, one.number].answer() for one in those]
-            for attempt_id, those in turns.items()
+            for attempt_id, those in states.items()
         }
         return {} if self.is_mute else answers
 
@@ -616,7 +616,7 @@ class World:
             self.controller.deletion.wait(10.0)
 
     def ticks_until(self, what: str) -> Iterator[int]:
-        """Turns until the test breaks out of the loop."""
+        """Ticks until the test breaks out of the loop."""
         for number in range(200):
             self.tick()
             yield number

@@ -26,7 +26,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room that is left; the file that has it."""
+    """Take all the capacity that is left; the file that has it."""
     ballast = disk / "ballast"
     free = os.statvfs(disk)
     with ballast.open("ab") as file:
@@ -35,7 +35,7 @@ def fill(disk: Path) -> Path:
 
 
 def fill_but(disk: Path, free_bytes: int) -> Path:
-    """The same, but for so many bytes."""
+    """The same, but for that number of bytes."""
     ballast = fill(disk)
     os.truncate(ballast, max(0, ballast.stat().st_size - free_bytes))
     return ballast

@@ -90,13 +90,13 @@ def age() -> str:
     oldest = min(parts.values(), key=lambda part: part["day"])
     since = git("rev-list", "--count", f"{oldest['commit']}..HEAD") or "an unknown number of"
     failed = sum(part["failed"] for part in parts.values())
-    told = f"make soak was run on {oldest['day']}, {since} commits ago: {failed} tests failed"
+    said = f"make soak was run on {oldest['day']}, {since} commits ago: {failed} tests failed"
     old = stale_now(parts)
-    return f"{told}; has not passed on the files as they are: {', '.join(old)}" if old else told
+    return f"{said}; has not passed on the files as they are: {', '.join(old)}" if old else said
 
 
 def environment(rounds: int, seed: int) -> dict[str, str]:
-    """What tells tests of which there are more and fewer how many they are."""
+    """What shows, of tests of which there are more and fewer how many they are."""
     return {
         "REMORA_SOAK_ROUNDS": str(rounds),
         "REMORA_SOAK_SEED": str(seed),

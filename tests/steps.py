@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-#: Methods that look at each element of what they belong to; they count as so many steps.
+#: Methods that look at each element of what they belong to; they count as that number of steps.
 _SEARCHES = frozenset({"count", "index", "find", "remove"})
 
 

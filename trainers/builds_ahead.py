@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 #: Builds at the same time in the whole cluster.
 _MOST_AT_ONCE = 32
-#: Ended builds that are remembered, so that they are not asked for at every turn.
+#: Ended builds that are remembered, so that they are not asked for at every tick.
 _MOST_REMEMBERED = 4096
 #: As of `nice`: a build gives way to what trains on the node.
 _NICENESS = 15

@@ -147,7 +147,7 @@ class RayLauncher:
     def start(self, plan: AttemptPlan, secrets: Sequence[bytes] = ()) -> bool | DriverGone:
         """Start the attempt's driver, and return whether it has the plan; to be called until it has.
 
-        `secrets` are the pieces of the values of the plan's secrets (`trainers.secret_values`).
+        `secrets` are the chunks of the values of the plan's secrets (`trainers.secret_values`).
         True: it has the plan, and the attempt is its own.  False: it has not answered yet.  `DriverGone`: this attempt
         will have no driver.
         """
@@ -262,7 +262,7 @@ class RayLauncher:
             self._coordinator_at = now
 
     def build_ahead(self, wanted: Sequence[BuildAhead]) -> None:
-        """Have nodes build the environments of jobs that wait; to be called at every turn, and does not wait."""
+        """Have nodes build the environments of jobs that wait; to be called at every tick, and does not wait."""
         self._builds_ahead.look(wanted)
 
     def poll(self, attempt_ids: list[str], after: dict[str, int]) -> dict[str, list[Record] | DriverGone]:
@@ -286,7 +286,7 @@ class RayLauncher:
         return answers
 
     def keep(self, attempt_id: str, nodes: Mapping[str, str], token: int) -> bool:
-        """Let the driver know for which job each of our nodes is kept, by their ids; to be called at every turn.
+        """Let the driver know for which job each of our nodes is kept, by their ids; to be called at every tick.
 
         True: it has taken it.  It is sent what is news to it, and what it would forget otherwise; of two controllers
         the one with the later `token` counts.
@@ -585,7 +585,7 @@ def _in_thread(work: Callable[[], T]) -> Future[T]:
 def _free_what_is_left() -> None:
     """Free what was reserved for attempts that have no driver any more.
 
-    A driver that is killed may have asked for room a moment before its end, after all that it had was freed.
+    A driver that is killed may have asked for resources a moment before its end, after all that it had was freed.
     """
     for attempt_id in names_reserved():
         if driver_actors.name_of(attempt_id) is None:

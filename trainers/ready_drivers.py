@@ -18,7 +18,7 @@ from ray.experimental import internal_kv
 from trainers import driver_actors
 from trainers.ray_train import StartLimit
 
-#: How their names begin; the lease token follows, and what tells one from another.
+#: How their names begin; the lease token follows, and what distinguishes one from another.
 _PREFIX = "driver-ready-"
 #: How the names began of those that an earlier version left, which have no token in their names.
 _EARLIER_PREFIX = "driver-spare-"

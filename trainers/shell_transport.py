@@ -26,7 +26,7 @@ class _Asked:
     """A driver, what it was asked last, and its answer that has not come."""
 
     driver: Any = None
-    turns: Sequence[ShellTurn] | None = None
+    states: Sequence[ShellTurn] | None = None
     answer: Any = None
     #: Not before this time of the monotonic clock it is asked again.
     again_at: float = 0.0
@@ -46,21 +46,21 @@ class RayShellTransport:
             self._has_left = True
 
     def exchange(
-        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+        self, order: tuple[int, int], states: Mapping[str, Sequence[ShellTurn]]
     ) -> Mapping[str, Sequence[ShellAnswer]]:
         """See there."""
         with self._calling:
-            return {} if self._has_left else self._exchange(order, turns)
+            return {} if self._has_left else self._exchange(order, states)
 
     def _exchange(
-        self, order: tuple[int, int], turns: Mapping[str, Sequence[ShellTurn]]
+        self, order: tuple[int, int], states: Mapping[str, Sequence[ShellTurn]]
     ) -> Mapping[str, Sequence[ShellAnswer]]:
-        self._asked = {one: self._asked.get(one) or _Asked() for one in turns}
+        self._asked = {one: self._asked.get(one) or _Asked() for one in states}
         for attempt_id, asked in self._asked.items():
             # An answer that is not waited for any more comes again: the driver keeps what was not acknowledged.
-            is_due = asked.answer is None or asked.turns != turns[attempt_id]
+            is_due = asked.answer is None or asked.states != states[attempt_id]
             if is_due and time.monotonic() >= asked.again_at:
-                self._ask(attempt_id, asked, order, turns[attempt_id])
+                self._ask(attempt_id, asked, order, states[attempt_id])
         waited = {asked.answer: one for one, asked in self._asked.items() if asked.answer is not None}
         if not waited:
             return {}
@@ -68,16 +68,16 @@ class RayShellTransport:
         return {waited[one]: self._taken(waited[one], self._asked[waited[one]]) for one in done}
 
     def _ask(
-        self, attempt_id: str, asked: _Asked, order: tuple[int, int], turns: Sequence[ShellTurn]
+        self, attempt_id: str, asked: _Asked, order: tuple[int, int], states: Sequence[ShellTurn]
     ) -> None:
-        asked.turns, asked.answer = turns, None
+        asked.states, asked.answer = states, None
         try:
             if asked.driver is None:
                 asked.driver = driver_actors.find(driver_actors.name_of(attempt_id))
             if asked.driver is None:
                 asked.again_at = time.monotonic() + _PAUSE_S
             else:
-                asked.answer = asked.driver.turn_shells.remote(order, list(turns))
+                asked.answer = asked.driver.turn_shells.remote(order, list(states))
         except (
             Exception
         ) as error:  # what has the name of the driver may be no driver, or one of an older release

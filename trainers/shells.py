@@ -1,20 +1,20 @@
 """Shells beside the commands of workers: what the service, a driver and a supervisor say to each other about one.
 
 A shell is a process with the user, the view and the variables of its worker's command.  Input and output are cut into
-pieces, which are numbered from 1 in each direction, so that a piece that is sent twice is taken once.
+chunks, which are numbered from 1 in each direction, so that a chunk that is sent twice is taken once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Bytes of one piece.
-PIECE_BYTES = 8 * 1024
+#: Bytes of one chunk.
+CHUNK_BYTES = 8 * 1024
 #: Bytes of output that wait for a client, and those that wait in a driver: then the shell waits.
 UNREAD_BYTES, BUFFER_BYTES = 256 * 1024, 64 * 1024
 #: Seconds after which a shell ends of which the service has said nothing.
 FORGOTTEN_S = 90.0
-#: The streams of pieces of output.
+#: The streams of chunks of output.
 STDOUT, STDERR = 1, 2
 #: Rows or columns of a terminal, at most.
 MOST_CELLS = 4096
@@ -22,9 +22,9 @@ MOST_CELLS = 4096
 SIGNAL_BASE = 128
 
 #: A number and the bytes; no bytes: the input ends.
-InputPiece = tuple[int, bytes]
+InputChunk = tuple[int, bytes]
 #: A number, a stream and the bytes.
-OutputPiece = tuple[int, int, bytes]
+OutputChunk = tuple[int, int, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class ShellTurn:
     #: What the variable `TERM` says.
     term: str
     #: Input that it has not taken, as far as the service knows.
-    inputs: tuple[InputPiece, ...]
-    #: The last piece of output that is stored.
+    inputs: tuple[InputChunk, ...]
+    #: The last chunk of output that is stored.
     after: int
-    #: Bytes of output that there is room for.
+    #: Bytes of output that the service may still store.
     room: int
     #: The service knows that it is open.
     is_open: bool
@@ -56,10 +56,10 @@ class ShellAnswer:
 
     number: int
     is_open: bool
-    #: The last piece of input that it has taken.
+    #: The last chunk of input that it has taken.
     taken: int
-    pieces: tuple[OutputPiece, ...] = ()
-    #: It has ended, and all of its output is in `pieces` or was stored before; why, in one sentence.
+    chunks: tuple[OutputChunk, ...] = ()
+    #: It has ended, and all of its output is in `chunks` or was stored before; why, in one sentence.
     message: str | None = None
     exit_code: int | None = None
 
@@ -68,30 +68,30 @@ def as_answer(said: object) -> ShellAnswer:
     """An answer of a driver, which comes as a list.  Raises ValueError for what is none."""
     if type(said) is not list or len(said) != 6:
         raise ValueError("it is no answer about a shell")
-    number, is_open, taken, pieces, message, exit_code = said
-    kinds = [type(one) for one in (number, is_open, taken, pieces)]
+    number, is_open, taken, chunks, message, exit_code = said
+    kinds = [type(one) for one in (number, is_open, taken, chunks)]
     if kinds != [int, bool, int, list] or not isinstance(message, str | None):
         raise ValueError("it is no answer about a shell")
     if exit_code is not None and (type(exit_code) is not int or not 0 <= exit_code < 2 * SIGNAL_BASE):
         raise ValueError("its exit code is none")
-    found = tuple(_piece(one) for one in pieces)
-    if sum(len(one[2]) for one in found) > UNREAD_BYTES + PIECE_BYTES:
+    found = tuple(_chunk(one) for one in chunks)
+    if sum(len(one[2]) for one in found) > UNREAD_BYTES + CHUNK_BYTES:
         raise ValueError("it has more output than was asked for")
     return ShellAnswer(
         number=number,
         is_open=is_open,
         taken=taken,
-        pieces=found,
+        chunks=found,
         # A database takes no NUL, and no half of a character.
         message=None if message is None else "".join(filter(str.isprintable, message[:500])),
         exit_code=exit_code,
     )
 
 
-def _piece(said: object) -> OutputPiece:
+def _chunk(said: object) -> OutputChunk:
     if type(said) is not list or [type(one) for one in said] != [int, int, bytes]:
-        raise ValueError("it is no piece of output")
+        raise ValueError("it is no chunk of output")
     number, stream, content = said
-    if stream not in (STDOUT, STDERR) or not 0 < len(content) <= PIECE_BYTES:
-        raise ValueError("it is no piece of output")
+    if stream not in (STDOUT, STDERR) or not 0 < len(content) <= CHUNK_BYTES:
+        raise ValueError("it is no chunk of output")
     return number, stream, content

@@ -346,7 +346,7 @@ class Storage:
             raise
         except Exception as error:  # every fsspec filesystem has errors of its own kind
             if isinstance(error, OSError) and error.errno in FULL:
-                raise StorageFull(f"the storage {self.url!r} is full: make room in it") from error
+                raise StorageFull(f"the storage {self.url!r} is full: free space in it") from error
             said = str(error)
             safe = without_secrets(said)
             text = f"the storage {self.url!r} failed at {name!r}: {safe}"

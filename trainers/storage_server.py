@@ -63,12 +63,12 @@ class StorageServer:
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                self._turn()
+                self._step()
             except Exception as error:  # Ray may be gone: the next connection has a server of its own
                 log.warning("drivers cannot be asked which storage they need: %s", str(error)[:300])
                 self._closed.wait(_PAUSE_S)
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         scopes, now = self._scopes, time.monotonic()
         self._polled = {one: self._polled.get(one) or _Polled() for one in scopes}
         for attempt_id, polled in self._polled.items():

@@ -23,7 +23,7 @@ class FrameworkMissing(Exception):
 
 
 def run(leave_out: Collection[str] = (), rounds: int | None = None) -> Part:
-    """The whole document, with as many rounds as told or as each part takes by itself.
+    """The whole document, with as many rounds as are given, or as each part takes by itself.
 
     What could not be measured stands in `missing` with the reason, and what was left out in `left_out`.
     """

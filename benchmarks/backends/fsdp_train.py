@@ -1,8 +1,9 @@
 """One contestant of `benchmarks.backends.fsdp`: the byte-level GPT with DDP, with FSDP2, or with `ShardedLoop`.
 
-Takes turns as `steady_train.py` does, which lies beside it with the examples that it takes the model from.
+Trains in alternating blocks as `steady_train.py` does, which lies beside it with the examples that it takes the model
+from.
 
-usage: fsdp_train.py NAME ddp|fsdp|sharded TURNS BLOCKS STEPS
+usage: fsdp_train.py NAME ddp|fsdp|sharded FOLDER BLOCKS STEPS
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from steady_train import WORKERS, Turns, gpt, loss_of, plain, wait_for
+from steady_train import WORKERS, Alternation, gpt, loss_of, plain, wait_for
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -27,7 +28,7 @@ def shard(model: nn.Module, **mesh: object) -> nn.Module:
     return fully_shard(model, **mesh)
 
 
-def fsdp(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
+def fsdp(model: nn.Module, data: Dataset, batch: int, alternation: Alternation) -> None:
     """As PyTorch's own tutorial writes it."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -42,18 +43,18 @@ def fsdp(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
             yield from loader
 
     source = batches()
-    for _ in range(turns.total):
-        turns.before()
+    for _ in range(alternation.total):
+        alternation.before()
         inputs = next(source)
         optimizer.zero_grad()
         loss = loss_of(model, inputs)
         loss.backward()
         optimizer.step()
         loss.item()
-        turns.after(rank)
+        alternation.after(rank)
 
 
-def sharded(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
+def sharded(model: nn.Module, data: Dataset, batch: int, alternation: Alternation) -> None:
     """The same with `ShardedLoop`, one shard per worker, and the loss reported in every step."""
     from remora.torch.sharded import ShardedLoop
 
@@ -62,16 +63,16 @@ def sharded(model: nn.Module, data: Dataset, batch: int, turns: Turns) -> None:
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     loop = ShardedLoop(
-        build, data=data, global_batch=batch, shards=WORKERS, total_steps=turns.total, seed=3
+        build, data=data, global_batch=batch, shards=WORKERS, total_steps=alternation.total, seed=3
     )  # fmt: skip
     steps = iter(loop)
-    for _ in range(turns.total):
-        turns.before()
+    for _ in range(alternation.total):
+        alternation.before()
         step = next(steps)
         loss = step.backward(loss_of)
         loop.optimizer.step()
         step.report(loss=loss)
-        turns.after(loop.world.rank)
+        alternation.after(loop.world.rank)
 
 
 def main() -> None:
@@ -80,8 +81,8 @@ def main() -> None:
     torch.manual_seed(3)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     model, data, batch = gpt()
-    turns = Turns(name, Path(folder), int(blocks), int(steps))
-    {"ddp": plain, "fsdp": fsdp, "sharded": sharded}[loop](model, data, batch, turns)
+    alternation = Alternation(name, Path(folder), int(blocks), int(steps))
+    {"ddp": plain, "fsdp": fsdp, "sharded": sharded}[loop](model, data, batch, alternation)
     wait_for(Path(folder) / "end")
 
 

@@ -1,8 +1,8 @@
 """One contestant of `benchmarks.backends.mpi`: gradients of a few megabytes, summed over all ranks by MPI.
 
-Takes turns by `turns.py`, which lies beside it.
+Trains in alternating blocks by `alternation.py`, which lies beside it.
 
-usage: mpi_train.py NAME TURNS BLOCKS STEPS
+usage: mpi_train.py NAME FOLDER BLOCKS STEPS
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from alternation import Alternation, wait_for
 from mpi4py import MPI
-from turns import Turns, wait_for
 
 WIDTH = 768
 
@@ -26,14 +26,14 @@ def main() -> None:
     y = x @ np.ones((WIDTH, WIDTH), dtype=np.float32)
     weights = np.zeros((WIDTH, WIDTH), dtype=np.float32)
     total = np.empty_like(weights)
-    turns = Turns(name, Path(folder), int(blocks), int(steps))
-    for _ in range(turns.total):
+    alternation = Alternation(name, Path(folder), int(blocks), int(steps))
+    for _ in range(alternation.total):
         # Every rank waits by itself: one that waited inside MPI would take a core from the other contestant.
-        turns.before()
+        alternation.before()
         gradient = x.T @ (x @ weights - y) / len(x)
         world.Allreduce(gradient, total)
         weights -= 0.01 * total / world.size
-        turns.after(world.rank)
+        alternation.after(world.rank)
     wait_for(Path(folder) / "end")
 
 

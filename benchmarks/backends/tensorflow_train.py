@@ -1,8 +1,8 @@
 """One contestant of `benchmarks.backends.tensorflow`: a small Keras network under MultiWorkerMirroredStrategy.
 
-Takes turns by `turns.py`, which lies beside it.
+Trains in alternating blocks by `alternation.py`, which lies beside it.
 
-usage: tensorflow_train.py NAME TURNS BLOCKS STEPS
+usage: tensorflow_train.py NAME FOLDER BLOCKS STEPS
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from turns import Turns, wait_for
+from alternation import Alternation, wait_for
 
 
 def main() -> None:
@@ -43,11 +43,11 @@ def main() -> None:
 
         return strategy.reduce("SUM", strategy.run(own_part), axis=None)
 
-    turns = Turns(name, Path(folder), int(blocks), int(steps))
-    for _ in range(turns.total):
-        turns.before()
+    alternation = Alternation(name, Path(folder), int(blocks), int(steps))
+    for _ in range(alternation.total):
+        alternation.before()
         float(train())
-        turns.after(rank)
+        alternation.after(rank)
     wait_for(Path(folder) / "end")
 
 

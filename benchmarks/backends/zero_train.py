@@ -1,6 +1,6 @@
 """What `benchmarks.backends.zero` runs: scripts of DeepSpeed that know nothing of Remora.
 
-usage: zero_train.py steady NAME TURNS BLOCKS STEPS     (takes turns as `steady_train.py` does)
+usage: zero_train.py steady NAME FOLDER BLOCKS STEPS     (alternating blocks as `steady_train.py` does)
        zero_train.py resize OUT save|resume STAGE       (50 million parameters; writes OUT/MODE-STAGE-SIZE.json)
 """
 
@@ -36,7 +36,7 @@ def configuration(batch: int, stage: int) -> dict[str, Any]:
 
 def steady(name: str, folder: str, blocks: str, steps: str) -> None:
     """The byte-level GPT with stage 2."""
-    from steady_train import Turns, gpt, loss_of, wait_for
+    from steady_train import Alternation, gpt, loss_of, wait_for
     from torch.utils.data import DataLoader, DistributedSampler
 
     deepspeed.init_distributed(dist_backend="gloo")
@@ -44,12 +44,12 @@ def steady(name: str, folder: str, blocks: str, steps: str) -> None:
     engine, _, _, _ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=configuration(batch, 2)
     )
-    turns = Turns(name, Path(folder), int(blocks), int(steps))
+    alternation = Alternation(name, Path(folder), int(blocks), int(steps))
     sampler = DistributedSampler(data, seed=3)
     loader = DataLoader(data, batch_size=batch // dist.get_world_size(), sampler=sampler)
     source = iter(loader)
-    for _ in range(turns.total):
-        turns.before()
+    for _ in range(alternation.total):
+        alternation.before()
         if (inputs := next(source, None)) is None:
             source = iter(loader)
             inputs = next(source)
@@ -57,7 +57,7 @@ def steady(name: str, folder: str, blocks: str, steps: str) -> None:
         engine.backward(loss)
         engine.step()
         loss.item()
-        turns.after(dist.get_rank())
+        alternation.after(dist.get_rank())
     wait_for(Path(folder) / "end")
 
 

@@ -94,7 +94,7 @@ class ArmRequests:
         return next((one for one in self._catalogue() if one.id == wanted), None)
 
     async def check_quota(self, offering: Offering) -> None:
-        """Raise QuotaExceeded when a quota certainly has no room."""
+        """Raise QuotaExceeded when a quota certainly has no capacity."""
         reading = await self.reading(quota.READ_EVERY_S)
         if reading is not None and self._full(reading, offering) is not None:
             reading = await self.reading(quota.READ_AGAIN_S)

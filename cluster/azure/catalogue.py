@@ -27,7 +27,7 @@ SPOT_QUOTA = "lowPriorityCores"
 
 #: An unknown spot price counts as this part of the on-demand price: above what spot mostly costs.
 _UNKNOWN_SPOT_PART = 0.4
-#: Chance of an eviction per hour where Azure tells none: the middle of its second-lowest bucket (5 to 10 %).
+#: Chance of an eviction per hour where Azure states none: the middle of its second-lowest bucket (5 to 10 %).
 _UNKNOWN_EVICTIONS_PER_HOUR = 0.075
 
 
@@ -52,7 +52,7 @@ def memory_for_workers(memory_gib: int) -> int:
     return int(available - min(_OBJECT_STORE_PART * available, _OBJECT_STORE_BYTES))
 
 
-#: Where an ephemeral disk may lie, in Azure's words and order, each with the GiB that there is room for.
+#: Where an ephemeral disk may lie, in Azure's words and order, each with its capacity in GiB.
 Placements = tuple[tuple[str, int], ...]
 
 
@@ -71,7 +71,7 @@ class Size:
     spot_usd: float | None = None
     #: InfiniBand between machines of one Uniform scale set.
     has_fabric: bool = False
-    #: Name of its on-demand quota; empty where only the SKUs of a subscription tell it.
+    #: Name of its on-demand quota; empty where only the SKUs of a subscription state it.
     family: str = ""
     #: Where its ephemeral disk may lie; empty when the table does not know it.
     placements: Placements = ()
@@ -182,8 +182,8 @@ def _facts(record: Mapping[str, Any], region: str) -> SkuFacts:
     )
 
 
-#: Which capability says how much room a placement has, and its units in a GiB.
-_ROOM = {
+#: Which capability says how much capacity a placement has, and its units in a GiB.
+_CAPACITY = {
     "ResourceDisk": ("MaxResourceVolumeMB", 1024),
     "CacheDisk": ("CachedDiskBytes", 1024**3),
     "NvmeDisk": ("NvmeDiskSizeInMiB", 1024),
@@ -191,15 +191,15 @@ _ROOM = {
 
 
 def _placements(capabilities: Mapping[str, str]) -> Placements:
-    """Where an ephemeral disk may lie; a placement whose room Azure does not say in a number is left out."""
+    """Where an ephemeral disk may lie; a placement whose capacity Azure does not state in a number is left out."""
     if capabilities.get("EphemeralOSDiskSupported") != "True":
         return ()
     found = []
     for placement in capabilities.get("SupportedEphemeralOSDiskPlacements", "").split(","):
-        name, in_a_gib = _ROOM.get(placement.strip(), ("", 1))
-        room = capabilities.get(name, "")
-        if room.isascii() and room.isdigit():
-            found.append((placement.strip(), int(room) // in_a_gib))
+        name, in_a_gib = _CAPACITY.get(placement.strip(), ("", 1))
+        capacity = capabilities.get(name, "")
+        if capacity.isascii() and capacity.isdigit():
+            found.append((placement.strip(), int(capacity) // in_a_gib))
     return tuple(found)
 
 
@@ -218,7 +218,7 @@ def offerings(
     size in lower case are what Azure said lately; where one is None, or lacks a size, the table stands in.
     `scarce` are the spot offerings of which it hardly has any, by size in lower case and zone.
     `sizes` is the table, with what operators have added to it (`cluster.azure.catalogue_file`).
-    Where there is room for a disk of `disk_gb` GiB on the machine itself, a label says which placement that is.
+    Where there is capacity for a disk of `disk_gb` GiB on the machine itself, a label says which placement that is.
     """
     found: list[Offering] = []
     for size in sizes:
@@ -274,7 +274,7 @@ def _offering(
     labels = {"azure-gpu": size.gpu} if size.gpu else {}
     if size.gpu_memory_gib:
         labels["azure-gpu-memory-gib"] = str(size.gpu_memory_gib)
-    placement = next((name for name, room_gib in facts.placements if room_gib >= disk_gb), None)
+    placement = next((name for name, gib in facts.placements if gib >= disk_gb), None)
     if placement is not None:
         labels[DISK_PLACEMENT_LABEL] = placement
     return Offering(

@@ -17,7 +17,7 @@ from remora.spec.problems import parse_yaml, short
 #: Characters of a file, sizes in it, and problems that are named at once.
 MAX_FILE = 256 * 1024
 MAX_SIZES = 500
-_MAX_TOLD = 20
+_MAX_PROBLEMS = 20
 _NAME = r"^Standard_[A-Za-z0-9_-]{1,60}$"
 _FORM = (
     "a catalogue is a mapping `sizes:` of names of machine sizes, each with cpus, memory_gib and on_demand_usd, as"
@@ -77,7 +77,7 @@ def read_sizes(text: str) -> tuple[Size, ...]:
     found: list[Size] = []
     problems: list[str] = []
     for name, entry in entries.items():
-        if len(problems) > _MAX_TOLD:
+        if len(problems) > _MAX_PROBLEMS:
             break
         try:
             found.append(_size(_name(name), entry))
@@ -88,8 +88,8 @@ def read_sizes(text: str) -> tuple[Size, ...]:
     if len(twice := {size.name.lower() for size in found}) < len(found):
         problems.append(f"sizes: {len(found) - len(twice)} of the names differ in the case of letters alone")
     if problems:
-        more = ["and more"] if len(problems) > _MAX_TOLD else []
-        raise CatalogueRefused("; ".join([*problems[:_MAX_TOLD], *more]))
+        more = ["and more"] if len(problems) > _MAX_PROBLEMS else []
+        raise CatalogueRefused("; ".join([*problems[:_MAX_PROBLEMS], *more]))
     return tuple(found)
 
 
@@ -105,7 +105,7 @@ def _name(name: object) -> str:
         )
     near = {known.lower(): known for known in BY_NAME}.get(name.lower(), name)
     if near != name:
-        raise ValueError(f"{name} is {near} in other letters; write {near} to replace it")
+        raise ValueError(f"{name} is {near} in another case; write {near} to replace it")
     return name
 
 

@@ -31,9 +31,9 @@ class SeenSet:
     capacity: int = 0
     #: Size of its machines.
     size: str = ""
-    #: Version of the document; None where Azure tells none.
+    #: Version of the document; None where Azure has none.
     etag: str | None = None
-    #: Azure's own id of it, which no other set has, also none of the same name; empty where Azure tells none.
+    #: Azure's own id of it, which no other set has, also none of the same name; empty where Azure has none.
     unique_id: str = ""
 
     @property

@@ -72,7 +72,7 @@ class AzureProvider:
         clock: Callable[[], float] = time.time,
         quiet_s: float = 0.0,
     ) -> None:
-        """Machines join the Ray head at `head` (`host:port`); `catalogue` tells what can be bought.
+        """Machines join the Ray head at `head` (`host:port`); `catalogue` lists what can be bought.
 
         A list by which every machine runs and nothing is under way is good for `quiet_s` seconds, unless something is
         asked for meanwhile: only what Azure does by itself, such as an eviction, is seen that much later.
@@ -364,7 +364,7 @@ class AzureProvider:
             # Tags that were replaced take nothing away that was known.
             pool=machine.tags.get(POOL_TAG) or (before.pool if before is not None else ""),
             is_running=not has_failed,
-            # Only the machine itself knows: the body has none, and Ray tells it when the node joins.
+            # Only the machine itself knows: the body has none, and Ray reports it when the node joins.
             address=None,
             created_at=created_at(machine.tags) or (before.created_at if before is not None else 0.0),
             message=message,

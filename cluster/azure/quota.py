@@ -61,9 +61,9 @@ class Reading:
 
 
 def full_quota(reading: Reading, offering: Offering) -> str | None:
-    """One sentence about the quota that has no room for one more machine of an offering, None when all have.
+    """One sentence about the quota that has no capacity for one more machine of an offering, None when all have.
 
-    A quota that Azure does not tell of has room: Azure itself refuses where it has not.
+    A quota that Azure does not list has capacity: Azure itself refuses where it has not.
     """
     for name in _names(offering):
         if name in reading.usages:

@@ -66,7 +66,7 @@ class AzureSettings(BaseModel):
     #: The controller uses the login on its machine, such as by `az login`: for trying things out.
     developer_login: bool = False
     ssh_public_key: str = Field(pattern=r"^(ssh|ecdsa)-\S+ \S+")
-    #: GiB of the disk of the operating system; it lies on the machine itself where that has the room.
+    #: GiB of the disk of the operating system; it lies on the machine itself where that has the capacity.
     disk_gb: int = Field(default=128, ge=30, le=2048)
     #: USD per hour above which spot machines are not bought and are taken back; -1 means the on-demand price.
     max_spot_price: float = -1.0

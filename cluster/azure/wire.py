@@ -38,7 +38,7 @@ class Failures:
 
 
 def failure_of(error: BaseException) -> CloudFailure:
-    """What an exception of Azure's client tells; its class is of no use, see `cluster.azure.error_codes`."""
+    """What an exception of Azure's client says; its class is of no use, see `cluster.azure.error_codes`."""
     if isinstance(error, HttpResponseError) and error.response is not None:
         value = error.error
         return CloudFailure(
@@ -119,7 +119,7 @@ _LISTS = "highcostget"
 
 
 def left_of(headers: Mapping[str, str]) -> dict[str, int]:
-    """How many are left of each kind that looks are made of, as the headers of one answer tell it (pure)."""
+    """How many are left of each kind that looks are made of, as the headers of one answer say (pure)."""
     found: dict[str, str] = {}
     for header, value in headers.items():
         if header.lower() == _READS:

@@ -53,7 +53,7 @@ def _wrong(
     if pod.is_stuck and not (pod.may_pass and now - max(pod.created_at, pod.placed_at, claim.at) < STUCK_S):
         return f"its pod {pod.name} cannot start: {pod.message}", None
     if pod.homeless_since is not None and now - max(pod.homeless_since, claim.at) >= settings.patience_s:
-        said = f"no machine had room for {pod.name} within {settings.patience_s:.0f} s: {pod.message}"
+        said = f"no machine had capacity for {pod.name} within {settings.patience_s:.0f} s: {pod.message}"
         return said, _sold_out(claim, said, settings, now)
     return "", None
 

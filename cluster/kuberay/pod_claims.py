@@ -64,7 +64,7 @@ class SeenPod:
     address: str | None = None
     #: Why it does not run, for people; empty: it does, or nothing is wrong yet.
     message: str = ""
-    #: No machine has room for it since then, seconds since 1970; None: it has one, or was not looked at yet.
+    #: No machine has capacity for it since then, seconds since 1970; None: it has one, or was not looked at yet.
     homeless_since: float | None = None
     #: When it got a machine, seconds since 1970; 0.0: it has none, or that is not known.
     placed_at: float = 0.0

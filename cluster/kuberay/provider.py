@@ -58,7 +58,7 @@ NAME_AGAIN_S = 60.0
 class PodNames(Protocol):
     """Lets a pod know which node it is.  May raise any exception: it is called again."""
 
-    def tell(self, pods: Mapping[str, NodeRequest]) -> None:
+    def publish(self, pods: Mapping[str, NodeRequest]) -> None:
         """These pods, by name, are these nodes; called again and again, also for pods that know."""
         ...
 
@@ -107,7 +107,7 @@ class KubeRayProvider:
         """Ask for one more pod and return when that is written; does nothing when the node is there already.
 
         Raises InvalidRequest for what can never be a pod here, QuotaExceeded where the group is full, and what the
-        API server refuses.  That no machine has room for the pod is the `refusal` of a listed node.
+        API server refuses.  That no machine has capacity for the pod is the `refusal` of a listed node.
         """
         check_node_id(request.node_id)
         group = (request.offering or "").split("/")[0]
@@ -246,7 +246,7 @@ class KubeRayProvider:
         """Write it; False: the RayCluster was changed meanwhile."""
         text = written_claims(claims)
         if is_node_added and len(text) > MOST_BYTES:
-            raise QuotaExceeded(f"the RayCluster has no room for more than {len(claims) - 1} nodes")
+            raise QuotaExceeded(f"the RayCluster takes no more than {len(claims) - 1} nodes")
         try:
             self._api.change(changes(cluster, text, decisions))
         except Changed:
@@ -270,7 +270,7 @@ class KubeRayProvider:
         gone = self._named - look.pods.keys()
         try:
             if wanted:
-                self._names.tell(wanted)
+                self._names.publish(wanted)
             if gone:
                 self._names.forget(gone)
         except Exception as error:  # Ray raises what its RPC library raises

@@ -11,7 +11,7 @@ from cluster.policies.offerings import Offering
 class KubeRaySupply:
     """`service.interfaces.Supply` of one RayCluster.
 
-    Kubernetes tells no price, and a quota only by a refusal: what a group may have at most is its `maxReplicas`.
+    Kubernetes states no price, and a quota only by a refusal: what a group may have at most is its `maxReplicas`.
     """
 
     def __init__(self, settings: KubeRaySettings) -> None:

@@ -234,7 +234,7 @@ def is_reaper(process: psutil.Process) -> bool:
 
 
 def complaint(log: Path) -> str:
-    """Where a machine's log is, and the last line in it that tells of an error, if there is one."""
+    """Where a machine's log is, and the last line in it that reports an error, if there is one."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 16384))

@@ -104,7 +104,7 @@ class NodeStarter:
         self._listener.listen(16)
         self._listener.settimeout(_REAP_S)
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Wait a while for one request and answer it; take the exit codes of what has ended."""
         with contextlib.suppress(TimeoutError):
             connection, _ = self._listener.accept()
@@ -187,7 +187,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     try:
         while True:
-            starter.turn()
+            starter.step()
     finally:
         starter.close()
 

@@ -62,7 +62,7 @@ class LocalProvider:
             fault, faults = take_fault(self._folders.faults)
             if fault is LocalFault.REFUSE:
                 raise InsufficientCapacity(
-                    "this host has no room for it, as a rehearsal wants it",
+                    "this host has no capacity for it, as a rehearsal wants it",
                     offering=request.offering or request.pool,
                     until=self._clock() + REFUSED_S,
                 )

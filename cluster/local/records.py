@@ -40,7 +40,7 @@ class MachineRecord:
     #: The cgroup in which all its processes are; None where there was none to have.
     cgroup: str | None = None
     pid: int | None = None
-    #: Tells the process from any other that gets its pid later.
+    #: Distinguishes the process from any other that gets its pid later.
     identity: str | None = None
 
     @property

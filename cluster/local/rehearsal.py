@@ -23,7 +23,7 @@ class LocalRehearsal:
         return None
 
     def notify(self, node_id: str, deadline_at: float) -> None:
-        """Tell the node that it goes at `deadline_at` (seconds since 1970), as its agent would after a notice.
+        """Give the node notice that it goes at `deadline_at` (seconds since 1970), as its agent would after a notice.
 
         Fine when it knows already.  Raises DrainRefused when it is no living member of the Ray cluster, and
         MembershipUnknown when Ray does not answer.

@@ -1,4 +1,4 @@
-"""Tell Ray to give a node no more work, with the true deadline at which it will be gone."""
+"""Have Ray give a node no more work, with the true deadline at which it will be gone."""
 
 from __future__ import annotations
 

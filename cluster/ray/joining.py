@@ -19,7 +19,7 @@ FORKED_VARIABLE = "REMORA_FORKED_MODULES"
 #: about 3 s after its processes have gone, not 13, and 8 to 9 s after its machine came to a standstill.
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Programs tell the head what they ask for as they tell it to Ray's newer autoscaler; none is started.
+    # Programs send the head their requests as they send them to Ray's newer autoscaler; none is started.
     "RAY_enable_autoscaler_v2": "1",
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",

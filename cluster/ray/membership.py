@@ -131,7 +131,7 @@ def _member(
 
 
 def began_at(gcs: GcsClient) -> dict[str, float]:
-    """When each Ray node began, seconds since 1970, by Ray's own ids; `ray.nodes()` does not tell."""
+    """When each Ray node began, seconds since 1970, by Ray's own ids; `ray.nodes()` does not say."""
     answers = gcs.get_all_node_info(timeout=_TIMEOUT_S)
     return {ray_node_id.hex(): node.start_time_ms / 1000 for ray_node_id, node in answers.items()}
 

@@ -36,7 +36,7 @@ class RayPodNames:
         self._membership = membership
         self._client = client
 
-    def tell(self, pods: Mapping[str, NodeRequest]) -> None:
+    def publish(self, pods: Mapping[str, NodeRequest]) -> None:
         """Write which nodes these pods are.  Raises what Ray raises, and MembershipUnknown."""
         with self._membership.asking():
             gcs = self._client()

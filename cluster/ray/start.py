@@ -68,7 +68,7 @@ def serve_jobs_alone() -> None:
 
     @functools.wraps(start)
     def start_process(command: list[str], process_type: str, *rest: Any, **named: Any) -> Any:
-        own = ["--modules-to-load=JobHead,NodeHead"]  # the second one tells the first where the head is
+        own = ["--modules-to-load=JobHead,NodeHead"]  # the second one passes the first where the head is
         return start(command + own * (process_type == PROCESS_TYPE_DASHBOARD), process_type, *rest, **named)
 
     services.start_ray_process = start_process

@@ -91,7 +91,7 @@ class PlanningContext:
         return since
 
     def has_quota(self, offering: Offering) -> bool:
-        """The cloud's quota had room for one more of it when this plan began."""
+        """The cloud's quota had capacity for one more of it when this plan began."""
         left = self.view.quota_left.get(offering.quota.lower())
         return left is None or left >= offering.quota_units
 
@@ -196,7 +196,7 @@ class PlanningContext:
         return not may_rely_on_spot(job, self.now, self.view.start_up_s, 0.0)
 
     def may_be_kept(self, node: NodeView) -> bool:
-        """The node is reserved for the job that it was bought for, until that job has had its turn."""
+        """The node is reserved for the job that it was bought for, until that job has been placed."""
         return keeping.may_be_kept(node, self.now, self.view.start_up_s)
 
     def _ready_in_s(self, job: JobDemand) -> float:

@@ -11,8 +11,8 @@ from cluster.policies.offerings import Offering
 from cluster.scheduling.fitting import FABRIC_NODES
 from cluster.scheduling.view import NodeView
 
-#: Letters of a pool's name in the name of a domain, which becomes a label of Ray nodes: 63 letters at most.
-POOL_LETTERS = 24
+#: Characters of a pool's name in the name of a domain, which becomes a label of Ray nodes: 63 characters at most.
+POOL_CHARACTERS = 24
 
 
 class Domains:
@@ -42,8 +42,8 @@ class Domains:
         """
         if not offering.has_fabric:
             return None
-        letters = sha256(f"{pool} {offering.id}".encode()).hexdigest()[:8]
-        first = name = f"{pool[:POOL_LETTERS]}-own-{letters}"
+        digits = sha256(f"{pool} {offering.id}".encode()).hexdigest()[:8]
+        first = name = f"{pool[:POOL_CHARACTERS]}-own-{digits}"
         number = 1
         while not self.nodes_left(name):
             number += 1

@@ -119,7 +119,7 @@ def why_they_stay(context: PlanningContext, returns: Returns, usable: Usable) ->
             elif not back:
                 why = "stays while no spot may be asked for"
             else:
-                why = "waits for its turn: nodes are exchanged one at a time"
+                why = "waits: nodes are exchanged one at a time"
             waits.append(Wait(node_id=node.id, reason=f"it stands in for spot, and {why}"))
     return waits
 

@@ -39,7 +39,7 @@ class Bin:
         self.node = node
         #: A worker runs on it or was placed on it.
         self.is_used = False
-        #: It was bought for a job whose turn has not come in this plan.
+        #: It was bought for a job that this plan has not placed yet.
         self.is_kept = False
 
     @property
@@ -118,7 +118,7 @@ class Space:
         self.at_work: list[NodeView] = [node for node in nodes if node.jobs]
         self._at_work: dict[str, Bin] = {}
         self._left_of: dict[frozenset[str], list[NodeView]] = {}
-        #: Open to all jobs: bought by this plan or for a job that had its turn; and unused ones.
+        #: Open to all jobs: bought by this plan or for a job that has been placed; and unused ones.
         self._worked: list[Bin] = []
         self._unused: list[Bin] = []
         self._kept: list[Bin] = []
@@ -170,7 +170,7 @@ class Space:
 
     @property
     def others(self) -> list[Bin]:
-        """Every bin but those of nodes that work, those included whose owners had no turn."""
+        """Every bin but those of nodes that work, those included whose owners were not placed."""
         return [*self._worked, *self._unused, *(bin_ for bin_ in self._kept if bin_.is_kept)]
 
     @property
@@ -225,7 +225,7 @@ class Space:
         return self._own.get(job.id, ()) if self._own else ()
 
     def open(self, job: JobDemand, *, unused: bool) -> None:
-        """After the job's turn: open the nodes that it uses to other jobs, and with `unused` its unused ones too."""
+        """The job was placed: open the nodes that it uses to other jobs, and with `unused` its unused ones too."""
         own = self._own.get(job.id)
         if own is None:
             return
@@ -316,7 +316,7 @@ class Space:
         return nodes
 
     def find_kept(self, job: JobDemand, shape: Shape, workers: int) -> list[tuple[Bin, int]]:
-        """Capacity on nodes that were bought for jobs that had no turn yet: the last resort."""
+        """Capacity on nodes that were bought for jobs that were not placed yet: the last resort."""
         found: list[tuple[Bin, int]] = []
         own = {id(bin_) for bin_ in self.own_of(job)}
         at = shape.kept_start

@@ -12,7 +12,7 @@ from cluster.policies.offerings import CapacityType, Offering
 from cluster.policies.policies import BudgetStep, CapacityRule
 from cluster.scheduling.actions import Launch
 from cluster.scheduling.context import PlanningContext
-from cluster.scheduling.domains import POOL_LETTERS, Domains
+from cluster.scheduling.domains import POOL_CHARACTERS, Domains
 from cluster.scheduling.fitting import FABRIC_NODES, slots
 from cluster.scheduling.formatting import count
 from cluster.scheduling.free_capacity import Bin, Shape, Space, suits
@@ -33,7 +33,7 @@ class Packed:
     launches: list[Launch] = field(default_factory=list)
     #: Why a job did not get all that it can use, by job id; without those in `behind`.
     reasons: dict[str, str] = field(default_factory=dict)
-    #: Jobs that had no turn, and why: there may be many, so the reason is stored once.
+    #: Jobs that were not considered, and why: there may be many, so the reason is stored once.
     behind: list[JobDemand] = field(default_factory=list)
     why_behind: str = ""
     #: Jobs that wait behind those of the view could be given nodes as well.
@@ -61,9 +61,9 @@ class Packing:
         self._bins_with_space: dict[object, dict[str, tuple[int, list[Bin], bool]]] = {}
 
     def pack(self) -> Packed:
-        """Place all jobs in the order of their turns."""
+        """Place all jobs in the order of the queue."""
         jobs = self._wanting()
-        jobs.sort(key=self._turn if self._context.urgent else attrgetter("turn"))
+        jobs.sort(key=self._order_key if self._context.urgent else attrgetter("order_key"))
         packed, served = self._packed, list[JobDemand]()
         there, held = self._space.held, self._context.held
         # For those whose nodes this plan drains, nodes have been bought already: they are placed like all others.
@@ -73,13 +73,13 @@ class Packing:
                 packed.behind = jobs[at:]  # what runs comes before what waits
                 break
             if not job.is_running and (first := self._counting.ahead_of(job)) is not None:
-                packed.reasons[job.id] = f"it waits for its turn behind {first} of its project"
+                packed.reasons[job.id] = f"it waits in the queue behind {first} of its project"
             elif self._smallest_group(job):
                 self._space.open(job, unused=False)
                 served.append(job)
             elif self._blocks(job):
-                packed.why_behind = f"it waits for its turn behind {job.id}, which waits for nodes"
-            elif self._context.view.in_turns:
+                packed.why_behind = f"it waits in the queue behind {job.id}, which waits for nodes"
+            elif self._context.view.strict_order:
                 self._space.open(
                     job, unused=True
                 )  # it waits for something else than nodes, and others may have its own
@@ -93,9 +93,9 @@ class Packing:
             self._off_spot(self._context.jobs[job_id], workers)
         return packed
 
-    def _turn(self, job: JobDemand) -> tuple[object, ...]:
+    def _order_key(self, job: JobDemand) -> tuple[object, ...]:
         """Sort key: of equal priority, and where no queue has put them in order, urgent jobs come first."""
-        *before, created_at, job_id = job.turn
+        *before, created_at, job_id = job.order_key
         return (*before, job.id not in self._context.urgent, created_at, job_id)
 
     def _wanting(self) -> list[JobDemand]:
@@ -113,13 +113,13 @@ class Packing:
         self._packed.reasons[job.id] = refusal if never is None else never
         self._refused.add(job.id)
         is_of_project = never is None and not self._has_spent(job)
-        waits_in_turn = is_of_project and not job.is_running and self._context.view.in_turns
-        if waits_in_turn and self._purchases.could_ever(job):
+        waits_in_order = is_of_project and not job.is_running and self._context.view.strict_order
+        if waits_in_order and self._purchases.could_ever(job):
             self._counting.wait(job)
 
     def _blocks(self, job: JobDemand) -> bool:
         """No job overtakes it: it waits for nodes, and not for its own project's quota or budget."""
-        is_next = self._context.view.in_turns and job.id not in self._refused
+        is_next = self._context.view.strict_order and job.id not in self._refused
         return is_next and self._purchases.could_ever(job)
 
     def _smallest_group(self, job: JobDemand) -> bool:
@@ -249,7 +249,8 @@ class Packing:
             return found, [], Quote()
         lots, quote = self._shop(job, shape.pools, short)
         if quote.workers_short and self._space.held.get(job.id, 0) < job.min_workers:
-            # The job with the earlier turn is served first, also from nodes that were bought for those behind it.
+            # The job that is earlier in the queue is served first, also from nodes that were bought for those behind
+            # it.
             kept = self._space.find_kept(job, shape, quote.workers_short)
             found = [*found, *kept]
             quote.workers_short -= sum(workers for _, workers in kept)
@@ -387,11 +388,11 @@ class Packing:
         return [one for capacity in order for one in self._context.sold(pool, capacity) if one.has_fabric]
 
     def _new_name(self, pool: str, job: JobDemand, offering: Offering) -> str:
-        """A name for a domain; it becomes a label of Ray nodes, which has 63 letters at most.
+        """A name for a domain; it becomes a label of Ray nodes, which has 63 characters at most.
 
         Where the last nodes of a domain go, those that replace them are of it, unless they are of another offering.
         """
-        name = f"{pool[:POOL_LETTERS]}-{job.id}"
+        name = f"{pool[:POOL_CHARACTERS]}-{job.id}"
         at, candidate = 1, name
         while candidate in self._space.domains or self._offerings_in[candidate] - {offering.id}:
             at += 1
@@ -430,9 +431,9 @@ class Packing:
             if bin_.node is None or not bin_.node.is_member:
                 self._packed.starting[job.id] = self._packed.starting.get(job.id, 0) + 1
         for pool, lot, fabric in lots:
-            reason = f"job {job.id} has no room for all its workers"
+            reason = f"job {job.id} has no capacity for all its workers"
             if job.is_program:
-                reason = f"Ray programs have no room for {job.id}"
+                reason = f"Ray programs lack capacity for {job.id}"
             launch = launch_of(pool, lot, reason, fabric, job.id)
             for _ in range(lot.nodes):
                 bin_ = self._space.buy(pool, lot.offering, fabric)
@@ -451,5 +452,5 @@ def _is_any_starting(found: list[tuple[Bin, int]]) -> bool:
 
 def _short(quote: Quote, short: int) -> str:
     missing = quote.workers_short
-    have = f"room for {short - missing} of " if short > missing else "no room for "
+    have = f"capacity for {short - missing} of " if short > missing else "no capacity for "
     return f"there is {have}{count(short, 'worker')}: {quote.words}"

@@ -40,14 +40,14 @@ def plan(
     now: float,
     rules: Sequence[tuple[str, Rule]] = (),
     *,
-    tells_jobs: bool = True,
+    explains_waits: bool = True,
 ) -> Plan:
     """What to do now, and why the rest is not done.
 
     Applied to the cluster, the plan leads to a view whose plan at the same `now` has no further launch, drain or end,
     or nearly none: where sizes or pools are mixed, jobs may fit better on what was bought, once.
-    `rules` are called in order, with their names, for every launch.  With `tells_jobs` false the reasons why jobs wait
-    and why on-demand nodes stay are left out, as they are not read; all else is the same.
+    `rules` are called in order, with their names, for every launch.  With `explains_waits` false the reasons why jobs
+    wait and why on-demand nodes stay are left out, as they are not read; all else is the same.
     """
     pools = policies.pools
     doubtful = _doubtful(view, pools)
@@ -73,8 +73,8 @@ def plan(
         *returns.waits,
         *short,
         *_closed(context),
-        *(why_they_stay(context, returns, before) if tells_jobs else ()),
-        *(_waits(context, packed, accepted.launches, accepted.later | paced.later) if tells_jobs else ()),
+        *(why_they_stay(context, returns, before) if explains_waits else ()),
+        *(_waits(context, packed, accepted.launches, accepted.later | paced.later) if explains_waits else ()),
     )
 
 
@@ -200,7 +200,7 @@ def _notices(context: PlanningContext) -> list[Notice]:
     """What has not been reported to owners about the cluster's budget yet."""
     step, words = context.money.step, context.money.words
     message = (
-        "the cluster's budget has room again"
+        "the cluster's budget allows it again"
         if step is None
         else f"the cluster's budget ({context.money.ends}): {words}; {MEANING[step]}"
     )
@@ -246,5 +246,5 @@ def _waits(
                 said.append(f"nodes for it are launched later: {why}")
             waits.append(Wait(job_id=job.id, reason="; ".join(said) or "nodes for it are launched later"))
         elif not job.is_running:
-            waits.append(Wait(job_id=job.id, reason="there is room for it on nodes that are ready"))
+            waits.append(Wait(job_id=job.id, reason="there is capacity for it on nodes that are ready"))
     return waits

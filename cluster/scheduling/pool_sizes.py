@@ -1,6 +1,6 @@
 """The complete pools: what there is once each has all the nodes that it may have (pure).
 
-One answer to which jobs can never start: the queue tells their owners, and nothing is bought for them.
+One answer to which jobs can never start: the queue reports it to their owners, and nothing is bought for them.
 """
 
 from __future__ import annotations

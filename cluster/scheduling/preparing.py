@@ -1,4 +1,4 @@
-"""Decides on which nodes the environments of waiting jobs are built before their turn comes (pure)."""
+"""Decides on which nodes the environments of waiting jobs are built before they are next (pure)."""
 
 from __future__ import annotations
 

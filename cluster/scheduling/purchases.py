@@ -77,7 +77,7 @@ class Quote:
         """Why it is not all: the first reasons, for people."""
         reasons = list(self.reasons)
         more = f", and {len(reasons) - 4} reasons more" if len(reasons) > 4 else ""
-        return "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has room"
+        return "; ".join(reasons[:4]) + more if reasons else "nothing that is sold has capacity"
 
     def refuse(self, reason: str) -> None:
         """Remember why something could not be had."""
@@ -190,7 +190,7 @@ class Purchases:
             return 0
         per_node = slots(offering.resources, ask.worker) if ask.worker else 1
         if per_node == 0:
-            quote.refuse(f"a {offering.size} has no room for one of its workers")
+            quote.refuse(f"a {offering.size} has no capacity for one of its workers")
             return 0
         wanted = min(math.ceil(quote.workers_short / per_node), most)
         got = wanted

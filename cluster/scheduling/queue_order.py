@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Protocol, TypeVar
 
-#: Waiting jobs that are decided about at a time; those behind them go on waiting for their turn.
+#: Waiting jobs that are decided about at a time; those behind them go on waiting in the queue.
 WINDOW = 200
 #: The same of each project, where projects have shares or quotas.
 WINDOW_OF_EACH = 50
@@ -14,7 +14,7 @@ WIDTHS = (1, 7, 50)
 #: Sort key of the queue: the job with the smallest key is next.
 QueueKey = tuple[int, bool, float, str]
 #: The message of a job while others are ahead of it; `placed` adds how many when it is read.
-WAITS_FOR_TURN = "waits for its turn"
+WAITS_IN_QUEUE = "waits in the queue"
 #: How the message of the next job begins while there are not enough nodes for it.
 WAITS_FOR_NODES = "waits for nodes:"
 
@@ -43,7 +43,7 @@ JobT = TypeVar("JobT", bound=Queued)
 
 def placed(message: str | None, ahead: int | None, *, in_project: bool) -> str | None:
     """The message of a job with its place in the queue, by the jobs that are ahead of it; None: that is not known."""
-    if message != WAITS_FOR_TURN or not ahead:
+    if message != WAITS_IN_QUEUE or not ahead:
         return message
     jobs = "1 job" if ahead == 1 else f"{ahead} jobs"
     of_project = " of its project" if in_project else ""

@@ -41,7 +41,7 @@ class Counting:
         #: By project, the first of its jobs that waits for its quota: no job of the project overtakes it.
         self._first: dict[str, str] = {}
         if self._projects:
-            for job in sorted(jobs, key=attrgetter("turn")):
+            for job in sorted(jobs, key=attrgetter("order_key")):
                 has = held.get(job.id, 0)
                 least, most = job.min_workers, job.max_workers
                 self.count(job, counted_workers(has, least, most) if job.is_running else has)

@@ -34,7 +34,7 @@ SETTLED_S = 2.0
 #: Requests that are decided about at a time, the oldest first; others wait until these have what they ask for.
 MOST = 200
 #: Demands that one request is at most where projects have shares; all requests together are at most `MOST`.
-_TURNS = 32
+_PARTS = 32
 #: Bundles of all placement groups that are looked at together.
 MOST_BUNDLES = 10_000
 #: Different shapes of tasks, and of placement groups, that are looked at together.
@@ -187,14 +187,14 @@ class Programs:
             for node in self.kept_in_use(nodes)
         ]
 
-    def of_turns(self, nodes: Iterable[NodeView]) -> list[NodeView]:
-        """The nodes, of which those that wait for a turn that is no more wait for another turn of the same request.
+    def of_parts(self, nodes: Iterable[NodeView]) -> list[NodeView]:
+        """The nodes, of which those that wait for a part that is no more wait for another part of the same request.
 
-        Turns are counted from the first one, so that the last one vanishes whichever task has got its place.
+        Parts are counted from the first one, so that the last one vanishes whichever task has got its place.
         """
-        turns: dict[str, list[str]] = {}
+        parts: dict[str, list[str]] = {}
         for one in self.waiting:
-            turns.setdefault(request_of(one.id), []).append(one.id)
+            parts.setdefault(request_of(one.id), []).append(one.id)
         known = {one.id for one in self.waiting}
         found = list(nodes)
         owning = {node.bought_for for node in found if self._is_unused(node)}
@@ -202,12 +202,12 @@ class Programs:
             owner = node.bought_for
             if owner is None or owner in known or not self._is_unused(node):
                 continue
-            of_request = turns.get(request_of(owner))
+            of_request = parts.get(request_of(owner))
             if of_request:
-                # The last turn is for several tasks.
-                turn = next((one for one in of_request if one not in owning), of_request[-1])
-                owning.add(turn)
-                found[at] = replace(node, bought_for=turn)
+                # The last part is for several tasks.
+                part = next((one for one in of_request if one not in owning), of_request[-1])
+                owning.add(part)
+                found[at] = replace(node, bought_for=part)
         return found
 
     def _is_unused(self, node: NodeView) -> bool:
@@ -216,11 +216,11 @@ class Programs:
     def kept_in_use(self, nodes: Iterable[NodeView]) -> list[NodeView]:
         """The nodes, of which those are in use that are drained with something of a program on them.
 
-        Those that were bought for a turn that is no more are for another one of its request.
+        Those that were bought for a part that is no more are for another one of its request.
         """
         return [
             replace(node, is_in_use=True) if node.id in self.leaving else node
-            for node in self.of_turns(nodes)
+            for node in self.of_parts(nodes)
         ]
 
 
@@ -346,14 +346,14 @@ def settled(
 def _first_of(requests: Sequence[ProgramRequest]) -> list[ProgramRequest]:
     """The first of them, at most `MOST`; one is left out with the others of its placement group."""
     together = Counter(one.gang for one in requests if one.gang)
-    room, fits = MOST, dict[str, bool]()
+    left, fits = MOST, dict[str, bool]()
     found: list[ProgramRequest] = []
     for one in requests:
         group = one.gang or one.id
         if group not in fits:
             size = together.get(one.gang, 1)
-            fits[group] = size <= room
-            room -= size if fits[group] else 0
+            fits[group] = size <= left
+            left -= size if fits[group] else 0
         if fits[group]:
             found.append(one)
     return found
@@ -376,7 +376,7 @@ def programs_of(
         return NO_PROGRAMS
     waiting: dict[str, JobDemand] = {}
     refused: dict[str, str] = {}
-    turns = max(1, min(_TURNS, MOST // max(1, len(requests)))) if has_shares(policies) else 1
+    parts = max(1, min(_PARTS, MOST // max(1, len(requests)))) if has_shares(policies) else 1
     for one in requests:
         demand = _placed(policy, policies, one, offerings)
         why = demand if isinstance(demand, str) else _never(policies, demand, one, pools)
@@ -392,26 +392,26 @@ def programs_of(
             del waiting[one.id]
     with_something = [node for node in nodes if node.id in seen.held and node.state in JOINED]
     return Programs(
-        waiting=tuple(turn for demand in waiting.values() for turn in _in_turns(demand, turns)),
-        held={node.id: _holding(policy, node, seen) for node in with_something if node.is_usable},
+        waiting=tuple(part for demand in waiting.values() for part in _parts_of(demand, parts)),
+        held={node.id: _held_demand(policy, node, seen) for node in with_something if node.is_usable},
         leaving=frozenset(node.id for node in with_something if not node.is_usable),
         requests=tuple(requests),
         refused=refused,
     )
 
 
-def _in_turns(demand: JobDemand, turns: int) -> Iterator[JobDemand]:
-    """The demand as at most that many, of which all but the last are for one task: each has its turn by the shares.
+def _parts_of(demand: JobDemand, parts: int) -> Iterator[JobDemand]:
+    """The demand as at most that many, all but the last for one task: each has its own place by the shares.
 
     As one demand it would count as its smallest group, a single task, however large the share of its project is.
     """
     least, most = demand.min_workers, demand.max_workers
-    number = min(turns, most) if least == 1 else 1
-    for turn in range(number):
-        last = turn == number - 1
+    number = min(parts, most) if least == 1 else 1
+    for part in range(number):
+        last = part == number - 1
         yield replace(
             demand,
-            id=f"{demand.id}_{turn}" if turn else demand.id,
+            id=f"{demand.id}_{part}" if part else demand.id,
             sizes=WorkerSizes(least, most - number + 1 if last else 1),
         )
 
@@ -421,7 +421,7 @@ def request_of(demand_id: str) -> str:
     return "_".join(demand_id.split("_")[:2])
 
 
-def _holding(policy: RayProgramsPolicy, node: NodeView, seen: RayDemand) -> JobDemand:
+def _held_demand(policy: RayProgramsPolicy, node: NodeView, seen: RayDemand) -> JobDemand:
     """What programs hold of a node, as a job with one worker there.
 
     What they have not saved is not known, so that all since the node was ready counts as lost when it is drained.
@@ -514,5 +514,5 @@ def _never(
         return f"no node of the pools ({names}) has {describe(one.bundle.resources)}"
     if most < demand.min_workers:
         what = describe(demand.worker_resources)
-        return f"it needs {demand.min_workers} times {what}, and the complete pools ({names}) have room for {most}"
+        return f"it needs {demand.min_workers} times {what}, and the complete pools ({names}) have capacity for {most}"
     return None

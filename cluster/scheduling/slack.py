@@ -1,6 +1,6 @@
 """The slack of a job with a deadline, and whether the job may rely on spot (pure).
 
-All decisions about deadlines use it: what is bought, whose turn it is, where a job starts, and what moves.  All times
+All decisions about deadlines use it: what is bought, which job is next, where a job starts, and what moves.  All times
 are in seconds, and only `START_UP_S` is a guess, used until a start was measured.
 
 A job relies on spot as long as it could lose it at the worst moment and still be in time on demand: the work since its

@@ -20,7 +20,7 @@ from cluster.scheduling.actions import StartJob, Wait, WaitsFor
 from cluster.scheduling.fitting import NODE_SHARE, Resources, shares_in
 from cluster.scheduling.placing import Allocation, beside, count_of, place_group, place_in_domain, without
 from cluster.scheduling.pool_sizes import PoolSize, most_in_all
-from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN
+from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_IN_QUEUE
 from cluster.scheduling.quotas import Counting
 from cluster.scheduling.slack import keeps_off_spot
 from cluster.scheduling.view import COMING, JobDemand, NodeView
@@ -39,7 +39,7 @@ def starts(
     counting: Counting | None = None,
     off_spot: Container[str] = (),
     kept: Mapping[str, str] = MappingProxyType({}),
-    tells_jobs: bool = True,
+    explains_waits: bool = True,
 ) -> tuple[StartJob | Wait, ...]:
     """Decide about `queue`, which is in queue order and holds only jobs that may start now, on nodes that are ready.
 
@@ -47,7 +47,7 @@ def starts(
     `pools` are the complete ones.  `counting` has counted what running jobs use of the quotas of their projects; None:
     there are none.  Those in `off_spot` (ids) start on nodes that the cloud does not take back: a deadline is near.
     `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other group grows onto it.
-    With `tells_jobs` false the reasons why jobs wait behind others are left out, as no one reads them.
+    With `explains_waits` false the reasons why jobs wait behind others are left out, as no one reads them.
     """
     free = _free_beside(running, nodes, kept)
     own = {node.bought_for for node in nodes}
@@ -89,11 +89,11 @@ def starts(
         if counting is not None and (why := _without_money(counting, job)) is not None:
             decided.append(_wait(job, WaitsFor.QUOTA, why))
             continue
-        if not tells_jobs:
+        if not explains_waits:
             break  # no job starts behind one that waits
         if is_any_waiting:
             # How many are ahead changes with every start: it is counted when the message is read.
-            decided.append(_wait(job, WaitsFor.TURN, WAITS_FOR_TURN))
+            decided.append(_wait(job, WaitsFor.TURN, WAITS_IN_QUEUE))
         else:
             decided.append(_first_wait(job, safe, nodes, allowed, allocation.workers))
         is_any_waiting = True
@@ -162,7 +162,7 @@ def _quota_wait(counting: Counting, job: JobDemand, *, is_own: bool) -> Wait | N
         return _wait(job, WaitsFor.QUOTA, never, is_hopeless=True)
     if counting.ahead_of(job) is not None:
         # Without the name of that job: it would change the message of all of them whenever one starts.
-        return _wait(job, WaitsFor.QUOTA, "waits for its turn behind another job of its project")
+        return _wait(job, WaitsFor.QUOTA, "waits in the queue behind another job of its project")
     allowed, why = counting.allowed(job, job.min_workers)
     if allowed < job.min_workers:
         counting.wait(job)
@@ -273,10 +273,12 @@ def _first_wait(
     if possible < least.min:
         count = len(nodes) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)
-        why = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have room for {possible}"
+        why = f"{WAITS_FOR_NODES} it needs {_group(job)}{together} and {ready} have capacity for {possible}"
         return _wait(job, WaitsFor.NODES, why)
     return _wait(
-        job, WaitsFor.TURN, f"is next: it needs {_group(job)}{together} and other jobs leave room for {found}"
+        job,
+        WaitsFor.TURN,
+        f"is next: it needs {_group(job)}{together} and other jobs leave capacity for {found}",
     )
 
 
@@ -299,7 +301,7 @@ def why_never(job: JobDemand, pools: Sequence[PoolSize]) -> str | None:
             "ask for less in `resources`, or add larger nodes"
         )
     return (
-        f"it needs {_group(job)}{_together(placement)} and the complete pools have room for {most}: "
+        f"it needs {_group(job)}{_together(placement)} and the complete pools have capacity for {most}: "
         "lower `workers.min` or `resources`, or add nodes"
     )
 

@@ -48,7 +48,7 @@ class JobDemand:
     created_at: float = 0.0
     #: Its place among those that wait, where a queue has put them in order; equal ones follow priority and age.
     place: int = 0
-    #: An attempt of it runs, with workers or waiting for them: it keeps its turn before all that are queued.
+    #: An attempt of it runs, with workers or waiting for them: it stays before all that are queued.
     is_running: bool = False
     #: Since when it has had fewer workers than `max_workers`; None: since `created_at`.
     waiting_since: float | None = None
@@ -74,18 +74,18 @@ class JobDemand:
     #: The ends of its `sizes`.
     min_workers: int = field(init=False, repr=False, compare=False)
     max_workers: int = field(init=False, repr=False, compare=False)
-    #: Sort key of turns: running jobs first, then the queue's order, then priority, then age.  The smallest is next.
-    turn: tuple[bool, int, int, float, str] = field(init=False, repr=False, compare=False)
+    #: Key of the order: running jobs first, then the queue's order, then priority, then age.  The smallest is next.
+    order_key: tuple[bool, int, int, float, str] = field(init=False, repr=False, compare=False)
     #: Equal for jobs whose workers may be put into the same nodes.
     shape: tuple[object, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Compute once what every plan that contains the job needs."""
-        turn = (not self.is_running, self.place, -self.priority, self.created_at, self.id)
+        order_key = (not self.is_running, self.place, -self.priority, self.created_at, self.id)
         resources = tuple(sorted(self.worker_resources.items()))
         _set(self, "min_workers", self.sizes.min)
         _set(self, "max_workers", self.sizes.max)
-        _set(self, "turn", turn)
+        _set(self, "order_key", order_key)
         asked = self.placement
         _set(self, "shape", (resources, asked.pools, asked.zones, asked.capacity, asked.needs_fabric))
 
@@ -253,7 +253,7 @@ class ClusterView:
     #: The furthest step that an earlier plan reached of the same budget in this day or month: it holds until that ends.
     budget_step: BudgetStep | None = None
     #: No job overtakes one that waits for nodes, so nothing is bought for those behind it.
-    in_turns: bool = False
+    strict_order: bool = False
     #: Of the jobs that wait and are shown here those behind which more wait that are not shown, by id.
     cut_at: frozenset[str] = frozenset()
     #: Seconds from the order of a machine to its readiness, as measured lately.

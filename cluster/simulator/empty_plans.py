@@ -34,7 +34,7 @@ def is_plan_empty(
     Pools have their minimum.  No job needs more than there is, or the pools have all nodes that they may have, or the
     cloud has just refused all that they may buy, or its quota is used up.  No node has failed to start, has been idle
     for long enough to be returned, or stands in for spot that is back.  `short` are jobs that run with fewer workers
-    than they can use, `waiting` those that wait, in the order of their turns; with `is_strict` no job overtakes the
+    than they can use, `waiting` those that wait, in the order of the queue; with `is_strict` no job overtakes the
     first of them.  Nothing is bought for a placement that a pool does not buy without it.  It holds only for policies
     under which plans do not depend on the hour or on money.
     """

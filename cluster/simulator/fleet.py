@@ -25,9 +25,9 @@ BLUR_S = 1e-3
 class Fleet:
     """All nodes; `vacate` is called with every node whose jobs have to leave it, before it ends.
 
-    Refusals are remembered for `remembered_s` after their end, so that policies can wait for lasting availability, and
-    nodes that failed for `failures_s`, as they slow their pool down.
-    `projects` by job id is passed where it counts what they spend.
+    Refusals are remembered for `remembered_s` after their end, so that policies can wait until an offering stays
+    available, and nodes that failed for `failures_s`, as they slow their pool down. `projects` by job id is passed
+    where it counts what they spend.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Fleet:
         self.nodes: dict[str, SimNode] = {}
         #: All nodes that were ever bought, in that order.
         self.every: list[SimNode] = []
-        #: Ready nodes on which something is free, those of them with room for a worker of some job of the trace, and
-        #: those that are empty.
+        #: Ready nodes on which something is free, those of them with capacity for a worker of some job of the trace,
+        #: and those that are empty.
         self.partly_free: dict[str, SimNode] = {}
         self.with_capacity: dict[str, SimNode] = {}
         self.idle: dict[str, SimNode] = {}
@@ -81,7 +81,7 @@ class Fleet:
         self._least = least_of(trace)
 
     def launch(self, now: float, action: Launch) -> None:
-        """Buy a node, or remember that there is none or that its quota has no room."""
+        """Buy a node, or remember that there is none or that its quota has no capacity."""
         stock = self.market.stocks[action.offering]
         has_quota = self.market.has_quota(stock.offering)
         if not (stock.is_available and has_quota):
@@ -90,7 +90,7 @@ class Fleet:
             reason = (
                 f"there is no {action.offering} now"
                 if has_quota
-                else f"the quota {stock.offering.quota} has no room for one more {action.offering}"
+                else f"the quota {stock.offering.quota} has no capacity for one more {action.offering}"
             )
             known = self._refusals.get(action.offering)
             if known is None or (known.until, known.reason) != (until, reason):  # many launches, one answer
@@ -221,7 +221,7 @@ class Fleet:
             self._event_queue.add(now, self.end, node)
 
     def may_buy(self, capacity: CapacityType, now: float) -> bool:
-        """False when each offering of the type is refused now, or its quota has no room."""
+        """False when each offering of the type is refused now, or its quota has no capacity."""
         at = self._begins_at + now
         return any(
             (name not in self._refusals or self._refusals[name].until <= at)
@@ -315,7 +315,7 @@ class Fleet:
 def least_of(trace: Trace) -> dict[str, float]:
     """Of each resource that every worker of a trace needs, the least that one of them needs.
 
-    Where an offering lacks a resource that a job names, what is free of the others may tell the queue how much of it
+    Where an offering lacks a resource that a job names, what is free of the others may show the queue how much of it
     there is, so that every node is of interest: the answer is empty.
     """
     shapes = [dict(shape) for shape in {tuple(job.resources.items()) for job in trace.jobs}]

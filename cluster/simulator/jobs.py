@@ -21,7 +21,7 @@ class SimJob:
 
     job: TraceJob
     #: Of those that wait the job with the smallest one is next.
-    turn: QueueKey = (0, True, 0.0, "")
+    order_key: QueueKey = (0, True, 0.0, "")
     #: Work that is done and was not lost, in worker-seconds.
     done_s: float = 0.0
     #: The part of it that a checkpoint has.
@@ -45,7 +45,7 @@ class SimJob:
     #: Since when it has had fewer workers than it can use.
     short_since: float = 0.0
     losses: int = 0
-    #: Its place among those that wait, where projects take turns by their shares.
+    #: Its place among those that wait, where projects share the queue by their shares.
     place: int = 0
     #: The last step of the cluster's budget that was reported to its owner.
     noticed_step: BudgetStep | None = None
@@ -140,7 +140,7 @@ class SimJob:
         """Work done until now, without recording it."""
         return self.done_s + self.workers * max(0.0, now - max(self.at_s, self.stalled_until))
 
-    def tell(self, step: BudgetStep | None) -> None:
+    def notice_step(self, step: BudgetStep | None) -> None:
         """Report to its owner how the budget affects it."""
         self.noticed_step = step
         self.seen = None

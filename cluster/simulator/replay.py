@@ -165,10 +165,10 @@ class Replay:
         pace = self._assumptions.look_s
         due = math.ceil((at_s - BLUR_S) / pace) * pace
         if due <= self._looked_s or due < self.now:
-            turn = math.floor(self.now / pace) + 1
-            while turn * pace <= self.now:  # a quotient of fractions may be a little too small
-                turn += 1
-            due = turn * pace
+            tick = math.floor(self.now / pace) + 1
+            while tick * pace <= self.now:  # a quotient of fractions may be a little too small
+                tick += 1
+            due = tick * pace
         if self._look is None or due < self._look:
             self._look = due
             self._event_queue.add(due, _wake, None)
@@ -252,7 +252,7 @@ class Replay:
             spent=spent,
             spent_by_project=self.fleet.spent_by_project(now),
             budget_step=self._step,
-            in_turns=True,
+            strict_order=True,
             cut_at=self.work.waiting.cut_at(waiting),
             start_up_s=self.trace.provisioning_s,
         )
@@ -269,7 +269,7 @@ class Replay:
                     return False
                 self.fleet.end(now, node, action.is_failure)
             case Notice():
-                self.work.sims[action.job_id].tell(action.step)
+                self.work.sims[action.job_id].notice_step(action.step)
                 return False
             case _:
                 return False

@@ -24,7 +24,7 @@ from cluster.simulator.assumptions import Backoff
 from cluster.simulator.event_queue import EventQueue
 from cluster.simulator.fleet import BLUR_S, Fleet
 from cluster.simulator.jobs import SimJob
-from cluster.simulator.jobs_by_turn import JobsByProject, JobsByTurn
+from cluster.simulator.jobs_in_order import JobsByProject, JobsInOrder
 from cluster.simulator.nodes import SimNode
 from cluster.simulator.planner_view import demand_of, node_view
 from cluster.traces.trace import Trace, TraceJob
@@ -57,14 +57,14 @@ class Work:
         #: Whether jobs of a kind can ever start.
         self._possible: dict[tuple[object, ...], bool] = {}
         self._backoff = backoff
-        self.waiting = JobsByProject(self._in_turns) if self.counts_projects else JobsByTurn()
+        self.waiting = JobsByProject(self._by_shares) if self.counts_projects else JobsInOrder()
         self.running: dict[str, SimJob] = {}
         #: All jobs that were submitted, by id.
         self.sims: dict[str, SimJob] = {}
         #: Those of them that have neither ended nor been given up.
         self.unended: dict[str, SimJob] = {}
         #: Running jobs that have fewer workers than they can use.
-        self.short = JobsByTurn()
+        self.short = JobsInOrder()
         #: How many jobs wait for the end of their backoff after a loss.
         self.backing_off = 0
         self.ended: list[SimJob] = []
@@ -110,7 +110,7 @@ class Work:
         if not self._can_ever_start(now, sim):
             self.impossible += 1
             return
-        sim.turn = queue_key(self._demand(now, sim))
+        sim.order_key = queue_key(self._demand(now, sim))
         self.sims[job.id] = self.unended[job.id] = sim
         self._has_deadlines = self._has_deadlines or job.deadline_s is not None
         self._wait(now, sim)
@@ -138,32 +138,32 @@ class Work:
         return Counting(self._policies, running, held, spent, self._begins_at + now)
 
     def _wait(self, now: float, sim: SimJob) -> None:
-        """Put a job among those that wait; its turn changes once its deadline is near."""
+        """Put a job among those that wait; its place changes once its deadline is near."""
         if sim.job.deadline_s is not None:
             demand = demand_of(sim, now, self._begins_at)
-            self._set_turn(now, sim)
+            self._set_order_key(now, sim)
             for at in changes_at(demand, self._begins_at + now, self._start_up_s):
                 if (at_s := at - self._begins_at + BLUR_S) > now:
-                    self._event_queue.add(at_s, self._update_turn, (sim, sim.version))
-        self.waiting.add(sim.turn, sim)
+                    self._event_queue.add(at_s, self._update_order_key, (sim, sim.version))
+        self.waiting.add(sim.order_key, sim)
         self.has_moved = self._is_any_newly_waiting = True
 
-    def _set_turn(self, now: float, sim: SimJob) -> None:
-        """Set its turn among those that wait, by how near its deadline is now."""
+    def _set_order_key(self, now: float, sim: SimJob) -> None:
+        """Set its place among those that wait, by how near its deadline is now."""
         demand = demand_of(sim, now, self._begins_at)
         self._urgent.discard(sim.job.id)
         if is_urgent(demand, self._begins_at + now, self._start_up_s):
             self._urgent.add(sim.job.id)
-        sim.turn = queue_key(demand, is_urgent=sim.job.id in self._urgent)
+        sim.order_key = queue_key(demand, is_urgent=sim.job.id in self._urgent)
 
-    def _update_turn(self, now: float, waiting: tuple[SimJob, int]) -> None:
-        """The job's deadline has become near, or can no longer be met: its turn may change."""
+    def _update_order_key(self, now: float, waiting: tuple[SimJob, int]) -> None:
+        """The job's deadline has become near, or can no longer be met: its place may change."""
         sim, version = waiting
         if sim.version != version:
             return
-        self.waiting.remove(sim.turn)
-        self._set_turn(now, sim)
-        self.waiting.add(sim.turn, sim)
+        self.waiting.remove(sim.order_key)
+        self._set_order_key(now, sim)
+        self.waiting.add(sim.order_key, sim)
         self._settled = None  # it may start on other nodes than before
         self.has_moved = self._is_any_newly_waiting = True
 
@@ -213,7 +213,7 @@ class Work:
                 counting=self._counting(now),
                 off_spot=off_spot,
                 kept=kept,
-                tells_jobs=False,
+                explains_waits=False,
             )
             chosen = [one for one in decided if isinstance(one, StartJob)]
             for one in chosen:
@@ -301,7 +301,7 @@ class Work:
             self._has_quotas and (self._is_any_newly_waiting or fleet.day_of(now) != self._settled_day)
         )
 
-    def _in_turns(self, waiting: list[SimJob]) -> list[SimJob]:
+    def _by_shares(self, waiting: list[SimJob]) -> list[SimJob]:
         """The same jobs in the order that the queue gives them, beside those that run."""
         order = in_order([self._demand(sim.at_s, sim) for sim in waiting], self._urgent)
         running = [(self._demand(sim.at_s, sim), sim.workers) for sim in self.running.values()]
@@ -324,7 +324,7 @@ class Work:
         self.has_moved = True
         self.waiting.held_resources_changed()
         if sim.workers == job.max_workers:
-            self.short.remove(sim.turn)
+            self.short.remove(sim.order_key)
         self._schedule_end(sim)
 
     def _start(self, now: float, start: StartJob, nodes: Mapping[str, SimNode]) -> None:
@@ -336,13 +336,13 @@ class Work:
         if start.on_demand:
             placement = placement.on_demand
         found = [(nodes[node_id], workers) for node_id, workers in start.workers]
-        self.waiting.remove(sim.turn)
+        self.waiting.remove(sim.order_key)
         self._put(job, found)
         sim.start(now, {node.number: workers for node, workers in found}, placement)
         self.running[job.id] = sim
         self.waiting.held_resources_changed()
         if sim.workers < job.max_workers:
-            self.short.add(sim.turn, sim)
+            self.short.add(sim.order_key, sim)
         self._schedule_end(sim)
         self.moved_s = now
         self.has_moved = True
@@ -395,7 +395,7 @@ class Work:
         job = sim.job
         del self.running[job.id]
         self.waiting.held_resources_changed()
-        self.short.remove(sim.turn)
+        self.short.remove(sim.order_key)
         for number in sim.placed:
             node = self._fleet().every[number - 1]
             if node.state not in ENDED:
@@ -428,10 +428,10 @@ class Work:
                 over -= fewer
                 left[number] -= fewer
         left = {number: count for number, count in left.items() if count}
-        self.short.remove(sim.turn)
+        self.short.remove(sim.order_key)
         sim.resize(now, left)
         self.waiting.held_resources_changed()
-        self.short.add(sim.turn, sim)
+        self.short.add(sim.order_key, sim)
         self.shrinks += 1
         self._settled = None  # it may grow again elsewhere
         self._schedule_end(sim)

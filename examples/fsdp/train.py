@@ -1,4 +1,4 @@
-"""Handwritten digits with a model that FSDP cuts over all workers; it survives the loss of one of them from memory.
+"""Handwritten digits with a model that FSDP shards over all workers; it survives the loss of one of them from memory.
 
 Runs as it is in three ways: `python train.py`, `torchrun --nproc-per-node 2 train.py`, and `remora submit -f job.yaml`.
 """

@@ -21,7 +21,7 @@ from remora import training
 
 
 def meet():
-    """Have PyTorch meet where MPI says: rank 0 tells everybody an address and a free port."""
+    """Have PyTorch meet where MPI says: rank 0 sends all ranks an address and a free port."""
     world = MPI.COMM_WORLD
     address = os.environ.get("MASTER_ADDR", socket.gethostname())
     with socket.socket() as probe:

@@ -43,7 +43,7 @@ def pause(job: JobArgument, as_json: JsonOption = False, server: ServerOption = 
 
 
 def resume(job: JobArgument, as_json: JsonOption = False, server: ServerOption = None) -> None:
-    """Let a paused job go on from its newest checkpoint, when it is its turn."""
+    """Let a paused job go on from its newest checkpoint, when it is next in the queue."""
     with connect(server) as client:
         _say(client.resume(client.find(job).id), as_json=as_json)
 

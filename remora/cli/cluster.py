@@ -253,7 +253,7 @@ def reopen(
         found = client.reopen_pool(pool)
     output.print_result(
         found,
-        f"{output.printable(found.name)} asks again at the next turn for all that it may buy.",
+        f"{output.printable(found.name)} asks again at the next tick for all that it may buy.",
         as_json=as_json,
     )
 

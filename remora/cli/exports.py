@@ -91,7 +91,7 @@ def _bytes_of(text: str) -> int:
 
 @contextlib.contextmanager
 def _scratch_beside(out: Path) -> Iterator[Path]:
-    """A folder on the disk that the export goes to, which is the one with room for it."""
+    """A folder on the disk that the export goes to, which is the one with space for it."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent) as folder:
         yield Path(folder)
 

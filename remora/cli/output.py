@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from remora.clusters import DEFAULT_CLUSTER
 from remora.spec.quantities import format_duration
 from remora.terminal_text import neutral, neutral_json
+from remora.terminal_text import printable as printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -124,11 +125,6 @@ def print_pairs(pairs: Iterable[tuple[str, str | None]]) -> None:
     width = max(len(name) for name, _ in shown)
     for name, value in shown:
         print_line(f"{name.ljust(width)}  {value}")
-
-
-def printable(text: str) -> str:
-    """Without control characters: names and messages come from other users."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def clock(at: float) -> str:

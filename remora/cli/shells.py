@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 #: Ends the session at a terminal: Ctrl-].
 _ESCAPE = b"\x1d"
-#: Bytes of a piece of input.
-_PIECE_BYTES = 8192
+#: Bytes of a chunk of input.
+_CHUNK_BYTES = 8192
 #: Seconds that a request waits for output, between two looks at the size of the terminal, and until input that was
 #: not kept is sent again.
 _WAIT_S, _LOOK_S, _AGAIN_S = 5.0, 0.1, 0.05
@@ -117,9 +117,9 @@ class _Session:
             found = self._client.exchange_shell(self._job_id, self._number, after=after, wait_s=_WAIT_S)
             if self._failure is not None:
                 raise self._failure
-            for piece in found.output:
-                _write(2 if piece.stream == "stderr" else 1, base64.b64decode(piece.data))
-                after = piece.seq
+            for chunk in found.output:
+                _write(2 if chunk.stream == "stderr" else 1, base64.b64decode(chunk.data))
+                after = chunk.seq
             if found.shell.state == "ended" and not found.output:
                 return found.shell
 
@@ -138,7 +138,7 @@ class _Session:
             self._typing.exchange_shell(self._job_id, self._number, size=now)
         if not select.select([sys.stdin], [], [], _LOOK_S)[0]:
             return True
-        content = os.read(sys.stdin.fileno(), _PIECE_BYTES)
+        content = os.read(sys.stdin.fileno(), _CHUNK_BYTES)
         before, escape, _ = content.partition(_ESCAPE) if self._is_typed else (content, b"", b"")
         if before or not content:
             self._send(before)
@@ -148,7 +148,7 @@ class _Session:
         return bool(content) and not escape
 
     def _send(self, content: bytes) -> None:
-        """Type a piece, again until the service keeps it."""
+        """Type a chunk, again until the service keeps it."""
         self._seq += 1
         while not self._is_over.is_set():
             found = self._typing.exchange_shell(self._job_id, self._number, seq=self._seq, data=content)

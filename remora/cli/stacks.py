@@ -83,7 +83,7 @@ def _until(
 
 
 def reported(events: Iterable[Event], rank: int | None = None) -> dict[int, str]:
-    """The stacks that events tell, by rank; the newest of each (pure)."""
+    """The stacks that events report, by rank; the newest of each (pure)."""
     found = {
         int(event.data["rank"]): str(event.data.get("stack", ""))
         for event in events

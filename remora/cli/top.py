@@ -63,7 +63,7 @@ def top(
 
 
 def look(client: Client, limit: int) -> Overview:
-    """The jobs that have not ended, the newest of the others where there is room, the pools, and living nodes."""
+    """The jobs that have not ended, the newest of the others as far as they fit, the pools, and living nodes."""
     jobs: list[Job] = list(client.jobs(state=_ACTIVE, limit=limit))
     if len(jobs) < limit:
         jobs += client.jobs(state=_OVER, limit=limit - len(jobs))

@@ -358,9 +358,9 @@ class AsyncClient(Shell):
         after: int = 0,
         wait_s: float = 0.0,
     ) -> ShellExchange:
-        """Type `data` into a shell as its piece `seq` (b"": the input ends), and read what follows the piece `after`.
+        """Type `data` into a shell as its chunk `seq` (b"": the input ends), and read what follows the chunk `after`.
 
-        Waits up to `wait_s` seconds, 20 at most, for output.  A piece has 8 KiB at most, and is kept when `input_seq`
+        Waits up to `wait_s` seconds, 20 at most, for output.  A chunk has 8 KiB at most, and is kept when `input_seq`
         of the answer is as high as `seq`; else it is sent again.
         """
         rows, columns = size or (None, None)

@@ -185,7 +185,7 @@ def _check_name(name: str, limits: BundleLimits) -> None:
         raise BundleError(f"the name {shown} is too long; {limits.path_bytes} bytes are allowed")
     if name.startswith("/") or ".." in parts or "." in parts or "" in parts:
         raise BundleError(f"the name {shown} is not a plain relative path")
-    if "\\" in name or (len(name) > 1 and name[1] == ":") or any(ord(letter) < 32 for letter in name):
+    if "\\" in name or (len(name) > 1 and name[1] == ":") or any(ord(one) < 32 for one in name):
         raise BundleError(
             f"the name {shown} holds a backslash, a drive letter or a control character; rename it"
         )
@@ -193,7 +193,7 @@ def _check_name(name: str, limits: BundleLimits) -> None:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn whatever a broken archive or a full disk raises into one sentence."""
+    """Turn any error of a broken archive or a full disk into one sentence."""
     try:
         yield
     except (
@@ -274,7 +274,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], limits: BundleLimits) -> None
         if key in files or (key in folders and not entry.is_dir()):
             raise BundleError(f"the name {name} is there twice")
         (folders if entry.is_dir() else files).add(key)
-        parents = [key[:at] for at, letter in enumerate(key) if letter == "/"]
+        parents = [key[:at] for at, one in enumerate(key) if one == "/"]
         folders.update(parents)
     clash = next(iter(sorted(files & folders)), None)
     if clash is not None:

@@ -2,7 +2,7 @@
 
 Stages 0 to 2 of ZeRO have all weights on each worker, and one file in a checkpoint.  With stage 3 a worker has a part
 of each flattened parameter (`ds_tensor`), padded at the end of the last worker's: it keeps these, and each worker has a
-file in a checkpoint.  Another number of workers cuts the same parameters elsewhere.
+file in a checkpoint.  Another number of workers splits the same parameters elsewhere.
 
 Source: DeepSpeed, `runtime/zero/partition_parameters.py` (`_partition_param`).
 """

@@ -112,7 +112,7 @@ def converted(source: Path, folder: Path) -> Path:
     if outcome is None:
         raise Refused(
             "the process that reshards the checkpoint for another number of workers was killed twice; give the workers"
-            " more memory, or more room in their folders, or start as many workers as wrote it"
+            " more memory, or more space in their folders, or start as many workers as wrote it"
         )
     if outcome["refused"] is not None:
         raise Refused(str(outcome["refused"])[:600])

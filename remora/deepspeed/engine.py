@@ -74,7 +74,7 @@ def counts_every_worker(model: Any, mpu: Any, config: Mapping[str, Any]) -> bool
 
 
 def _parts(config: Mapping[str, Any]) -> int:
-    """Into how many parts DeepSpeed cuts tensors by itself."""
+    """Into how many parts DeepSpeed splits tensors by itself."""
     tensor_parallel = config.get("tensor_parallel")
     asked = tensor_parallel.get("autotp_size") if isinstance(tensor_parallel, Mapping) else None
     return max(1, asked or 1)

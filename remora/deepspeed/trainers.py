@@ -297,7 +297,7 @@ class TrainerPart:
 
 def _callback_of(part: TrainerPart, module: Any) -> Any:
     class Callback(module.TrainerCallback):  # type: ignore[misc]  # known when transformers is imported
-        """Tells the part where the Trainer is."""
+        """Shows the part where the Trainer is."""
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             part.epoch(has_ended=False)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from remora.job_commands.expressions import EXPRESSION
 from remora.job_commands.shell_quotes import Value, fill
 
-#: One piece of a word or the space between two; each begins with a character that no other one begins with.
-_PIECE = re.compile(
+#: One token: part of a word or the space between two; each begins with a character that no other one begins with.
+_TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+)|(?P<bare>[^ \t\r\n'"\\]+)|'(?P<single>[^']*)'"""
     r"""|"(?P<double>[^"\\]*+(?:\\.[^"\\]*+)*)"|\\(?P<escaped>.)""",
     re.DOTALL,
@@ -22,35 +22,35 @@ _PIECE = re.compile(
 _ESCAPE = re.compile(r'\\(["\\])')
 
 
-def pieces_of(line: str) -> Iterator[re.Match[str]]:
-    """The pieces of words and the spaces between them; what a piece is, says the name of its group.
+def tokens_of(line: str) -> Iterator[re.Match[str]]:
+    """The parts of words and the spaces between them; what a token is, says the name of its group.
 
     Raises ValueError with the sentences of `shlex.split`: `No closing quotation`, `No escaped character`.
     """
     at = 0
     while at < len(line):
-        piece = _PIECE.match(line, at)
-        if piece is None:
+        token = _TOKEN.match(line, at)
+        if token is None:
             is_escape = line[at] == "\\" or _ends_in_escape(line, at)
             raise ValueError("No escaped character" if is_escape else "No closing quotation")
-        at = piece.end()
-        yield piece
+        at = token.end()
+        yield token
 
 
 def words_of(line: str) -> list[str]:
     """What `shlex.split` gives, which copies a word for each of its characters.  Raises ValueError as it does."""
     words: list[str] = []
-    pieces: list[str] | None = None
-    for piece in pieces_of(line):
-        if piece["space"] is not None:
-            if pieces is not None:
-                words.append("".join(pieces))
-            pieces = None
+    parts: list[str] | None = None
+    for token in tokens_of(line):
+        if token["space"] is not None:
+            if parts is not None:
+                words.append("".join(parts))
+            parts = None
             continue
-        pieces = [] if pieces is None else pieces
-        text = piece[piece.lastgroup or 0]
-        pieces.append(_ESCAPE.sub(r"\1", text) if piece.lastgroup == "double" else text)
-    return words if pieces is None else [*words, "".join(pieces)]
+        parts = [] if parts is None else parts
+        text = token[token.lastgroup or 0]
+        parts.append(_ESCAPE.sub(r"\1", text) if token.lastgroup == "double" else text)
+    return words if parts is None else [*words, "".join(parts)]
 
 
 def _ends_in_escape(line: str, at: int) -> bool:
@@ -103,8 +103,8 @@ def needs_shell(command: str) -> bool:
 def _skeletons(command: str) -> Iterator[str | None]:
     """Each word with x in place of what is quoted in it; None, and no more, where only a shell can go on."""
     word = ""
-    for piece in pieces_of(command):
-        kind, text = piece.lastgroup, piece[piece.lastgroup or 0]
+    for token in tokens_of(command):
+        kind, text = token.lastgroup, token[token.lastgroup or 0]
         if kind == "space":
             yield word
             if "\n" in text:

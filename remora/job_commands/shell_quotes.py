@@ -15,12 +15,12 @@ _WHOLE = r"\\.|\$\{[^{}'\"`\\$\n]*\}|\$\((?![^)]*\bcase\b)[^()'\"`\\#$<\n]*\)"
 _STEPS = {
     "": re.compile(
         rf"{_WHOLE}|<<<|(?P<unclear>\\\Z|`|\$[({{\['\"]|\$\Z|<<|\(\(|(?<=\\[\s;&|()<>])\#)"
-        r"|(?P<turn>['\"]|(?<![^\s;&|()<>])\#)",
+        r"|(?P<quote>['\"]|(?<![^\s;&|()<>])\#)",
         re.DOTALL,
     ),
-    '"': re.compile(rf"{_WHOLE}|(?P<unclear>\\\Z|`|\$[({{\[]|\$\Z)|(?P<turn>\")", re.DOTALL),
-    "'": re.compile("(?P<turn>')"),
-    "#": re.compile(r"(?P<turn>\n)"),
+    '"': re.compile(rf"{_WHOLE}|(?P<unclear>\\\Z|`|\$[({{\[]|\$\Z)|(?P<quote>\")", re.DOTALL),
+    "'": re.compile("(?P<quote>')"),
+    "#": re.compile(r"(?P<quote>\n)"),
 }
 
 
@@ -52,7 +52,7 @@ def _place_after(template: str, at: int, end: int, place: str) -> str:
     while place != _UNCLEAR and (step := _STEPS[place].search(template, at, end)) is not None:
         if step.lastgroup == "unclear":
             place = _UNCLEAR
-        elif step.lastgroup == "turn":
+        elif step.lastgroup == "quote":
             place = step.group() if place == "" else ""
         at = step.end()
     return place

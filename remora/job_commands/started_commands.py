@@ -97,7 +97,7 @@ def _script_of(words: list[str]) -> str | None:
 
 def commands_in(script: str) -> list[list[str]]:
     """The simple commands of a shell's script, without the assignments and keywords before them."""
-    return [command for words in _pieces(script.replace("\\\n", " ")) if (command := _bare(words))]
+    return [command for words in _commands_in(script.replace("\\\n", " ")) if (command := _bare(words))]
 
 
 def _bare(words: list[str]) -> list[str]:
@@ -107,22 +107,22 @@ def _bare(words: list[str]) -> list[str]:
     return words[place:]
 
 
-def _pieces(script: str) -> list[list[str]]:
+def _commands_in(script: str) -> list[list[str]]:
     lexer = shlex.shlex(script, posix=True, punctuation_chars=f"{_BREAKS}<>")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
         words = list(lexer)
     except ValueError:  # a quote in a comment or in a heredoc, so quotes say nothing
-        return [piece.split() for piece in re.split(f"[{_BREAKS}]", script)]
-    pieces: list[list[str]] = [[]]
+        return [part.split() for part in re.split(f"[{_BREAKS}]", script)]
+    parts: list[list[str]] = [[]]
     is_file = False
     for word in words:
         if word and not word.strip(f"{_BREAKS}<>"):
             is_file = word[-1] in "<>&" and ("<" in word or ">" in word)
             if not is_file:
-                pieces.append([])
+                parts.append([])
         elif is_file:
             is_file = False
         else:
-            pieces[-1].append(word)
-    return pieces
+            parts[-1].append(word)
+    return parts

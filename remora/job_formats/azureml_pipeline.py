@@ -31,7 +31,7 @@ from remora.spec.problems import short
 OTHER_TYPES = {
     "spark": "Remora trains; run Spark where it runs now",
     "automl": "choose a model and submit its training script as a command",
-    "parallel": "submit the script as a command that cuts its data by RANK and WORLD_SIZE",
+    "parallel": "submit the script as a command that splits its data by RANK and WORLD_SIZE",
     "import": "copy the data to where the nodes can read it",
     "data_transfer": "copy the data to where the nodes can read it",
     "finetuning": "submit the training script as a command",

@@ -149,7 +149,7 @@ def _drawn(
         return
     source = random.Random(seed)  # noqa: S311 - nothing is kept secret by it
     drawn: list[dict[str, Any]] = []
-    # Two trials with the same values would tell nothing.
+    # Two trials with the same values would show nothing.
     seen: set[tuple[Any, ...]] = set()
     for _ in range(100 * total):
         values = {name: draw(source) for name, draw in draws.items()}

@@ -20,6 +20,6 @@ def read_run_policy(draft: Draft, policy: Fields) -> None:
         draft.put("retry.limit", min(tries, 100), policy.name("backoffLimit"))
     policy.drop("cleanPodPolicy", "ttlSecondsAfterFinished", "managedBy")
     if policy.take("suspend"):
-        draft.leave("spec.runPolicy.suspend", "a job begins as soon as there is room")
+        draft.leave("spec.runPolicy.suspend", "a job begins as soon as there is capacity")
     policy.leave("schedulingPolicy", "all workers of a job start together; `priority` orders the queue")
     policy.close()

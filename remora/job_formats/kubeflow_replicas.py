@@ -149,7 +149,7 @@ def _put_workers(draft: Draft, spec: Fields, path: str, groups: list[_Group]) ->
         )
         each = None
     each = each or 1
-    elastic.leave("metrics", "a job grows whenever there is room")
+    elastic.leave("metrics", "a job grows whenever there is capacity")
     elastic.leave("maxRestarts", "lost nodes never count, and failures of the code up to retry.limit")
     elastic.drop("rdzvBackend", "rdzvHost", "rdzvPort", "rdzvId", "rdzvConf", "standalone")
     elastic.close()

@@ -56,7 +56,7 @@ def read_train_job(draft: Draft, spec: Fields) -> None:
     for key, _ in initializer.items():
         draft.leave(initializer.name(key), "nothing is fetched beforehand; let the script open it")
     if spec.take("suspend"):
-        draft.leave("spec.suspend", "a job begins as soon as there is room")
+        draft.leave("spec.suspend", "a job begins as soon as there is capacity")
     spec.leave("runtimePatches", "there is no runtime to patch")
     spec.leave("podTemplateOverrides", "workers are no pods")
     spec.leave("podSpecOverrides", "workers are no pods")

@@ -10,15 +10,17 @@ def exceeds(data: object, *, values: int, characters: int) -> str | None:
 
     Keys count as characters only.  No more is looked at than the bounds allow, however often a value stands in it.
     """
-    left, letters = values, characters
+    left, left_characters = values, characters
     waiting: list[object] = [data]
     while waiting:
         value = waiting.pop()
         left -= 1
         if isinstance(value, str):
-            letters -= len(value)
+            left_characters -= len(value)
         elif isinstance(value, Mapping):
-            letters -= sum(len(key) for key in value if isinstance(key, str)) if len(value) <= left else 0
+            left_characters -= (
+                sum(len(key) for key in value if isinstance(key, str)) if len(value) <= left else 0
+            )
             left -= 0 if len(value) <= left else len(value)
             waiting.extend(value.values() if left >= 0 else ())
         elif isinstance(value, list | tuple):
@@ -26,7 +28,7 @@ def exceeds(data: object, *, values: int, characters: int) -> str | None:
             waiting.extend(value if left >= 0 else ())
         if left < 0 or len(waiting) > left:
             return f"more than {values} values"
-        if letters < 0:
+        if left_characters < 0:
             return f"more than {characters // 1024} KiB"
     return None
 
@@ -34,7 +36,7 @@ def exceeds(data: object, *, values: int, characters: int) -> str | None:
 def has_more_values(text: bytes, most: int) -> bool:
     """True when a JSON text certainly has more values than the limit: their commas are counted, and nothing is built.
 
-    A parser builds every value in one call that holds Python's lock, 0.1 s for the empty lists that 2 MB have room for.
+    A parser builds every value in one call that holds Python's lock, 0.1 s for the empty lists that 2 MB hold.
     """
     # What is left of each string has no quotes but its own two.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")

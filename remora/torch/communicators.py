@@ -138,7 +138,7 @@ def abort_beside(backend: Any, *, holds_device: bool) -> threading.Thread:
 
 
 def end_process(why: str) -> None:
-    """End this process at once, after it has told its supervisor why: no end of Python would come."""
+    """End this process at once, after its supervisor has the reason: no end of Python would come."""
     saying = threading.Thread(target=_say, args=(why,), daemon=True)
     saying.start()
     saying.join(_SAY_S)

@@ -163,7 +163,7 @@ class Loop(ReplicatedLoop, FunctionLoop):
         raise PeerLost(text)
 
     def _say_miscomputed(self, ranks: Collection[int], step: int, text: str, *, is_known: bool) -> None:
-        """Tell the driver which ranks compute wrongly; not `is_known`: some of them do."""
+        """Report to the driver which ranks compute wrongly; not `is_known`: some of them do."""
         assert self._link is not None
         self._link.send(
             {

@@ -40,7 +40,7 @@ def share(
     if not tensors or group.world_size == 1:
         return
     place = device or next((one.device for one in tensors if one.device.type != "cpu"), tensors[0].device)
-    buffers = _Buffers(place, min(limit, sum(map(_room_of, tensors))))
+    buffers = _Buffers(place, min(limit, sum(map(_aligned_bytes, tensors))))
     under_way: tuple[Ticket | None, torch.Tensor, _Message] | None = None
     with torch.no_grad():
         for message in messages(tensors, limit):
@@ -67,7 +67,7 @@ def messages(tensors: Sequence[torch.Tensor], limit: int) -> Iterator[_Message]:
             yield message
             message, end = [], 0
         message.append((end, part))
-        end += _room_of(part)
+        end += _aligned_bytes(part)
     if message:
         yield message
 
@@ -96,7 +96,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 class _Buffers:
-    """Two buffers of `length` bytes, which are taken in turn; each is made when it is first needed."""
+    """Two buffers of `length` bytes, which are used alternately; each is made when it is first needed."""
 
     def __init__(self, device: torch.device, length: int) -> None:
         self.device = device
@@ -122,7 +122,7 @@ def _bytes_in(tensor: torch.Tensor) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def _room_of(tensor: torch.Tensor) -> int:
+def _aligned_bytes(tensor: torch.Tensor) -> int:
     """Bytes that it takes in a message."""
     return -(-_bytes_in(tensor) // _ALIGNMENT) * _ALIGNMENT
 

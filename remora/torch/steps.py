@@ -84,7 +84,7 @@ class Steps(StepsLoop, ReplicatedLoop):
                 optimizer.step()
                 step.commit()
 
-    Arguments, guarantees and errors are those of `Loop`, which is this with the calls in its own hands; as there the
+    Arguments, guarantees and errors are those of `Loop`, which is this with its own calls; as there the
     model is a plain one, without DistributedDataParallel.  What `Loop` finds by calling a function twice is not found.
     """
 

@@ -171,7 +171,7 @@ def undecided_text(step: int, ranks: Iterable[int]) -> str:
     return (
         f"in step {step} ranks {', '.join(map(str, named))} have found unlike bits for the same shard, and it cannot be"
         " said who is right: an operation of the model or of the dataset is not deterministic, or one of their machines"
-        " computes wrongly, which takes three nodes to tell"
+        " computes wrongly, which takes three nodes to find out"
     )
 
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
 
+from remora.terminal_text import printable
 from service.alerts.destinations import SECRET_PREFIX
 from service.queue.alerts import NotificationRow
 
@@ -63,7 +64,7 @@ def slack_escaped(text: str) -> str:
 
 def email_of(notification: NotificationRow, sender: str, recipient: str) -> EmailMessage:
     """A message whose id is the notification's, so that a mail server can drop doubles."""
-    line = " ".join("".join(one if one.isprintable() else " " for one in notification.message).split())
+    line = " ".join(printable(notification.message).split())
     subject = line if len(line) <= _LONGEST_SUBJECT else line[: _LONGEST_SUBJECT - 3] + "..."
     message = EmailMessage()
     message["Subject"] = f"[remora] {subject}"

@@ -1,4 +1,4 @@
-"""Who sends a request: each way of proving it is asked in turn, and what was proved is remembered for some seconds.
+"""Who sends a request: each way of proving it is tried, and what was proved is remembered for some seconds.
 
 A way looks at headers and says who it is, or None when they hold nothing for it.  Further ways, such as tokens of an
 issuer or the session of a page, are added to the list of `Authenticator`.

@@ -107,13 +107,13 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
         most = None if principal.is_operator else policies.principals.bundle_bytes
         hold(connection, digest, principal.id, most)
 
-    def tell(connection: sa.Connection, noted: Noted, size: int | None) -> None:
+    def record(connection: sa.Connection, noted: Noted, size: int | None) -> None:
         held(connection, size)
         noted.object, noted.outcome = digest, "unchanged" if size is None else "done"
         noted.after = None if size is None else {"size_bytes": size}
 
     if await _exists(request, digest):
-        await write(request, partial(tell, size=None))
+        await write(request, partial(record, size=None))
         return JSONResponse({"digest": digest}, 200)
     # Its row is first: from now on no file of that name is deleted.
     if not await context.database.write(lambda connection: use(connection, digest, context.clock())):
@@ -139,7 +139,7 @@ async def put_bundle(request: Request, digest: str, _: Annotated[Parameters, Que
         size = upload.stat().st_size
         await context.database.write(partial(held, size=size))
         await asyncio.to_thread(partial(context.storage.write_file, move=True), bundle_name(digest), upload)
-        await write(request, partial(tell, size=size))
+        await write(request, partial(record, size=size))
     finally:
         with contextlib.suppress(FileNotFoundError):
             upload.unlink()

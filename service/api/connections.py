@@ -17,7 +17,7 @@ from service.listening import Listening
 log = logging.getLogger(__name__)
 
 #: Bytes that the parser is given at once, so that headers are counted while they come.
-_PIECE = 16 * 1024
+_CHUNK = 16 * 1024
 _PHRASES = {
     403: "Forbidden",
     408: "Request Timeout",
@@ -84,13 +84,13 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, piece by piece."""
-        for begin in range(0, len(data), _PIECE):
+        """Parse what came, chunk by chunk."""
+        for begin in range(0, len(data), _CHUNK):
             if self.transport.is_closing():
                 return
-            piece = data[begin : begin + _PIECE]
-            super().data_received(piece)
-            self._came += len(piece)
+            chunk = data[begin : begin + _CHUNK]
+            super().data_received(chunk)
+            self._came += len(chunk)
             if self._is_in_headers and self._came > self.max_header_bytes:
                 self._refuse(431, f"the headers have more than {self.max_header_bytes} bytes")
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from cluster.policies.policies import Policies
-from cluster.scheduling.queue_order import WAITS_FOR_TURN, placed
+from cluster.scheduling.queue_order import WAITS_IN_QUEUE, placed
 from cluster.scheduling.quotas import has_quotas
 from cluster.scheduling.shares import has_shares
 from remora.errors import SpecError, SpecProblem
@@ -175,7 +175,7 @@ async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()])
     context, access = context_of(request), access_of(request)
     row = await job_of(request, job_id)
     tag = f'"{row.version}"'
-    if row.message == WAITS_FOR_TURN:
+    if row.message == WAITS_IN_QUEUE:
         now = context.clock()
         place = await context.database.read(lambda connection: _placing(connection, context, [job_id], now))
         row = place(row)
@@ -192,7 +192,7 @@ async def show(request: Request, job_id: str, _: Annotated[Parameters, Query()])
 def _placing(
     connection: sa.Connection, context: Context, waiting: Sequence[str], now: float
 ) -> Callable[[JobRow], JobRow]:
-    """Sets the places in the queue of those of the jobs that wait for their turn; they are counted now."""
+    """Sets the places of those of the jobs that wait in the queue; they are counted now."""
     if not waiting:
         return lambda row: row
     policies = policies_in_force(connection, context.settings)

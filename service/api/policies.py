@@ -16,6 +16,7 @@ from cluster.policies.documents import MAX_DOCUMENT, digest_of, read_document, r
 from cluster.policies.policies import Policies
 from cluster.policies.policy_problems import PoliciesRefused
 from remora.spec.bounds import exceeds
+from remora.terminal_text import one_line
 from remora.views import ClusterEvent, FieldProblem, Page, Policy, PolicyCheck, PolicyVersion
 from service.api.authorisation import access_of
 from service.api.bodies import read_object
@@ -53,10 +54,6 @@ _MOST_VALUES = 50
 NEWEST = "newest"
 
 
-def _one_line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
-
-
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -69,8 +66,8 @@ class _Change(_Body):
     document: str | None = None
     restores: int | None = Field(default=None, ge=0, le=2**31 - 1)
     based_on: int = Field(ge=0, le=2**31 - 1)
-    author: Annotated[str, AfterValidator(_one_line)] = Field(default="", max_length=200)
-    comment: Annotated[str, AfterValidator(_one_line)] = Field(default="", max_length=2000)
+    author: Annotated[str, AfterValidator(one_line)] = Field(default="", max_length=200)
+    comment: Annotated[str, AfterValidator(one_line)] = Field(default="", max_length=2000)
 
 
 @router.get("/policies", operation_id="list_policies", response_model=Page[PolicyVersion])
@@ -114,7 +111,7 @@ async def apply_policies(request: Request, _: Annotated[Parameters, Query()]) ->
         comment=change.comment,
     )
     decision = await _store(request, requested)
-    # Not by the checks, which may have no room: the document is in force.
+    # Not by the checks, which may have no capacity: the document is in force.
     view = await asyncio.to_thread(_policy, decision.row, policies)
     headers = {"Location": f"/v1/policies/{decision.row.version}"}
     status = 200 if decision.event is None else 201

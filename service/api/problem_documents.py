@@ -37,7 +37,7 @@ TITLES: Mapping[int, str] = {
     429: "Too many",
     500: "Internal error",
     503: "Not available now",
-    507: "No room",
+    507: "Insufficient storage",
 }
 
 
@@ -180,7 +180,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     async def _storage(request: Request, error: StorageError) -> Response:  # noqa: ARG001
         log.error("%s", error)
         if isinstance(error, StorageFull):
-            return _unavailable("storage_full", "the storage is full: make room in it", 507).response()
+            return _unavailable("storage_full", "the storage is full: free space in it", 507).response()
         return _unavailable("storage_unavailable", "the storage does not answer").response()
 
     @app.exception_handler(OSError)
@@ -188,7 +188,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
         if error.errno not in FULL:
             raise error
         log.error("a disk of the service is full: %s", error)
-        return _unavailable("disk_full", "a disk of the service is full: make room on it", 507).response()
+        return _unavailable("disk_full", "a disk of the service is full: free space on it", 507).response()
 
 
 def of_database(error: DBAPIError) -> ApiProblem:
@@ -209,5 +209,5 @@ def of_database(error: DBAPIError) -> ApiProblem:
 def _unavailable(code: str, detail: str, status: int = 503) -> ApiProblem:
     hint, retry_s = "try again; the service's log says more", "1"
     if status == 507:
-        hint, retry_s = "try again when there is room; what was answered before is stored", "30"
+        hint, retry_s = "try again when there is space; what was answered before is stored", "30"
     return ApiProblem(status, code, detail, hint=hint, headers={"Retry-After": retry_s})

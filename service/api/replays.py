@@ -106,7 +106,7 @@ class Replays:
         run = self._found(plan_id)
         if not run.view.terminal and run.task is not None:
             news = {"message": "it was cancelled"}
-            _tell(run, state="cancelled", terminal=True, ended_at=self._clock(), **news)
+            _update(run, state="cancelled", terminal=True, ended_at=self._clock(), **news)
             run.task.cancel()
             await asyncio.wait([run.task])
             # A task that is cancelled before its first step never ends what it was to follow.
@@ -139,19 +139,19 @@ class Replays:
         finally:
             await _end(run.process)
         if not run.view.terminal:
-            _tell(run, state="failed", terminal=True, ended_at=self._clock(), **news)
+            _update(run, state="failed", terminal=True, ended_at=self._clock(), **news)
 
     async def _read(self, run: _Run) -> None:
         while line := await _line(run.process):
             if "progress" in line:
-                _tell(run, progress=line["progress"])
+                _update(run, progress=line["progress"])
             if "answer" in line:
-                told = WhatIf.model_validate({**run.view.model_dump(), **line["answer"]})
-                fields = {name: getattr(told, name) for name in ("reports", "notes", "plot")}
-                _tell(run, state="done", terminal=True, progress=1.0, ended_at=self._clock(), **fields)
+                answered = WhatIf.model_validate({**run.view.model_dump(), **line["answer"]})
+                fields = {name: getattr(answered, name) for name in ("reports", "notes", "plot")}
+                _update(run, state="done", terminal=True, progress=1.0, ended_at=self._clock(), **fields)
 
 
-def _tell(run: _Run, **news: Any) -> None:
+def _update(run: _Run, **news: Any) -> None:
     run.view = run.view.model_copy(update=news)
     run.changed.set()
 

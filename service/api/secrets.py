@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from starlette.responses import Response
 
 from remora.spec.fields import NAME_FORM, is_name
+from remora.terminal_text import one_line
 from remora.views import FieldProblem, Page, Secret, SecretsRotation
 from service.api.authentication import principal_of
 from service.api.authorisation import access_of
@@ -45,10 +46,6 @@ _MOST_BODY_BYTES = 6 * MAX_VALUE_BYTES + 8 * 1024
 _MOST_VALUES = 20
 
 
-def _one_line(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
-
-
 class _Body(BaseModel):
     """A value, or where one is."""
 
@@ -56,7 +53,7 @@ class _Body(BaseModel):
 
     value: str | None = Field(default=None, repr=False)
     key_vault: str | None = Field(default=None, max_length=400)
-    author: Annotated[str, AfterValidator(_one_line)] = Field(default="", max_length=200)
+    author: Annotated[str, AfterValidator(one_line)] = Field(default="", max_length=200)
 
 
 @router.get("/projects/{project}/secrets", operation_id="list_secrets", response_model=Page[Secret])

@@ -32,14 +32,14 @@ from service.queue.shells import MOST_WAITING, ShellRow, WantedShell, open_shell
 from service.store import jobs
 from service.store import shells as store
 from service.store.scoped import find_job
-from trainers.shells import MOST_CELLS, PIECE_BYTES, STDOUT, OutputPiece
+from trainers.shells import CHUNK_BYTES, MOST_CELLS, STDOUT, OutputChunk
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/shells")
 
 #: Seconds between two looks for output: at first, and once there was none for a while.
 _LOOK_S, _SLOW_LOOK_S, _SLOW_AFTER_S = 0.03, 0.1, 5.0
-#: Pieces of output in one answer.
-_MOST_PIECES = 16
+#: Chunks of output in one answer.
+_MOST_CHUNKS = 16
 #: Seconds after which a client that only asks for output is written down again.
 _SEEN_EVERY_S = 10.0
 #: Seconds that a request waits for output, at most.
@@ -66,7 +66,7 @@ class Exchange(Body):
     """What is typed, in base64 and with its number, and which output is known."""
 
     seq: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    data: Annotated[str, Field(max_length=4 * (PIECE_BYTES // 3 + 1))] = ""
+    data: Annotated[str, Field(max_length=4 * (CHUNK_BYTES // 3 + 1))] = ""
     rows: Cells | None = None
     columns: Cells | None = None
     after: Number = 0
@@ -121,7 +121,7 @@ def _audited(command: Sequence[str]) -> dict[str, Any]:
         return {"command": list(command)}
     text = shlex.join(command)
     content = text.encode()
-    # A letter takes six characters of JSON at most.
+    # A character takes six characters of JSON at most.
     beginning = text[: _MOST_AUDITED // 6]
     digest = hashlib.sha256(content).hexdigest()
     return {"command": f"{beginning} ...", "command_bytes": len(content), "command_sha256": digest}
@@ -153,12 +153,12 @@ async def exchange(request: Request, job_id: str, number: str, _: Annotated[Para
         row = await _noted(request, row, asked, content, now)
     if asked.wait_s:
         request.scope["remora.is_stream"] = True
-    row, pieces = await _output(request, row, asked)
+    row, chunks = await _output(request, row, asked)
     shown = [
         ShellOutput(
-            seq=seq, stream="stdout" if stream == STDOUT else "stderr", data=base64.b64encode(piece).decode()
+            seq=seq, stream="stdout" if stream == STDOUT else "stderr", data=base64.b64encode(chunk).decode()
         )
-        for seq, stream, piece in pieces
+        for seq, stream, chunk in chunks
     ]
     answer = ShellExchange(shell=_view(row), input_seq=row.input_seq, output=shown)
     return as_json(answer.model_dump_json())
@@ -226,10 +226,10 @@ async def _noted(request: Request, row: ShellRow, asked: Exchange, content: byte
 
 
 def _typed(connection: sa.Connection, row: ShellRow, seq: int, content: bytes, now: float) -> ShellRow:
-    """Keep a piece of input, unless it is kept already, or too many wait; then it is to be sent again."""
+    """Keep a chunk of input, unless it is kept already, or too many wait; then it is to be sent again."""
     if seq > row.input_seq + 1:
         raise ApiProblem(
-            409, "input_out_of_order", f"the next piece of input has the number {row.input_seq + 1}"
+            409, "input_out_of_order", f"the next chunk of input has the number {row.input_seq + 1}"
         )
     if seq <= row.input_seq or store.count_input(connection, row) >= MOST_WAITING:
         return row
@@ -238,14 +238,14 @@ def _typed(connection: sa.Connection, row: ShellRow, seq: int, content: bytes, n
     return row
 
 
-async def _output(request: Request, row: ShellRow, asked: Exchange) -> tuple[ShellRow, list[OutputPiece]]:
+async def _output(request: Request, row: ShellRow, asked: Exchange) -> tuple[ShellRow, list[OutputChunk]]:
     """The output after what the client knows, once there is some, the shell has ended or the time is over."""
     context = context_of(request)
 
-    def work(connection: sa.Connection) -> tuple[ShellRow | None, list[OutputPiece]]:
+    def work(connection: sa.Connection) -> tuple[ShellRow | None, list[OutputChunk]]:
         # In this order: what was printed before the end is there when the end is.
         kept = store.get(connection, row.job_id, row.number)
-        return kept, store.read_output(connection, row, asked.after, _MOST_PIECES)
+        return kept, store.read_output(connection, row, asked.after, _MOST_CHUNKS)
 
     place, mine = (row.job_id, row.number), object()
     readers, began = context.shell_readers, time.monotonic()
@@ -253,15 +253,15 @@ async def _output(request: Request, row: ShellRow, asked: Exchange) -> tuple[She
         readers[place] = mine
     try:
         while True:
-            kept, pieces = await context.database.read(work)
+            kept, chunks = await context.database.read(work)
             if kept is None:
                 raise _not_found(row.job_id, str(row.number))
             waited = time.monotonic() - began
             is_over = (
                 waited >= asked.wait_s or readers.get(place) is not mine or context.feed.closing.is_set()
             )
-            if pieces or kept.ended_at is not None or is_over:
-                return kept, pieces
+            if chunks or kept.ended_at is not None or is_over:
+                return kept, chunks
             pause = _LOOK_S if waited < _SLOW_AFTER_S else _SLOW_LOOK_S
             await asyncio.sleep(min(pause, max(0.0, asked.wait_s - waited)))
     finally:
@@ -283,8 +283,8 @@ def _content(asked: Exchange) -> bytes:
         content = base64.b64decode(asked.data, validate=True)
     except (binascii.Error, ValueError):
         raise ApiProblem(422, "invalid_parameter", "data: it is no base64") from None
-    if len(content) > PIECE_BYTES:
-        raise ApiProblem(422, "invalid_parameter", f"data: a piece has at most {PIECE_BYTES} bytes")
+    if len(content) > CHUNK_BYTES:
+        raise ApiProblem(422, "invalid_parameter", f"data: a chunk has at most {CHUNK_BYTES} bytes")
     return content
 
 

@@ -214,7 +214,7 @@ def carry_out(
 ) -> tuple[str, bool]:
     """The answer, and whether it was given before.
 
-    Raises ApiProblem, NoRoom, and IntegrityError beside an equal request.
+    Raises ApiProblem, LimitReached, and IntegrityError beside an equal request.
     """
     key = order.key
     if key is not None and (saved := idempotency_keys.find_answer(connection, key)) is not None:
@@ -228,7 +228,7 @@ def carry_out(
         noted.outcome, noted.object = "replayed", saved.job_id
         return saved.answer, True
     try:
-        submissions.check_room(connection, order.project, order.jobs, limits)
+        submissions.check_jobs(connection, order.project, order.jobs, limits)
         job_id, answer = order.create(connection, noted, limits.policies)
     except submissions.BundleMissing as missing:
         raise no_bundle(str(missing)) from None

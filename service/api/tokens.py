@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from remora.identity_views import NewToken, Token, WhoAmI
 from remora.roles import Role
+from remora.terminal_text import one_line
 from remora.views import Page
 from service.api.authentication import principal_of
 from service.api.context import context_of
@@ -74,7 +75,7 @@ async def create_token(request: Request, _: Annotated[Parameters, Query()]) -> R
     row = TokenRow(
         id=token_id,
         digest=presented.digest,
-        name="".join(letter if letter.isprintable() else " " for letter in wanted.name).strip() or token_id,
+        name=one_line(wanted.name) or token_id,
         owner=wanted.owner or f"token:{token_id}",
         created_by=principal.id,
         created_at=now,

@@ -1,4 +1,4 @@
-"""Writes of requests: what is done and the row of the audit that tells of it are one transaction."""
+"""Writes of requests: what is done and the row of the audit that records it are one transaction."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from remora.process_log import request_id
+from remora.terminal_text import printable
 from service.api.authorisation import operation_of
 from service.api.context import context_of
 from service.api.problem_documents import ApiProblem, forbidden
 from service.identities.permissions import PERMISSIONS
 from service.identities.principals import Forbidden, Principal
-from service.queue.intake import NoRoom
+from service.queue.intake import LimitReached
 from service.queue.rows import JobRow
 from service.store import audit
 from service.store.audit import AuditRow
@@ -61,7 +62,7 @@ def changed(
 
 
 async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> T:
-    """Do `work` in a transaction that tells the audit of it; it has to bear being run again.
+    """Do `work` in a transaction that records it in the audit; it has to bear being run again.
 
     Raises what `work` raises; then nothing was done, and the audit says nothing.
     """
@@ -77,13 +78,13 @@ async def write(request: Request, work: Callable[[sa.Connection, Noted], T]) -> 
 
 
 def appender(request: Request) -> Callable[[sa.Connection, Noted], None]:
-    """What tells the audit of a write whose transaction is made elsewhere."""
+    """What records in the audit a write whose transaction is made elsewhere."""
     row_of = _row_maker(request)
     return lambda connection, noted: audit.append(connection, row_of(noted))
 
 
 async def note(request: Request, noted: Noted) -> None:
-    """Tell the audit of what was done elsewhere than in the database."""
+    """Record in the audit what was done elsewhere than in the database."""
 
     def work(_: sa.Connection, fresh: Noted) -> None:
         vars(fresh).update(vars(noted))
@@ -92,22 +93,22 @@ async def note(request: Request, noted: Noted) -> None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer 403 to what a principal may not do, and tell the audit of it; 429 to what would exceed a limit."""
+    """Answer 403 to what a principal may not do, and record it in the audit; 429 to what would exceed a limit."""
 
     @app.exception_handler(Forbidden)
     async def _forbidden(request: Request, error: Forbidden) -> Response:
         await _note_denied(request)
         return forbidden(str(error)).response()
 
-    @app.exception_handler(NoRoom)
-    async def _no_room(_: Request, error: NoRoom) -> Response:
+    @app.exception_handler(LimitReached)
+    async def _limit_reached(_: Request, error: LimitReached) -> Response:
         refusal = error.refusal
         headers = {"Retry-After": "10"}
         return ApiProblem(429, refusal.code, refusal.message, hint=refusal.hint, headers=headers).response()
 
 
 async def _note_denied(request: Request) -> None:
-    """Tell the audit that a principal was refused a write for want of a role."""
+    """Record in the audit that a principal was refused a write for want of a role."""
     permission = PERMISSIONS.get(operation_of(request))
     is_write = request.method not in _READS and permission is not None and not permission.is_read
     principal: Principal | None = request.scope.get("remora.principal")
@@ -136,7 +137,7 @@ def _row_maker(request: Request) -> Callable[[Noted], AuditRow]:
             principal=principal.id,
             credential=principal.credential,
             address=None if client is None else client.host[:64],
-            agent=_printable(request.headers.get("user-agent", ""))[:200] or None,
+            agent=printable(request.headers.get("user-agent", "")[:200]) or None,
             operation=operation_of(request),
             project=noted.project,
             object=noted.object,
@@ -170,7 +171,3 @@ def _bounded(facts: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if len(json.dumps(facts)) > MOST_FACTS:
         return {"omitted": f"more than {MOST_FACTS} characters", "names": sorted(facts)[:50]}
     return dict(facts)
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text[:400])

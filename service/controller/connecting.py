@@ -34,7 +34,7 @@ class ClusterConnection:
     membership: Membership
     #: What nodes can be bought as.
     supply: Supply
-    #: Tells Ray to give nodes no more work.
+    #: Has Ray give nodes no more work.
     drains: Drains
     #: Takes nodes for a drill; None where that is not possible.
     rehearsal: Rehearsal | None = None

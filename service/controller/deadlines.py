@@ -59,7 +59,7 @@ class TimedRehearsal:
         return self.rehearsal.own_notice_s
 
     def notify(self, node_id: str, deadline_at: float) -> None:
-        """Tell a node that it will be gone."""
+        """Notify a node that it will be gone."""
         self.rehearsal.notify(node_id, deadline_at + self.clock.machine_is_ahead_s())
 
     def take(self, node_id: str) -> None:

@@ -48,7 +48,7 @@ _MOST_NODES = 64
 _LOOK_S = 90.0
 #: Seconds that nodes may take to remove what jobs left.
 _SWEEP_S = 20.0
-#: The same for all of them, which are asked in turns.
+#: The same for all of them, which are asked one after another.
 _SWEEP_ALL_S = 40.0
 #: Seconds until this machine's member has joined.
 _MEMBER_S = 30.0

@@ -36,7 +36,7 @@ class Permission:
     is_enough_to_own: bool = False
     #: It needs not even a proof.
     is_open: bool = False
-    #: It writes nothing that the audit tells of, although its method could.
+    #: It writes nothing that the audit records, although its method could.
     is_read: bool = False
 
 
@@ -70,7 +70,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "request_profile": CHANGE,
     "open_shell": ENTER,
     "list_shells": ENTER,
-    # What is typed and printed: the audit tells of the beginning and the end.
+    # What is typed and printed: the audit records the beginning and the end.
     "exchange_shell": Permission(Role.ADMIN, Where.OBJECT, is_enough_to_own=True, is_read=True),
     "close_shell": ENTER,
     "label_job": CHANGE,

@@ -109,10 +109,10 @@ class Alerts:
         return bool(flights)
 
     def _send(self, tick: Tick) -> None:
-        room = MOST_AT_ONCE - len(self._flights)
-        if room <= 0:
+        free = MOST_AT_ONCE - len(self._flights)
+        if free <= 0:
             return
-        due = tick.load(lambda connection: _due(connection, tick.now, room, tuple(self._flights)))
+        due = tick.load(lambda connection: _due(connection, tick.now, free, tuple(self._flights)))
         if not due:
             return
         oldest = tick.now - LIFETIME_S
@@ -179,9 +179,9 @@ def _result(flight: _Flight) -> list[Try]:
 
 
 def _due(
-    connection: sa.Connection, now: float, room: int, under_way: Sequence[str]
+    connection: sa.Connection, now: float, limit: int, under_way: Sequence[str]
 ) -> list[tuple[AlertRow, list[NotificationRow]]]:
-    found = alerts.due(connection, now, room, under_way)
+    found = alerts.due(connection, now, limit, under_way)
     return [(alert, alerts.pending(connection, alert.id, IN_A_ROW)) for alert in found]
 
 

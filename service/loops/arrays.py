@@ -1,4 +1,4 @@
-"""Lets the next jobs of arrays wait for their turn when others of the same array have ended."""
+"""Lets the next jobs of arrays wait in the queue when others of the same array have ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def settle_arrays(tick: Tick, array_ids: Sequence[str]) -> None:
     """Decide about these arrays, of which jobs have ended.  Raises Fenced."""
     if not array_ids:
         return
-    candidates = released(tick.load(lambda connection: arrays.turns(connection, array_ids)))
+    candidates = released(tick.load(lambda connection: arrays.queues(connection, array_ids)))
 
     def work(connection: sa.Connection) -> None:
         # Jobs are locked before their arrays, as where one ends.
         locked = store.lock_jobs(connection, candidates)
         arrays.note(connection, array_ids, has_news=False)
-        wanted = set(released(arrays.turns(connection, array_ids)))
+        wanted = set(released(arrays.queues(connection, array_ids)))
         others = dependencies.of_jobs(connection, [job_id for job_id in locked if job_id in wanted])
         changes = [
             store.Change(job, lifecycle.release_from_array(job, others.get(job_id, ()), tick.now))

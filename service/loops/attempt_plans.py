@@ -23,9 +23,9 @@ from trainers.plan import AttemptPlan
 
 
 def attempt_plan(
-    job: JobRow, attempt: AttemptRow, settings: Settings, output_room: int | None = None
+    job: JobRow, attempt: AttemptRow, settings: Settings, output_bytes_left: int | None = None
 ) -> AttemptPlan:
-    """Everything the driver needs; the limit of its project leaves `output_room` bytes for the outputs of the job.
+    """Everything the driver needs; its project leaves `output_bytes_left` for the outputs of the job.
 
     Raises SpecError for a spec that this version no longer accepts, UnknownStore for one whose store is not there.
     """
@@ -74,17 +74,17 @@ def attempt_plan(
         max_disk_bytes=settings.max_disk_bytes,
         project=job.project,
         project_cache_bytes=settings.project_cache_bytes,
-        **_output_limit(job, settings, output_room),
+        **_output_limit(job, settings, output_bytes_left),
         warm_modules=settings.warm,
         previous_step=job.max_step,
         step_time_s=spec.limits.step_time_s,
     )
 
 
-def _output_limit(job: JobRow, settings: Settings, room: int | None) -> dict[str, Any]:
-    if room is None or room >= settings.max_output_bytes:
+def _output_limit(job: JobRow, settings: Settings, left: int | None) -> dict[str, Any]:
+    if left is None or left >= settings.max_output_bytes:
         return {"max_output_bytes": settings.max_output_bytes}
-    return {"max_output_bytes": room, "output_limit": f"what output_bytes leaves the project {job.project}"}
+    return {"max_output_bytes": left, "output_limit": f"what output_bytes leaves the project {job.project}"}
 
 
 def _input(asked: Input, settings: Settings) -> InputSource:

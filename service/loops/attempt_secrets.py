@@ -19,7 +19,7 @@ from service.secrets.key_vault import VaultAway, VaultRefused, read_secret
 from service.secrets.resolving import Resolved, SecretMissing, resolve
 from service.settings import Settings
 from trainers.plan import AttemptPlan, DriverGone
-from trainers.secret_values import pieces_of
+from trainers.secret_values import chunks_of
 
 #: Vaults that are asked at the same time, and seconds until one that did not give a secret is asked again.
 _THREADS, _PAUSE_S = 4, 5.0
@@ -29,9 +29,9 @@ ReadVault = Callable[[Settings, str], str]
 
 @dataclass(frozen=True)
 class GivenSecrets:
-    """What a driver gets: the values in pieces, and which versions they are."""
+    """What a driver gets: the values in chunks, and which versions they are."""
 
-    pieces: tuple[bytes, ...] = field(default=(), repr=False)
+    chunks: tuple[bytes, ...] = field(default=(), repr=False)
     versions: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -80,7 +80,7 @@ class AttemptSecrets:
             return NotYet(str(error))
         if resolved is None:
             return NotYet(self._away.get(plan.attempt_id, ("a key vault has not answered yet", 0.0))[0])
-        given = GivenSecrets(pieces_of(resolved.values), resolved.versions)
+        given = GivenSecrets(chunks_of(resolved.values), resolved.versions)
         self._given[plan.attempt_id] = given
         return given
 

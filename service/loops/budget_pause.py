@@ -30,8 +30,8 @@ def apply_budget_pause(tick: Tick, money: Money) -> None:
         _change(tick, list(paused), JobState.PAUSED, lambda job: lifecycle.resume(job, tick.now))
         return
     says = pause_message(money)
-    news = [job_id for job_id, told in paused.items() if is_news(told, says)]
-    _change(tick, news, JobState.PAUSED, lambda job: lifecycle.tell_paused(job, says))
+    news = [job_id for job_id, message in paused.items() if is_news(message, says)]
+    _change(tick, news, JobState.PAUSED, lambda job: lifecycle.report_paused(job, says))
     waiting = tick.load(partial(store.queued_again, cluster=tick.cluster, limit=BATCH))
     _change(tick, waiting, JobState.QUEUED, lambda job: lifecycle.pause(job, says, tick.now))
 

@@ -1,4 +1,4 @@
-"""Lets jobs wait for their turn once the jobs that they name have ended, or ends them when that cannot come."""
+"""Lets jobs wait in the queue once the jobs that they name have ended, or ends them when that cannot come."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _decide(
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     started = _start(tick, [one for one in decided if isinstance(one, StartJob)])
     live.add(started)
-    _tell(tick, workload.rows, [_explained(one, why_short) for one in decided if isinstance(one, Wait)])
+    _report(tick, workload.rows, [_explained(one, why_short) for one in decided if isinstance(one, Wait)])
     starting = {job.id for job, _ in started}
     waiting = [one for one in workload.waiting if one.id not in starting]
     ahead = _preparations(tick, waiting, workload.rows, snapshot.ready)
@@ -234,7 +234,7 @@ def _start(tick: Tick, started: Sequence[StartJob]) -> list[JobAttempt]:
     return tick.apply(work)
 
 
-def _tell(tick: Tick, rows: Mapping[str, JobRow], waits: Sequence[Wait]) -> None:
+def _report(tick: Tick, rows: Mapping[str, JobRow], waits: Sequence[Wait]) -> None:
     """Store why jobs wait, where that has changed."""
     news: dict[str, tuple[str, str]] = {}
     for wait in waits:

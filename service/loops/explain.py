@@ -38,7 +38,7 @@ def explain(tick: Tick, waits: Sequence[Wait], running: Sequence[tuple[JobRow, A
         store.replace_waits(connection, before, after)
         locked = job_store.lock_jobs(connection, news)
         changes = [
-            job_store.Change(job, lifecycle.tell_short(job, why.get(job.id)))
+            job_store.Change(job, lifecycle.report_short(job, why.get(job.id)))
             for job in locked.values()
             if job.state is JobState.RUNNING
         ]

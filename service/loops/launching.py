@@ -20,7 +20,7 @@ from service.loops.live_attempts import JobAttempt, LiveAttempts
 from service.loops.stored_ends import is_lost, stored_end
 from service.loops.tick import Tick
 from service.policies_in_force import policies_in_force
-from service.queue.intake import Kept, output_room
+from service.queue.intake import Kept, output_bytes_left
 from service.queue.preflights import not_ready_yet
 from service.queue.rows import AttemptRow, JobRow
 from service.settings import Settings
@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 LAUNCH_TIMEOUT_S = 300.0
 
 
-def _rooms(settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection) -> dict[str, int]:
+def _output_bytes_left(
+    settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection
+) -> dict[str, int]:
     """Bytes that the limits of projects leave for the outputs of these jobs; only of those that are limited."""
     policies = policies_in_force(connection, settings)
     most = {job.project: policies.limits_of(job.project).output_bytes for job in jobs}
@@ -45,11 +47,11 @@ def _rooms(settings: Settings, jobs: Sequence[JobRow], connection: sa.Connection
         return {}
     kept = kept_amounts.amounts(connection, {kept_amounts.project_holder(job.project) for job in limited})
     own = outputs.sizes(connection, [job.id for job in limited])
-    rooms = {}
+    left = {}
     for job in limited:
         of_project = kept.get((kept_amounts.project_holder(job.project), Kept.OUTPUT_BYTES), 0)
-        rooms[job.id] = output_room(most[job.project] or 0, of_project, own.get(job.id, 0))
-    return rooms
+        left[job.id] = output_bytes_left(most[job.project] or 0, of_project, own.get(job.id, 0))
+    return left
 
 
 def _closed_nodes(tick: Tick) -> tuple[str, ...]:
@@ -78,10 +80,10 @@ class Launching:
         ends: dict[str, tuple[EndReason, str]] = {}
         starting = list(pairs)
         jobs = [job for job, _ in starting]
-        rooms = tick.load(partial(_rooms, tick.settings, jobs)) if jobs else {}
+        left = tick.load(partial(_output_bytes_left, tick.settings, jobs)) if jobs else {}
         closed = _closed_nodes(tick) if jobs and tick.settings.measures_nodes else ()
         for job, attempt in starting:
-            answer = self._start(tick, launcher, job, attempt, rooms.get(job.id), closed)
+            answer = self._start(tick, launcher, job, attempt, left.get(job.id), closed)
             # One that was launched by a controller which was lost may have ended since: its records are taken next.
             stored = stored_end(tick, launcher, job, attempt) if is_lost(answer) else ()
             if stored is None:
@@ -106,13 +108,13 @@ class Launching:
         launcher: Launcher,
         job: JobRow,
         attempt: AttemptRow,
-        output_room: int | None,
+        output_bytes_left: int | None,
         closed_nodes: tuple[str, ...],
     ) -> bool | DriverGone:
         """Whether its driver has its plan; it is gone also where it can have none."""
         since = self._since.setdefault(attempt.id, self._clock())
         try:
-            plan = attempt_plan(job, attempt, tick.settings, output_room)
+            plan = attempt_plan(job, attempt, tick.settings, output_bytes_left)
             plan = replace(plan, closed_nodes=closed_nodes)
         except SpecError as error:
             return DriverGone(EndReason.START_FAILED, f"this version does not accept the job: {error}")
@@ -127,7 +129,7 @@ class Launching:
             why = secrets.why
         else:
             try:
-                answer = launcher.start(replace(plan, secret_versions=secrets.versions), secrets.pieces)
+                answer = launcher.start(replace(plan, secret_versions=secrets.versions), secrets.chunks)
             except Exception as error:
                 log.warning(
                     "the driver of %s cannot be started: %s",

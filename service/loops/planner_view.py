@@ -25,7 +25,7 @@ from service.queue.rows import NodeRow
 from service.store import nodes as node_store
 from service.store import spending
 
-#: Seconds that refusals stay in the view after their end; they tell since when spot has been available again.
+#: Seconds that refusals stay in the view after their end; they show since when spot has been available again.
 REFUSALS_S = 86_400.0
 
 #: Seconds that ended nodes stay in the planner's view for the paces of pools; those that failed stay for longer.
@@ -88,7 +88,7 @@ def priced_view(
         reopened=tick.load(spending.reopenings),
         quota_left=_left_beyond(nodes, supply),
         paused_until=paused_until,
-        in_turns=True,
+        strict_order=True,
         cut_at=jobs.cut_at,
         start_up_s=jobs.start_up_s,
     )

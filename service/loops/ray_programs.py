@@ -32,7 +32,7 @@ from service.queue.rows import HELD, NewEvent, RayRequestRow
 from service.store import ray_requests as store
 from service.store.policies import append_cluster_event
 
-_WAITS = "it waits for room on nodes that are there"
+_WAITS = "it waits for capacity on nodes that are there"
 #: Of a placement group with different bundles: what else its owner pays for meanwhile.
 _BY_SHAPE = "; nodes for other bundles of its placement group may be there already, and stay while it waits"
 
@@ -92,7 +92,7 @@ def record_requests(
     before = {row.id: row for row in known}
     project = "" if policies.ray_programs is None else policies.ray_programs.project
     held = _held(tick, programs)
-    # Of a request that has several turns, why the first of those that wait does.
+    # Of a request that has several parts, why the first of those that wait does.
     reasons = {request_of(one): why for one, why in [*waits.items()][::-1]}
     shapes = Counter(one.gang for one in programs.requests if one.gang)
     after = [

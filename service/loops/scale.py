@@ -497,7 +497,9 @@ def _notify_owner(tick: Tick, notice: Notice) -> None:
     def work(connection: sa.Connection) -> None:
         job = job_store.lock_job(connection, notice.job_id)
         if job is not None and not job.state.is_terminal and job.budget_step != notice.step:
-            job_store.save(connection, job, lifecycle.tell_budget(job, notice.message, notice.step, tick.now))
+            job_store.save(
+                connection, job, lifecycle.report_budget(job, notice.message, notice.step, tick.now)
+            )
 
     tick.apply(work)
 

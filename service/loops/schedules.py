@@ -16,7 +16,7 @@ from remora.spec.spec import JobSpec
 from service.identities.principals import EVERYTHING, LOCAL, Access
 from service.loops.tick import Tick
 from service.policies_in_force import limits_in_force
-from service.queue.intake import NoRoom
+from service.queue.intake import LimitReached
 from service.queue.rows import NewEvent
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
 from service.store import audit, submissions
@@ -56,7 +56,7 @@ def _run(tick: Tick, schedule_id: str) -> None:
         if decision.submit_at is not None:
             after = last.job_id if decision.waits and last is not None else None
             run = _submit(connection, tick, schedule, decision.submit_at, after)
-            _tell_pause(connection, schedule, run)
+            _record_pause(connection, schedule, run)
             runs.append(run)
         store.add_runs(connection, runs)
         store.move(connection, schedule_id, decision.next_at)
@@ -87,7 +87,7 @@ def _submit(
         outcome, made = Outcome.REFUSED, _Submitted(message=f"it cannot be submitted any more: {error}")
     except submissions.BundleMissing:
         outcome, made = Outcome.REFUSED, _Submitted(message="its code is not there any more; submit it again")
-    except NoRoom as full:
+    except LimitReached as full:
         outcome, made = Outcome.REFUSED, _Submitted(message=str(full))
     if outcome is Outcome.REFUSED:
         log.warning(
@@ -102,7 +102,7 @@ def _submit(
 
 
 def _note(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, made: _Submitted) -> None:
-    """Tell the audit in whose name something was submitted."""
+    """Record in the audit in whose name something was submitted."""
     row = AuditRow(
         id=new_id("audit", tick.now),
         at=tick.now,
@@ -129,7 +129,7 @@ def _access(connection: sa.Connection, tick: Tick, schedule: ScheduleRow) -> tup
     return access_now(connection, submitter, schedule.project, tick.now)
 
 
-def _tell_pause(connection: sa.Connection, schedule: ScheduleRow, run: RunRow) -> None:
+def _record_pause(connection: sa.Connection, schedule: ScheduleRow, run: RunRow) -> None:
     """An event when the times of a schedule begin to be left out for want of a right, and when they do no longer."""
     before = store.newest_runs(connection, [schedule.id]).get(schedule.id)
     was_paused = before is not None and before.outcome is Outcome.PAUSED
@@ -175,7 +175,7 @@ def _make(
     limits = limits_in_force(connection, tick.settings)
     origin = f"by the schedule {schedule.id}"
     if spec.array is None:
-        submissions.check_room(connection, spec.project, 1, limits)
+        submissions.check_jobs(connection, spec.project, 1, limits)
         job = submissions.submit(
             connection,
             spec,
@@ -187,7 +187,7 @@ def _make(
         )
         return _Submitted(job_id=job.id)
     elements = elements_of(spec)
-    submissions.check_room(connection, spec.project, len(elements), limits)
+    submissions.check_jobs(connection, spec.project, len(elements), limits)
     array = submissions.submit_array(
         connection,
         spec,

@@ -1,7 +1,7 @@
 """Moves what is typed and printed between the rows of shells and the drivers of their attempts, and ends shells.
 
 Each step sends a driver all shells of its attempt: one that is not named any more ends there.  Numbers make repeats
-harmless: a piece is forgotten at one end when its number has come back from the other one.
+harmless: a chunk is forgotten at one end when its number has come back from the other one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from remora.process_log import about
 from service.interfaces import ShellTransport
 from service.loops.tick import Tick
-from service.queue.shells import ShellRow, after_answer, after_look, is_clear, new_pieces
+from service.queue.shells import ShellRow, after_answer, after_look, is_clear, new_chunks
 from service.store import audit
 from service.store import shells as store
 from service.store.audit import AuditRow
 from service.store.ids import new_id
 from service.store.tables import jobs
-from trainers.shells import UNREAD_BYTES, InputPiece, ShellAnswer, ShellTurn
+from trainers.shells import UNREAD_BYTES, InputChunk, ShellAnswer, ShellTurn
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Shells:
         inputs, unread = tick.load(partial(store.waiting, rows=[one.row for one in found]))
         looked = [self._look(tick, one, unread) for one in found]
         _save(tick, [one.row for one in found], [one.row for one in looked])
-        self._turn(tick, transport, looked, inputs, unread)
+        self._exchange(tick, transport, looked, inputs, unread)
         self.is_busy = True
 
     def _look(self, tick: Tick, one: _Followed, unread: Mapping[store.Place, int]) -> _Followed:
@@ -65,31 +65,31 @@ class Shells:
             row = replace(row, cleared_at=tick.now)
         return replace(one, row=row)
 
-    def _turn(
+    def _exchange(
         self,
         tick: Tick,
         transport: ShellTransport,
         looked: Sequence[_Followed],
-        inputs: Mapping[store.Place, list[InputPiece]],
+        inputs: Mapping[store.Place, list[InputChunk]],
         unread: Mapping[store.Place, int],
     ) -> None:
-        turns: dict[str, list[ShellTurn]] = {
+        states: dict[str, list[ShellTurn]] = {
             one.attempt_id: [] for one in looked if one.is_live and one.attempt_id is not None
         }
         rows: dict[tuple[str, int], ShellRow] = {}
         for one in looked:
             row = one.row
-            if one.attempt_id in turns and row.ended_at is None:
+            if one.attempt_id in states and row.ended_at is None:
                 place = (row.job_id, row.number)
-                turns[one.attempt_id].append(_turn_of(row, inputs[place], UNREAD_BYTES - unread[place]))
+                states[one.attempt_id].append(_state_of(row, inputs[place], UNREAD_BYTES - unread[place]))
                 rows[one.attempt_id, row.number] = row
         tick.check()
-        answers = transport.exchange((tick.lease.token, next(self._calls)), turns)
+        answers = transport.exchange((tick.lease.token, next(self._calls)), states)
         said = {(attempt_id, one.number): one for attempt_id, those in answers.items() for one in those}
         _take(tick, [(rows[place], answer) for place, answer in said.items() if place in rows])
 
 
-def _turn_of(row: ShellRow, inputs: Sequence[InputPiece], room: int) -> ShellTurn:
+def _state_of(row: ShellRow, inputs: Sequence[InputChunk], free_bytes: int) -> ShellTurn:
     return ShellTurn(
         number=row.number,
         rank=row.rank,
@@ -98,7 +98,7 @@ def _turn_of(row: ShellRow, inputs: Sequence[InputPiece], room: int) -> ShellTur
         term=row.term,
         inputs=tuple(inputs),
         after=row.output_seq,
-        room=max(0, room),
+        room=max(0, free_bytes),
         is_open=row.opened_at is not None,
     )
 
@@ -110,11 +110,11 @@ def _take(tick: Tick, pairs: Sequence[tuple[ShellRow, ShellAnswer]]) -> None:
         taken = min(answer.taken, row.input_seq)
         after = after_answer(row, answer, tick.now)
         if after != row or taken:
-            changes.append((row, after, taken, new_pieces(row, answer)))
+            changes.append((row, after, taken, new_chunks(row, answer)))
 
     def work(connection: sa.Connection) -> None:
-        for row, _, taken, pieces in changes:
-            store.take(connection, row, taken, pieces)
+        for row, _, taken, chunks in changes:
+            store.take(connection, row, taken, chunks)
         _write(connection, tick, [row for row, *_ in changes], [after for _, after, *_ in changes])
 
     if changes:
@@ -129,7 +129,7 @@ def _save(tick: Tick, before: Sequence[ShellRow], after: Sequence[ShellRow]) -> 
 def _write(
     connection: sa.Connection, tick: Tick, before: Sequence[ShellRow], after: Sequence[ShellRow]
 ) -> None:
-    """Store what has changed; the audit tells of each end."""
+    """Store what has changed; the audit records each end."""
     store.save(connection, [new for old, new in zip(before, after, strict=True) if new != old])
     for old, new in zip(before, after, strict=True):
         if old.ended_at is None and new.ended_at is not None:

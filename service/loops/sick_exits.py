@@ -76,11 +76,11 @@ def judge_ends(tick: Tick, live: LiveAttempts, records: Mapping[str, Sequence[Re
             judged[attempt_id] = _before_the_end(said)
             held.add(attempt_id)
             if pairs[attempt_id][1].held_end is None:
-                begun[attempt_id] = _holding(said[-1])
+                begun[attempt_id] = _hold(said[-1])
     return JudgedEnds(judged, frozenset(held), begun)
 
 
-def _holding(end: Record) -> Decide:
+def _hold(end: Record) -> Decide:
     body = driver_records.read(end).model_dump(mode="json")
 
     def decide(job: JobRow, attempt: AttemptRow) -> lifecycle.Decision | None:

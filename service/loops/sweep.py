@@ -53,7 +53,7 @@ def settle_waits(tick: Tick) -> None:
     """End the waits of jobs of all clusters, which may wait for each other.  Raises Fenced."""
     # 1. Load.
     oldest = tick.now - ANSWER_LIFETIME_S
-    waited, with_room, due, has_old_answers = tick.load(
+    waited, arrays_to_settle, due, has_old_answers = tick.load(
         lambda connection: (
             dependencies.with_news(connection, BATCH),
             arrays.with_news(connection),
@@ -64,7 +64,7 @@ def settle_waits(tick: Tick) -> None:
     # 2. Jobs that waited for others, which have ended.
     settle_dependencies(tick, waited)
     # 3. Jobs that their arrays hold back while others run.
-    settle_arrays(tick, with_room)
+    settle_arrays(tick, arrays_to_settle)
     # 4. Jobs whose time has come.
     run_schedules(tick, due)
     # 5. Old answers.

@@ -89,7 +89,7 @@ def load_workload(
     """The first jobs of a cluster that may start now, next one first, and those that run, beside the nodes in `nodes`.
 
     Queue and planner load the same: with other pools, projects with shares would have another order.  `width` times as
-    many as usual are loaded of those that wait.  What Ray programs wait for has its turn among them.
+    many as usual are loaded of those that wait.  What Ray programs wait for has its place among them.
     """
     pools = pool_sizes(policies, as_shown(offerings, nodes), now)
     workload = Workload(

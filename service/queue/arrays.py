@@ -25,7 +25,7 @@ class ArrayRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class ArrayQueue:
     """An array some of whose jobs have ended or were paused."""
 
     array_id: str
@@ -36,16 +36,16 @@ class Turn:
     held: Sequence[str]
 
 
-def released(turns: Sequence[Turn]) -> list[str]:
+def released(queues: Sequence[ArrayQueue]) -> list[str]:
     """Ids of the jobs that are held back no longer."""
     found: list[str] = []
-    for turn in turns:
-        room = len(turn.held) if turn.most_at_once is None else max(0, turn.most_at_once - turn.active)
-        found += turn.held[:room]
+    for queue in queues:
+        free = len(queue.held) if queue.most_at_once is None else max(0, queue.most_at_once - queue.active)
+        found += queue.held[:free]
     return found
 
 
-def waits_for_room(array_id: str, most_at_once: int) -> str:
+def waits_for_array(array_id: str, most_at_once: int) -> str:
     """For people: why a job of an array is held back."""
     return f"waits for other jobs of its array {array_id}, of which {most_at_once} may run at once"
 

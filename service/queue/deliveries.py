@@ -66,7 +66,7 @@ def pause_s(failures: int) -> float:
 
 
 def after_tries(failures: int, tries: Sequence[Try], now: float) -> Delivered:
-    """What follows from tries in their order, of an alert that had failed so many times in a row."""
+    """What follows from tries in their order, of an alert that had already failed that often in a row."""
     settled: list[Settled] = []
     error: str | None = None
     for one in tries:

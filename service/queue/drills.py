@@ -22,7 +22,7 @@ PATIENCE_S = 600.0
 #: simulated eviction comes within 30 minutes, and the notice may take some minutes more to be seen here.
 NOTICE_PATIENCE_S = 2100.0
 
-#: Events that tell how many workers a job has from then on.
+#: Events that say how many workers a job has from then on.
 _GROUPS = frozenset({"worker_group.started", "worker_group.regrouped"})
 _LOST_ENDS = frozenset({EndReason.NODE_LOST, EndReason.DRIVER_LOST, EndReason.SUPERVISOR_LOST})
 
@@ -150,7 +150,7 @@ def measure(drill: DrillRow, known: DrilledJob, new: JobUpdate) -> DrilledJob:
         event_seq=max([known.event_seq, *(event.seq for event in new.events)]),
         repeated_steps=new.job.repeated_steps - known.repeated_before,
         workers=workers,
-        # Between two worker groups of an attempt it has none for a moment, and that tells nothing.
+        # Between two worker groups of an attempt it has none for a moment, and that says nothing.
         workers_least=min(known.workers_least, workers) if workers else known.workers_least,
         has_ended=new.job.state.is_terminal,
     )

@@ -29,7 +29,7 @@ class Refusal:
     hint: str
 
 
-class NoRoom(Exception):
+class LimitReached(Exception):
     """A limit would be exceeded, so nothing was added."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -49,7 +49,7 @@ class Kept(StrEnum):
     ALERTS = "alerts"
 
 
-#: What people call it, the stable word of a refusal, and what makes room.
+#: What people call it, the stable word of a refusal, and how to use less.
 _WORDS = {
     Kept.BUNDLE_BYTES: (
         "of code bundles",
@@ -108,7 +108,7 @@ def amount_of(kind: Kept, amount: int) -> str:
     return f"{format_size(amount)} ({amount} bytes)" if is_bytes else str(amount)
 
 
-def output_room(most: int, kept: int, own: int) -> int:
+def output_bytes_left(most: int, kept: int, own: int) -> int:
     """Bytes that the outputs of a job may have, which has `own` of what is `kept` of its project."""
     return max(0, most - (kept - own))
 

@@ -168,7 +168,7 @@ def _text(value: object) -> str | None:
 
 def clean(text: str) -> str:
     """A text of a node without what databases and terminals refuse: that becomes U+FFFD; at most `MOST_TEXT` long."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:MOST_TEXT])
+    return "".join(one if one.isprintable() else "\ufffd" for one in text[:MOST_TEXT])
 
 
 def read_link(neighbour: str, mb_per_s: float | None, why: str | None) -> Link:

@@ -11,7 +11,7 @@ from remora.states import JobState
 from service.queue.lifecycle import Decision
 from service.queue.owners_changes import ChangeRefused, check_not_ended
 from service.queue.rows import JobRow, NewEvent
-from trainers.shells import MOST_CELLS, OutputPiece, ShellAnswer
+from trainers.shells import MOST_CELLS, OutputChunk, ShellAnswer
 
 #: Shells of one job that are open at the same time, and rows of ended ones that are kept.
 MOST_OPEN, MOST_KEPT = 4, 100
@@ -23,7 +23,7 @@ OPENED_WITHIN_S, AWAY_S = 60.0, 60.0
 READ_WITHIN_S = 60.0
 #: Words of a command, and bytes of all of them.
 MOST_WORDS, MOST_COMMAND_BYTES = 128, 8192
-#: Pieces of input that wait for a worker.
+#: Chunks of input that wait for a worker.
 MOST_WAITING = 16
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,63}")
 
@@ -49,14 +49,14 @@ class ShellRow:
     rows: int | None
     columns: int | None
     requested_at: float
-    #: When its client was heard of last, when its newest input came, and the number of that piece.
+    #: When its client was heard of last, when its newest input came, and the number of that chunk.
     seen_at: float
     input_at: float
     input_seq: int = 0
     #: When its client asked for its end.
     close_requested_at: float | None = None
     opened_at: float | None = None
-    #: When its newest output came, and the number of that piece.
+    #: When its newest output came, and the number of that chunk.
     output_at: float | None = None
     output_seq: int = 0
     ended_at: float | None = None
@@ -131,7 +131,7 @@ def open_shell(
 
 def problem_of(command: Sequence[str], term: str, size: tuple[int, int] | None) -> str | None:
     """What is wrong with what is asked for; None: nothing."""
-    if any("\ud800" <= letter <= "\udfff" for word in command for letter in word):
+    if any("\ud800" <= one <= "\udfff" for word in command for one in word):
         return "the command has a word that no program can have"
     if len(command) > MOST_WORDS or sum(len(word.encode()) for word in command) > MOST_COMMAND_BYTES:
         return f"the command has more than {MOST_WORDS} words, or {MOST_COMMAND_BYTES} bytes"
@@ -176,20 +176,20 @@ def is_clear(row: ShellRow, unread: int, now: float) -> bool:
     return row.ended_at is not None and (not unread or now - row.ended_at > READ_WITHIN_S)
 
 
-def new_pieces(row: ShellRow, answer: ShellAnswer) -> list[OutputPiece]:
-    """Those pieces of an answer that follow what is stored, without a gap."""
-    found: list[OutputPiece] = []
-    for piece in answer.pieces:
-        if row.ended_at is None and piece[0] == row.output_seq + len(found) + 1:
-            found.append(piece)
+def new_chunks(row: ShellRow, answer: ShellAnswer) -> list[OutputChunk]:
+    """Those chunks of an answer that follow what is stored, without a gap."""
+    found: list[OutputChunk] = []
+    for chunk in answer.chunks:
+        if row.ended_at is None and chunk[0] == row.output_seq + len(found) + 1:
+            found.append(chunk)
     return found
 
 
 def after_answer(row: ShellRow, answer: ShellAnswer, now: float) -> ShellRow:
-    """The shell after its driver has answered, and the new pieces are stored."""
+    """The shell after its driver has answered, and the new chunks are stored."""
     if row.ended_at is not None:
         return row
-    if found := new_pieces(row, answer):
+    if found := new_chunks(row, answer):
         row = replace(row, output_seq=found[-1][0], output_at=now)
     if answer.is_open and row.opened_at is None:
         row = replace(row, opened_at=now)

@@ -75,7 +75,7 @@ class AttemptSpan:
 
 @dataclass(frozen=True)
 class Wait:
-    """From when a job waited for something; None: from when it did not wait for anything of which a span tells."""
+    """From when a job waited for something; None: from when it did not wait for anything of which a span reports."""
 
     at: float
     name: str | None

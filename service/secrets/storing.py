@@ -39,7 +39,7 @@ def store_secret(
     """Store a secret, as the next version of the one of its name if there is one; may wait for a rotation.
 
     `also` is done in the same transaction, with what was there before; the project has at most `most` secrets.  Raises
-    KeysUnusable, NoRoom.
+    KeysUnusable, LimitReached.
     """
     with key_file.locked():
         key = newest_key(database, key_file)

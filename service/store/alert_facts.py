@@ -1,4 +1,4 @@
-"""What alerts may tell of: written with the event, and deleted with what follows from it.
+"""What alerts may report: written with the event, and deleted with what follows from it.
 
 Rows are taken by their presence and not behind a number: a transaction that commits later than one with a higher number
 is not passed over.
@@ -17,7 +17,7 @@ from service.store.tables import alert_facts
 
 
 def record(connection: sa.Connection, facts: Sequence[Fact]) -> None:
-    """Store facts, in the transaction of what they tell of."""
+    """Store facts, in the transaction of what they report."""
     if facts:
         rows = [{**asdict(fact), "data": dict(fact.data)} for fact in facts]
         for row in rows:

@@ -37,7 +37,7 @@ def holders_of(alert: AlertRow) -> tuple[str, ...]:
 def insert(
     connection: sa.Connection, alert: AlertRow, most: int | None = None, most_of_owner: int | None = None
 ) -> None:
-    """Store a new alert.  Raises NoRoom when its project or its owner would have more than allowed."""
+    """Store a new alert.  Raises LimitReached when its project or its owner would have more than allowed."""
     for holder in holders_of(alert):
         limit = most_of_owner if holder == alert.owner else most
         kept_amounts.take(connection, holder, Kept.ALERTS, 1, limit)

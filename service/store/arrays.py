@@ -8,7 +8,7 @@ from dataclasses import asdict
 import sqlalchemy as sa
 
 from remora.states import JobState
-from service.queue.arrays import ArrayRow, Turn
+from service.queue.arrays import ArrayQueue, ArrayRow
 from service.queue.early_stop import Score
 from service.store import ledger
 from service.store.project_lists import newest_of
@@ -68,7 +68,7 @@ def cost(connection: sa.Connection, array_id: str, now: float) -> float:
 
 
 def with_news(connection: sa.Connection) -> list[str]:
-    """Ids of arrays of which jobs have ended, or were paused or resumed, since their turn was decided last."""
+    """Ids of arrays of which jobs have ended, or were paused or resumed, since it was last decided which follow."""
     return list(connection.execute(_NEWS).scalars())
 
 
@@ -78,7 +78,7 @@ def note(connection: sa.Connection, array_ids: Iterable[str], *, has_news: bool 
         connection.execute(sa.update(arrays).where(arrays.c.id.in_(ids)).values(has_news=has_news))
 
 
-def turns(connection: sa.Connection, array_ids: Collection[str]) -> list[Turn]:
+def queues(connection: sa.Connection, array_ids: Collection[str]) -> list[ArrayQueue]:
     """What is to be decided about these arrays."""
     most: dict[str, int | None] = {}
     active: dict[str, int] = {}
@@ -95,7 +95,7 @@ def turns(connection: sa.Connection, array_ids: Collection[str]) -> list[Turn]:
         for row in connection.execute(waiting.order_by(jobs.c.array_id, jobs.c.array_index)):
             held.setdefault(row.array_id, []).append(row.id)
     return [
-        Turn(array_id=one, most_at_once=limit, active=active.get(one, 0), held=held.get(one, ()))
+        ArrayQueue(array_id=one, most_at_once=limit, active=active.get(one, 0), held=held.get(one, ()))
         for one, limit in sorted(most.items())
     ]
 

@@ -1,4 +1,4 @@
-"""The audit: who wrote what, when and from where.  Rows are added with what they tell of, and deleted by age alone."""
+"""The audit: who wrote what, when and from where.  Rows are added with what they record, and deleted by age alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AuditRow:
 
 
 def append(connection: sa.Connection, row: AuditRow) -> None:
-    """Add one, in the transaction of the write that it tells of."""
+    """Add one, in the transaction of the write that it records."""
     connection.execute(insert_into(audit), vars(row))
 
 

@@ -42,7 +42,7 @@ def use(connection: sa.Connection, digest: str, now: float) -> bool:
 def hold(connection: sa.Connection, digest: str, holder: str, most: int | None = None) -> None:
     """A principal has uploaded it, which proves that it has it; or a project uses it.
 
-    Raises NoRoom when the holder would have more than `most` bytes of bundles; the transaction has to end then.
+    Raises LimitReached when the holder would have more than `most` bytes of bundles; the transaction has to end then.
     """
     size = _locked_size(connection, digest)
     row = {"digest": digest, "holder": holder}

@@ -85,6 +85,6 @@ def job_updates(connection: sa.Connection, known: Sequence[DrilledJob]) -> list[
     statement = sa.select(jobs).where(jobs.c.id.in_([one.job_id for one in known]))
     rows = {row.id: row for row in to_rows(JobRow, connection.execute(statement))}
     return [
-        JobUpdate(job=rows[one.job_id], points=at, events=told)
-        for one, at, told in zip(known, points, events, strict=True)
+        JobUpdate(job=rows[one.job_id], points=at, events=of_job)
+        for one, at, of_job in zip(known, points, events, strict=True)
     ]

@@ -37,7 +37,7 @@ class DatabaseFailure(StrEnum):
 #: One sentence each; those that are not here depend on the error.
 SENTENCES = {
     DatabaseFailure.FULL: (
-        "the disk of the database is full: make room on it or give it more; what was accepted is stored, and the"
+        "the disk of the database is full: free space on it or give it more; what was accepted is stored, and the"
         " service goes on by itself"
     ),
     DatabaseFailure.READ_ONLY: (

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_FOR_TURN, queue_key
+from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_IN_QUEUE, queue_key
 from remora.states import AttemptState, JobState
 from service.queue.alerts import Fact, facts_of
 from service.queue.lifecycle import Decision
@@ -63,24 +63,24 @@ def _rows_in_line(index: str, rest: str) -> dict[str, sa.TextualSelect]:
     return {name: text.columns(*jobs.columns) for name, text in _in_line(index, words, rest).items()}
 
 
-_TURN = "priority DESC, created_at, id"
-_NEXT = _rows_in_line("ix_jobs_line", f"cluster = :of AND not_before <= :now ORDER BY {_TURN} LIMIT :most")
+_ORDER = "priority DESC, created_at, id"
+_NEXT = _rows_in_line("ix_jobs_line", f"cluster = :of AND not_before <= :now ORDER BY {_ORDER} LIMIT :most")
 _OVERDUE = _rows_in_line(
     "ix_jobs_overdue",
     "cluster = :of AND attempt = 0 AND wait_time_s IS NOT NULL AND (waits_from + wait_time_s) < :now",
 )
-# How many of those ahead of it wait for their turn too.
+# How many of those ahead of it wait in the queue too.
 _AHEAD = {
     in_projects: _in_line(
         "ix_jobs_line_of_project" if in_projects else "ix_jobs_line",
         "id, sum(CASE WHEN reason IN ('waiting_for_turn', 'waiting_for_retry') THEN 1 ELSE 0 END) OVER ("
         f"PARTITION BY cluster{', project' if in_projects else ''} "
-        f"ORDER BY {_TURN} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead",
+        f"ORDER BY {_ORDER} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS ahead",
         "not_before <= :now",
     )
     for in_projects in (False, True)
 }
-# Asked for only while the message of the job whose turn is next may say so; others of that reason fit nowhere.
+# Asked for only while the message of the job that is next may say so; others of that reason fit nowhere.
 _NEXT_WAITS_FOR_NODES = (
     sa.select(jobs.c.id)
     .where(
@@ -242,7 +242,7 @@ def save(
 
 def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRow]:
     """Store what was decided about locked jobs, each of which is named once; the jobs afterwards, in that order."""
-    new, old, moved, told, after = [], [], [], [], []
+    new, old, moved, event_rows, after = [], [], [], [], []
     begun: list[dict[str, Any]] = []
     ends, waited, in_arrays = [], [], []
     facts: list[Fact] = []
@@ -262,10 +262,10 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         if job.state.is_terminal and not before.state.is_terminal:
             ends.append((job.id, job.state))
             waited += [job.id] if job.spec.get("after") else []
-        if job.array_id is not None and _makes_room(before, job):
+        if job.array_id is not None and _frees_a_place(before, job):
             in_arrays.append(job.array_id)
         moved.append(job)
-        told += _event_rows(decision.job, decision.events)
+        event_rows += _event_rows(decision.job, decision.events)
         facts += _facts(decision)
         after.append(job)
     if new:
@@ -274,7 +274,7 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
         connection.execute(update_of(attempts), [changing_columns(attempts, one) for one in old])
     if moved:
         connection.execute(update_of(jobs), [changing_columns(jobs, one) for one in moved])
-    _insert_events(connection, told)
+    _insert_events(connection, event_rows)
     alert_facts.record(connection, facts)
     if begun:
         connection.execute(insert_into(phases), begun)
@@ -284,8 +284,8 @@ def save_all(connection: sa.Connection, changes: Sequence[Change]) -> list[JobRo
     return after
 
 
-def _makes_room(before: JobRow, after: JobRow) -> bool:
-    """Another job of the array may have its turn, or this one asks for one."""
+def _frees_a_place(before: JobRow, after: JobRow) -> bool:
+    """Another job of the array may follow, or this one may go on."""
     has_left = after.state.is_terminal or after.pause_requested_at is not None
     return has_left != (before.state.is_terminal or before.pause_requested_at is not None) or (
         after.state is JobState.PAUSED and before.state is not JobState.PAUSED
@@ -404,7 +404,7 @@ def jobs_ahead(
         for one in set(clusters.values())
         if connection.execute(_NEXT_WAITS_FOR_NODES, {"of": one}).first() is not None
     }
-    # The job that waits for nodes is before all of its cluster that wait for their turns.
+    # The job that waits for nodes is before all of its cluster that wait in the queue.
     return {job_id: count + (clusters.get(job_id) in held_up) for job_id, count in found.items()}
 
 
@@ -477,11 +477,11 @@ def waiting_on_page(
     having: Sequence[Label] = (),
     array_id: str | None = None,
 ) -> list[str]:
-    """Ids of the jobs on that page that wait for their turn; nothing else of them is read."""
+    """Ids of the jobs on that page that wait in the queue; nothing else of them is read."""
     page = _page(
         sa.select(jobs.c.id, jobs.c.state, jobs.c.message), states, projects, before, limit, having, array_id
     ).subquery()
-    waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_FOR_TURN
+    waiting = page.c.state == JobState.QUEUED, page.c.message == WAITS_IN_QUEUE
     return list(connection.execute(sa.select(page.c.id).where(*waiting)).scalars())
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from service.queue.intake import Kept, NoRoom, check_kept
+from service.queue.intake import Kept, LimitReached, check_kept
 from service.store.tables import holdings
 
 _PROJECT = "project:"
@@ -46,13 +46,13 @@ def add(connection: sa.Connection, changes: Mapping[tuple[str, Kept], int]) -> N
 
 
 def take(connection: sa.Connection, holder: str, kind: Kept, amount: int, most: int | None) -> None:
-    """Add an amount.  Raises NoRoom when there would be more than `most`; the transaction has to end then."""
+    """Add an amount.  Raises LimitReached when there would be more than `most`; the transaction has to end then."""
     row = {"holder": holder, "kind": kind.value, "amount": amount}
     after = connection.execute(_add(connection.dialect.name).returning(holdings.c.amount), row).scalar_one()
     if most is not None and amount > 0:
         refusal = check_kept(whose(holder), kind, after - amount, amount, most)
         if refusal is not None:
-            raise NoRoom(refusal)
+            raise LimitReached(refusal)
 
 
 def lock(connection: sa.Connection, holder: str, kind: Kept) -> None:

@@ -36,14 +36,14 @@ def store_lines(connection: sa.Connection, printed: Sequence[NewLines], policies
     for one in printed:
         more[kept_amounts.project_holder(one.project), Kept.LOG_LINES] += len(one.rows)
     kept_amounts.add(connection, more)
-    gone = _make_room(connection, printed, policies)
+    gone = _free_space(connection, printed, policies)
     rows = [row for one in printed for row in one.rows if row["seq"] >= gone.get(one.job_id, (0, 0))[1]]
     if rows:
         connection.execute(insert_into(log_lines), rows)
     return {job_id: count for job_id, (count, _) in gone.items()}
 
 
-def _make_room(
+def _free_space(
     connection: sa.Connection, printed: Sequence[NewLines], policies: Policies
 ) -> dict[str, tuple[int, int]]:
     """How many lines of each job go that has to lose some, and the number of its first one that stays."""

@@ -91,7 +91,7 @@ def get_outputs(connection: sa.Connection, job_id: str) -> OutputsRow | None:
 def register_models(
     connection: sa.Connection, job: JobRow, now: float, *, is_complete: bool = True
 ) -> list[NewEvent]:
-    """Make a new version of each model that the succeeded job asks for; returns what to tell.
+    """Make a new version of each model that the succeeded job asks for; returns what to report.
 
     Unless the list of its outputs `is_complete`, none is made: older files would pass for the newest ones.
     """

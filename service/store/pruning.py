@@ -91,9 +91,9 @@ def prune(connection: sa.Connection, limits: Limits, now: float, most: int) -> S
         deleted += _end(connection, job_id, now)
     more_rows, is_cut = _cut(connection, limits, most - rows)
     gone, of_nodes, has_more_nodes = _old_nodes(connection, now - max(limits.age_s, _NODES_S))
-    told, has_more_told = _old_cluster_events(connection, now - limits.age_s)
-    has_more = is_cut or has_more_nodes or has_more_told or len(old) == _AT_ONCE
-    return Step(deleted, gone, rows + more_rows + of_nodes + told, has_more)
+    of_events, has_more_events = _old_cluster_events(connection, now - limits.age_s)
+    has_more = is_cut or has_more_nodes or has_more_events or len(old) == _AT_ONCE
+    return Step(deleted, gone, rows + more_rows + of_nodes + of_events, has_more)
 
 
 def _old_jobs(connection: sa.Connection, limits: Limits, now: float) -> list[str]:
@@ -229,8 +229,8 @@ def _old_nodes(connection: sa.Connection, before: float) -> tuple[int, int, bool
     ids = list(connection.execute(old).scalars())
     rows = 0
     for part in in_parts(ids):
-        told = connection.execute(sa.delete(node_events).where(node_events.c.node_id.in_(part)))
-        rows += told.rowcount + connection.execute(sa.delete(nodes).where(nodes.c.id.in_(part))).rowcount
+        deleted = connection.execute(sa.delete(node_events).where(node_events.c.node_id.in_(part)))
+        rows += deleted.rowcount + connection.execute(sa.delete(nodes).where(nodes.c.id.in_(part))).rowcount
     return len(ids), rows, len(ids) == _AT_ONCE
 
 

@@ -30,7 +30,7 @@ _SUBMITTED = (
 
 
 def insert(connection: sa.Connection, schedule: ScheduleRow, most: int | None = None) -> None:
-    """Store a new schedule.  Raises NoRoom when its project would have more than `most`."""
+    """Store a new schedule.  Raises LimitReached when its project would have more than `most`."""
     kept_amounts.take(connection, kept_amounts.project_holder(schedule.project), Kept.SCHEDULES, 1, most)
     connection.execute(insert_into(schedules), asdict(schedule))
 

@@ -39,7 +39,7 @@ def of_project(
 def put(connection: sa.Connection, row: SecretRow, most: int | None = None) -> None:
     """Store a secret in place of the one of its name, if there is one; its version is the newest of that name.
 
-    Raises IntegrityError beside another one, and NoRoom when its project would have more than `most`.
+    Raises IntegrityError beside another one, and LimitReached when its project would have more than `most`.
     """
     is_there = sa.and_(secrets.c.project == row.project, secrets.c.name == row.name)
     if connection.execute(sa.update(secrets).where(is_there).values(asdict(row))).rowcount == 0:

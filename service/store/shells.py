@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from service.queue.shells import MOST_KEPT, ShellRow
 from service.store.tables import attempts, jobs, shell_pieces, shells
-from trainers.shells import InputPiece, OutputPiece
+from trainers.shells import InputChunk, OutputChunk
 
 #: What the controller alone changes of a row.
 _FOLLOWED = ("opened_at", "output_at", "output_seq", "ended_at", "message", "exit_code", "cleared_at")
@@ -57,18 +57,18 @@ def note_client(connection: sa.Connection, row: ShellRow) -> None:
 
 
 def put_input(connection: sa.Connection, row: ShellRow, content: bytes) -> None:
-    """Keep the newest piece of input until its worker has it."""
+    """Keep the newest chunk of input until its worker has it."""
     _insert(connection, [(row, False, row.input_seq, 0, content)])
 
 
 def count_input(connection: sa.Connection, row: ShellRow) -> int:
-    """Pieces of input that wait."""
+    """Chunks of input that wait."""
     mine = sa.select(sa.func.count()).where(*_of(shell_pieces, row), shell_pieces.c.is_output.is_(False))
     return int(connection.execute(mine).scalar_one())
 
 
-def read_output(connection: sa.Connection, row: ShellRow, after: int, most: int) -> list[OutputPiece]:
-    """Pieces of output after that one, `most` at most."""
+def read_output(connection: sa.Connection, row: ShellRow, after: int, most: int) -> list[OutputChunk]:
+    """Chunks of output after that one, `most` at most."""
     mine = (
         sa.select(shell_pieces.c.seq, shell_pieces.c.stream, shell_pieces.c.content)
         .where(*_of(shell_pieces, row), shell_pieces.c.is_output.is_(True), shell_pieces.c.seq > after)
@@ -79,13 +79,13 @@ def read_output(connection: sa.Connection, row: ShellRow, after: int, most: int)
 
 
 def has_output(connection: sa.Connection, row: ShellRow, until: int) -> bool:
-    """Whether there is output up to that piece."""
+    """Whether there is output up to that chunk."""
     mine = [*_of(shell_pieces, row), shell_pieces.c.is_output.is_(True), shell_pieces.c.seq <= until]
     return bool(connection.execute(sa.select(sa.exists().where(*mine))).scalar())
 
 
 def forget_output(connection: sa.Connection, row: ShellRow, until: int) -> None:
-    """Delete the output up to that piece, which its client has."""
+    """Delete the output up to that chunk, which its client has."""
     mine = [*_of(shell_pieces, row), shell_pieces.c.is_output.is_(True), shell_pieces.c.seq <= until]
     connection.execute(sa.delete(shell_pieces).where(*mine))
 
@@ -111,9 +111,9 @@ def under_way(connection: sa.Connection, cluster: str) -> list[tuple[ShellRow, s
 
 def waiting(
     connection: sa.Connection, rows: Sequence[ShellRow]
-) -> tuple[Mapping[Place, list[InputPiece]], Mapping[Place, int]]:
+) -> tuple[Mapping[Place, list[InputChunk]], Mapping[Place, int]]:
     """The input of these that waits, and the bytes of output that are not read."""
-    inputs: dict[Place, list[InputPiece]] = {}
+    inputs: dict[Place, list[InputChunk]] = {}
     unread: dict[Place, int] = {}
     for row in rows:
         place = (row.job_id, row.number)
@@ -130,7 +130,7 @@ def waiting(
 
 
 def save(connection: sa.Connection, rows: Iterable[ShellRow]) -> None:
-    """Store what the controller alone changes of these; the pieces of those that are cleared go."""
+    """Store what the controller alone changes of these; the chunks of those that are cleared go."""
     for row in rows:
         if row.cleared_at is not None:
             connection.execute(sa.delete(shell_pieces).where(*_of(shell_pieces, row)))
@@ -138,16 +138,16 @@ def save(connection: sa.Connection, rows: Iterable[ShellRow]) -> None:
         connection.execute(_SAVE, {"of": row.job_id, "at": row.number, **values})
 
 
-def take(connection: sa.Connection, row: ShellRow, taken: int, pieces: Sequence[OutputPiece]) -> None:
-    """The worker has the input up to that piece, and has printed these."""
+def take(connection: sa.Connection, row: ShellRow, taken: int, chunks: Sequence[OutputChunk]) -> None:
+    """The worker has the input up to that chunk, and has printed these."""
     if taken:
         mine = [*_of(shell_pieces, row), shell_pieces.c.is_output.is_(False), shell_pieces.c.seq <= taken]
         connection.execute(sa.delete(shell_pieces).where(*mine))
-    _insert(connection, [(row, True, *piece) for piece in pieces])
+    _insert(connection, [(row, True, *chunk) for chunk in chunks])
 
 
-def _insert(connection: sa.Connection, pieces: Sequence[tuple[ShellRow, bool, int, int, bytes]]) -> None:
-    if pieces:
+def _insert(connection: sa.Connection, chunks: Sequence[tuple[ShellRow, bool, int, int, bytes]]) -> None:
+    if chunks:
         values = [
             {
                 "job_id": row.job_id,
@@ -157,7 +157,7 @@ def _insert(connection: sa.Connection, pieces: Sequence[tuple[ShellRow, bool, in
                 "stream": stream,
                 "content": content,
             }
-            for row, is_output, seq, stream, content in pieces
+            for row, is_output, seq, stream, content in chunks
         ]
         connection.execute(sa.insert(shell_pieces), values)
 

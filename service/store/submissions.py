@@ -14,10 +14,10 @@ from remora.spec.array_elements import Element
 from remora.spec.spec import JobSpec
 from service.identities.principals import EVERYTHING, Access
 from service.queue import intake, lifecycle
-from service.queue.arrays import ArrayRow, waits_for_room
+from service.queue.arrays import ArrayRow, waits_for_array
 from service.queue.dependencies import Dependency, dependencies_of, why_impossible
 from service.queue.early_stop import first_comparison
-from service.queue.intake import JobLimits, Kept, NoRoom
+from service.queue.intake import JobLimits, Kept, LimitReached
 from service.queue.rows import JobRow
 from service.store import arrays, bundles, dependencies, kept_amounts, secret_rows
 from service.store import jobs as store
@@ -34,8 +34,8 @@ class BundleMissing(Exception):
     """The code of the job is not there, or is being deleted; the message is its digest."""
 
 
-def check_room(connection: sa.Connection, project: str, count: int, limits: JobLimits) -> None:
-    """Raise NoRoom when `count` more jobs of the project may not wait or run."""
+def check_jobs(connection: sa.Connection, project: str, count: int, limits: JobLimits) -> None:
+    """Raise LimitReached when `count` more jobs of the project may not wait or run."""
     refusal = intake.check(store.count_active(connection) + count - 1, limits.jobs)
     named = limits.policies.projects.get(project)
     most = None if named is None else named.jobs
@@ -43,11 +43,11 @@ def check_room(connection: sa.Connection, project: str, count: int, limits: JobL
         active = store.count_active(connection, project)
         refusal = intake.check_project(project, active + count - 1, most)
     if refusal is not None:
-        raise NoRoom(refusal)
+        raise LimitReached(refusal)
 
 
 def check_outputs(connection: sa.Connection, spec: JobSpec, policies: Policies) -> None:
-    """Raise NoRoom for a job with outputs whose project has as many bytes of them as it may."""
+    """Raise LimitReached for a job with outputs whose project has as many bytes of them as it may."""
     most = policies.limits_of(spec.project).output_bytes
     if most is None or not spec.outputs:
         return
@@ -56,7 +56,7 @@ def check_outputs(connection: sa.Connection, spec: JobSpec, policies: Policies) 
     # A job that may store nothing is not worth its nodes.
     refusal = intake.check_kept(kept_amounts.whose(holder), Kept.OUTPUT_BYTES, kept, 1, most)
     if refusal is not None:
-        raise NoRoom(refusal)
+        raise LimitReached(refusal)
 
 
 def use_bundle(
@@ -68,8 +68,8 @@ def use_bundle(
 ) -> None:
     """Note that the code of a job is used by its project.
 
-    Raises BundleMissing without it, or when it is not there for who submits, and NoRoom when the project's limit in
-    `policies` would be exceeded.  Together with the job: the deletion of bundles sees both, or comes first, and the
+    Raises BundleMissing without it, or when it is not there for who submits, and LimitReached when the project's limit
+    in `policies` would be exceeded.  Together with the job: the deletion of bundles sees both, or comes first, and the
     client uploads it again.
     """
     if spec.bundle is None:
@@ -120,14 +120,14 @@ def why_refused(
         lambda: _check_others(connection, spec, now, access),
     ]
     if spec.schedule is None:
-        checks.append(lambda: check_room(connection, spec.project, count, limits))
+        checks.append(lambda: check_jobs(connection, spec.project, count, limits))
     problems: list[SpecProblem] = []
     for check in checks:
         try:
             check()
         except SpecError as error:
             problems += [one for one in error.problems if one not in problems]
-        except NoRoom as full:
+        except LimitReached as full:
             problems.append(SpecProblem("", full.refusal.message))
     return problems
 
@@ -154,7 +154,7 @@ def submit(
     `traceparent` is the W3C trace context of the request.
 
     Raises BundleMissing, and SpecError for secrets that its project does not have, and for jobs that it names and that
-    are not there or ended otherwise; NoRoom when its project has as much as `policies` allow.
+    are not there or ended otherwise; LimitReached when its project has as much as `policies` allow.
     """
     _check(connection, spec, now, access, policies)
     row = replace(row_of(spec, now, policies), submitted_by=by, traceparent=traceparent)
@@ -175,7 +175,7 @@ def submit_array(
     policies: Policies | None = None,
     traceparent: str | None = None,
 ) -> ArrayRow:
-    """Store an array with its jobs, of which as many wait for their turn as may run at once; raises as `submit`."""
+    """Store an array with its jobs, of which as many wait in the queue as may run at once; raises as `submit`."""
     assert spec.array is not None
     _check(connection, spec, now, access, policies)
     most, early = spec.array.most_at_once, spec.array.stop_early
@@ -209,7 +209,7 @@ def submit_array(
             else [replace(other, job_id=row.id) for other in awaited[: len(spec.after)]]
         )
         awaited += others
-        held = waits_for_room(array.id, most) if most is not None and one.index >= most else None
+        held = waits_for_array(array.id, most) if most is not None and one.index >= most else None
         origin = f"number {one.index} of the array {array.id}"
         decisions.append(lifecycle.submit(row, others, origin, held))
     store.insert_jobs(connection, decisions)

@@ -179,7 +179,7 @@ arrays = sa.Table(
     sa.Column("spec", sa.JSON, nullable=False),
     sa.Column("size", sa.Integer, nullable=False),
     sa.Column("most_at_once", sa.Integer),
-    # Jobs of it have ended, or were paused or resumed, since its turn was decided last.
+    # Jobs of it have ended, or were paused or resumed, since it was last decided which follow.
     sa.Column("has_news", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("submitted_by", sa.Text),
     _partial("ix_arrays_news", "id", where=ARRAYS_WITH_NEWS),

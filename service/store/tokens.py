@@ -33,7 +33,7 @@ _USED = (
 def insert(connection: sa.Connection, token: TokenRow, policies: Policies | None = None) -> None:
     """Store a new token with its grants; `policies` are None where the creator is an operator.
 
-    Raises NoRoom when there would be more than the limits of the creator, or of a project, allow.
+    Raises LimitReached when there would be more than the limits of the creator, or of a project, allow.
     """
     for holder in _holders(token):
         most = None if policies is None else _most(policies, holder)

@@ -92,4 +92,4 @@ def _headers(path: Path | None) -> dict[str, str]:
 
 def _is_token(name: str) -> bool:
     """As names of headers are: https://www.rfc-editor.org/rfc/rfc9110#section-5.6.2."""
-    return bool(name) and all(letter.isalnum() or letter in "!#$%&'*+-.^_`|~" for letter in name)
+    return bool(name) and all(one.isalnum() or one in "!#$%&'*+-.^_`|~" for one in name)

@@ -19,7 +19,7 @@ from service.what_if.answer import answer
 from service.what_if.question import Refused, read_question
 
 #: Seconds between two lines of progress.
-TELL_S = 0.5
+REPORT_S = 0.5
 
 
 def main() -> int:
@@ -37,12 +37,12 @@ def main() -> int:
         say({"refused": {"field": error.field, "message": str(error)}})
         return 0
     say({"accepted": {"jobs": len(question.trace.jobs), "policies": list(question.policies)}})
-    told = time.monotonic()
+    reported_at = time.monotonic()
 
     def progress(part: float) -> None:
-        nonlocal told
-        if time.monotonic() - told >= TELL_S:
-            told = time.monotonic()
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= REPORT_S:
+            reported_at = time.monotonic()
             say({"progress": round(part, 4)})
 
     with contextlib.redirect_stdout(sys.stderr):  # a site's own rule may print, which is none of our lines

@@ -39,7 +39,7 @@ def replayed(
 
     `rules` are those that the policies name, in their order.
     """
-    planner = partial(plan, rules=rules, tells_jobs=False)
+    planner = partial(plan, rules=rules, explains_waits=False)
     replay = Replay(trace, policies, planner, backoff_in_a_replay, assumptions)
     replay.run(progress)
     return replay
@@ -87,14 +87,14 @@ def answer(question: Question, progress: Progress, load: Load) -> dict[str, Any]
     for name, policies in question.policies.items():
         begun = len(replays)
 
-        def tell(part: float, begun: int = begun) -> None:
+        def report(part: float, begun: int = begun) -> None:
             progress((begun + part) / len(question.policies))
 
         def hear(rule: str, why: str, policy: str = name) -> None:
             passed_over.setdefault((policy, rule), why)
 
         rules = load(policies.rules, hear)
-        replays[name] = replayed(question.trace, policies, assumptions, tell, rules=rules)
+        replays[name] = replayed(question.trace, policies, assumptions, report, rules=rules)
     until_s = max(replay.now for replay in replays.values())
     series_by_name = {name: time_series_of(replay, until_s) for name, replay in replays.items()}
     reports = {name: report_of(replay) for name, replay in replays.items()}

@@ -33,11 +33,11 @@ from trainers.driver.phases import MEANINGS, PHASE_EDGES, Phase
 StateT = TypeVar("StateT", bound=StrEnum)
 
 _JOBS: Mapping[JobState, str] = {
-    JobState.QUEUED: "Accepted and stored; waits for its turn and for nodes. `reason` and `message` say what for.",
+    JobState.QUEUED: "Accepted and stored; waits in the queue and for nodes. `reason` and `message` say what for.",
     JobState.ADMITTED: "It has an attempt whose workers do not step yet.",
     JobState.RUNNING: "An attempt trains.",
     JobState.PAUSED: "Its owner, or the cluster's budget, keeps it from running. It uses nothing, keeps its place, and"
-    " goes on from its checkpoint: once its owner resumes it, or by itself when the budget has room again; `message`"
+    " goes on from its checkpoint: once its owner resumes it, or by itself when the budget allows it again; `message`"
     " says what ends the pause.",
     JobState.SUCCEEDED: "The command of every rank returned 0.",
     JobState.FAILED: "No attempt follows; `reason` says why the last one ended.",
@@ -47,7 +47,7 @@ _JOBS: Mapping[JobState, str] = {
 _ATTEMPTS: Mapping[AttemptState, str] = {
     AttemptState.STARTING: "Its driver is being started, or gathers a worker group.",
     AttemptState.RUNNING: "A worker group trains.",
-    AttemptState.DRAINING: "Told to stop; the driver ends its workers.",
+    AttemptState.DRAINING: "Asked to stop; the driver ends its workers.",
     AttemptState.ENDED: "Over; `end_reason` is set and nothing of it is stored any more.",
 }
 

@@ -1,4 +1,4 @@
-"""Who may ask for the time of day: a length of time is measured by clocks that nobody can set."""
+"""Who may ask for the time of day: a length of time is measured by clocks that an operator cannot set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/events.md` names every event that the code tells, with its fields, and no other."""
+"""`docs/events.md` names every event that the code reports, with its fields, and no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PUT_TOGETHER = {
     "node.": [state.value for state in NodeState],
     "worker_group.": ["grow", "drain", "resize", "pause"],
 }
-#: Arguments of the functions that tell events which are no fields of `data`.
+#: Arguments of the functions that report events which are no fields of `data`.
 NO_FIELDS = {"at", "kind", "message", "attempt", "data"}
 
 

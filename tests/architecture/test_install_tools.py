@@ -63,7 +63,7 @@ def test_root_installs_what_is_missing_and_nothing_else(folder: Path) -> None:
     assert install.endswith("--no-install-recommends openmpi-bin iproute2")
 
 
-def test_who_may_not_install_is_told_what_to_install(folder: Path) -> None:
+def test_without_permission_it_says_what_to_install(folder: Path) -> None:
     done = run(folder, "mpirun", "ip")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [

@@ -110,7 +110,7 @@ def test_every_dependency_is_locked() -> None:
     assert names - locked - {"torch"} == set()
 
 
-def test_nobody_is_told_to_install_what_no_index_has() -> None:
+def test_no_page_says_to_install_what_no_index_has() -> None:
     extras = tomllib.loads(texts()["pyproject.toml"])["project"]["optional-dependencies"]
     for name, text in texts().items():
         if not name.startswith("tests/"):

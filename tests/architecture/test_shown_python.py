@@ -187,7 +187,7 @@ def test_every_default_of_the_specification_is_what_the_page_says() -> None:
         job = nested({"command": "python train.py", **beside})
         reported = nested({"command": "python train.py", **beside, name: yaml.safe_load(default)})
         assert JobSpec.from_mapping(reported) == JobSpec.from_mapping(job), (
-            f"{name} is not {default} unless told"
+            f"{name} is not {default} unless it is set"
         )
 
 

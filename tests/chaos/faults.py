@@ -47,7 +47,7 @@ def faults_of(seed: int) -> list[Fault]:
             kind=kind,
             after_steps=dice.randint(2, 25),
             victim=dice.randrange(12),
-            # After a blackout there is nobody to strike.
+            # After a blackout there is no process left to strike.
             overlaps=dice.random() < 0.3 and place < count - 1 and kind != "blackout",
             thaws=dice.random() < 0.5,
             deadline_s=dice.choice([5.0, 8.0, 15.0]),

@@ -67,7 +67,7 @@ def check_records(run: Running, high_water: int) -> None:
         repeated += body["step"] <= newest
         newest = max(newest, body["step"])
     reported = run.progress.get("repeated_steps", 0)
-    # A new rank 0 tells the newest step once more where the one before it may not have reported it.
+    # A new rank 0 reports the newest step once more where the one before it may not have reported it.
     assert reported <= repeated <= reported + len(events), "steps are repeated as they are counted"
     committed = [one["step"] for one in run.bodies("checkpoint") if not one.get("deleted")]
     starts = len(run.events("worker_group.started"))

@@ -56,7 +56,7 @@ class Job:
         #: Blows from which it has not recovered yet, and how many workers it had before the first of them.
         self._blows: list[Kind] = []
         self._size_before = 0
-        #: What was done, for whoever has to find out why it failed.
+        #: What was done, for the search for the reason why it failed.
         self.reported: list[str] = []
         lab.nodes(WORKERS)
         plan = lab.plan(
@@ -95,8 +95,8 @@ class Job:
         assert over.ended is not None
         blows, reason = set(self._blows), over.ended["end_reason"]
         assert blows & _ENDS_BY.get(reason, set()), over.ended
-        nobody_is_left = "blackout" in blows or len(self._blows) >= self._size_before
-        assert nobody_is_left, f"others hold the state: {over.ended}"
+        none_is_left = "blackout" in blows or len(self._blows) >= self._size_before
+        assert none_is_left, f"others hold the state: {over.ended}"
         self.reported.append(f"attempt {over.plan.attempt} ended: {over.ended['message']}")
         self.reported.append(over.text("stderr")[-2000:])
         over.close()
@@ -115,7 +115,7 @@ class Job:
     # --- the course of a run
 
     def trains(self, steps: int, workers: int) -> None:
-        """Wait until so many workers that were not struck have done some steps."""
+        """Wait until that number of workers that were not struck have done some steps."""
         self.until(lambda: self._size >= workers and len(self._unharmed()) >= workers, f"{workers} train")
         begun = self._mark()
         self.until(lambda: self._steps_since(begun) >= steps, f"they do {steps} steps")
@@ -228,7 +228,7 @@ class Job:
 
     def _freeze(self, victim: Worker) -> None:
         self._lab.provider.freeze(victim.node_id)
-        # A fault before this one may have ended the script, and whoever would reap it stands still now.
+        # A fault before this one may have ended the script, and the process that would reap it stands still now.
         until(lambda: _is_dead(victim.script) or _stands_still(victim.script), "it stands still")
         self._leaving.append(victim.node_id)
         self._replace(victim.node_id)

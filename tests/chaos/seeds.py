@@ -14,7 +14,7 @@ def chosen_seeds() -> list[int]:
     """Seeds named by the environment variable REMORA_CHAOS_SEEDS: `all`, or numbers with commas between them.
 
     Without it there is one, another one whenever CHANGELOG.md is written to, so that changes are tried with all of
-    them in turn. (Not by the number of commits: what is tested need not have a history.)
+    them one after another. (Not by the number of commits: what is tested need not have a history.)
     """
     wanted = os.environ.get("REMORA_CHAOS_SEEDS", "")
     if wanted == "all":

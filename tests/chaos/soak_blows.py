@@ -62,7 +62,7 @@ class Blows:
         self._jobs = jobs
         #: How often a driver or supervisor was struck while the job was on nodes, and so may have been its own.
         self._endured: Counter[str] = Counter()
-        #: What was struck, for whoever has to find out why a run failed.
+        #: What was struck, for the search for the reason of a failed run.
         self.reported: list[str] = []
 
     def strike(self, blow: Round) -> None:

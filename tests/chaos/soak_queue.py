@@ -63,7 +63,7 @@ class Queue:
         self.acknowledged: dict[str, int] = {}
 
     def submit(self, jobs: tuple[tuple[int, int], ...]) -> None:
-        """Submit jobs of so many workers and steps; returns at once."""
+        """Submit jobs of that number of workers and steps; returns at once."""
         thread = threading.Thread(target=self._submit, args=(jobs,), daemon=True)
         thread.start()
         self._threads.append(thread)

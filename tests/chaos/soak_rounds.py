@@ -25,7 +25,7 @@ class Round:
 
 
 def rounds_of(seed: int, count: int) -> list[Round]:
-    """So many rounds; every six of them strike each kind of process once."""
+    """That number of rounds; every six of them strike each kind of process once."""
     dice = random.Random(f"remora soak {seed}")
     victims: list[Victim] = []
     while len(victims) < count:

@@ -127,7 +127,7 @@ class Embedded:
         if "as many as the existing cluster has" in said:
             return len(self.ready_nodes()) == self.nodes
         if "of the policies says" in said:
-            # In a cloud there are none before somebody needs them.
+            # In a cloud there are none before a job needs them.
             return self.cloud != "local" or len(self.ready_nodes()) == self.nodes
         return f"{self.nodes} ready after" in said
 
@@ -209,7 +209,7 @@ class Embedded:
 
 
 class Follower(threading.Thread, Generic[T]):
-    """Somebody who follows a stream of a job from its beginning to its end, through whatever happens."""
+    """A client that follows a stream of a job from its beginning to its end, through whatever happens."""
 
     def __init__(self, stream: Iterable[T]) -> None:
         super().__init__(daemon=True)

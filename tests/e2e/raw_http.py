@@ -49,7 +49,7 @@ class RawClient:
         return self._exchange(method, path, {"content-length": str(len(body)), **headers}, iter([body]))
 
     def send_chunks(self, method: str, path: str, count: int, *, announced: bool) -> Reply:
-        """A body of so many MiB, with its length or, when it is not `announced`, in chunks without one."""
+        """A body of `count` MiB, with its length or, when it is not `announced`, in chunks without one."""
         if announced:
             chunks_sent = (CHUNK for _ in range(count))
             return self._exchange(method, path, {"content-length": str(count * len(CHUNK))}, chunks_sent)

@@ -42,7 +42,7 @@ with (outside / f"rank-{rank}").open("a", buffering=1) as diary:
 
 
 class Steps:
-    """The outside of the script above: how far it may go, and how far it went, whoever else knows of it."""
+    """The outside of the script above: how far it may go, and how far it went, whether or not the service knows it."""
 
     def __init__(self, folder: Path, steps: int, ranks: int = 2) -> None:
         self.code = folder / "code"
@@ -107,7 +107,7 @@ while not pid.exists():
 print("the daemon runs")
 """
 
-#: Waits for ever, and does not want to be told to end.
+#: Waits for ever, and does not want to be asked to end.
 ENDLESS = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

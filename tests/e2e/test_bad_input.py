@@ -13,7 +13,7 @@ from tests.e2e.raw_http import RawClient
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-NOBODY = "job_00000000000000000000000000"
+UNKNOWN = "job_00000000000000000000000000"
 
 
 def some_of(*cases: tuple[object, ...]) -> list[object]:
@@ -69,13 +69,13 @@ def test_every_problem_of_a_specification_has_a_line(service: Embedded, tmp_path
         (("submit", "--workers", "-1", "--", "python", "-V"), 2),
         (("submit", "--workers", "two", "--", "python", "-V"), 2),
         (("submit", "--cpus", "many", "--", "python", "-V"), 2),
-        (("show", NOBODY), 3),
-        (("logs", "-f", NOBODY), 3),
-        (("wait", NOBODY), 3),
+        (("show", UNKNOWN), 3),
+        (("logs", "-f", UNKNOWN), 3),
+        (("wait", UNKNOWN), 3),
         (("cancel", "job_../../nodes"), 3),
-        (("download", NOBODY), 3),
+        (("download", UNKNOWN), 3),
         (("list", "--state", "asleep"), 2),
-        (("wait", NOBODY, "--timeout", "soon"), 2),
+        (("wait", UNKNOWN, "--timeout", "soon"), 2),
         (("list", "--server", "http://127.0.0.1:1"), 5),
         (("list", "--server", "nonsense"), 2),
         (("explode",), 2),
@@ -92,10 +92,10 @@ def test_a_bad_command_is_one_line_and_the_documented_exit_code(
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", f"/v1/jobs/{NOBODY}", 404, "job_not_found"),
-        ("GET", f"/v1/jobs/{NOBODY}/logs", 404, "job_not_found"),
+        ("GET", f"/v1/jobs/{UNKNOWN}", 404, "job_not_found"),
+        ("GET", f"/v1/jobs/{UNKNOWN}/logs", 404, "job_not_found"),
         ("GET", "/v1/jobs/%00%ff", 404, "job_not_found"),
-        ("POST", f"/v1/jobs/{NOBODY}/cancel", 404, "job_not_found"),
+        ("POST", f"/v1/jobs/{UNKNOWN}/cancel", 404, "job_not_found"),
         ("GET", "/v1/jobs?cursor=!!", 422, "invalid_cursor"),
         ("GET", "/v1/jobs?stat=queued", 422, "invalid_parameter"),
         ("GET", "/v1/jobs?state=asleep", 422, "invalid_parameter"),

@@ -28,7 +28,7 @@ def test_a_job_trains_it(service: Embedded, client: Client, tmp_path: Path) -> N
     job = client.find("last")
     assert (submitted.code, job.name, job.state) == (0, "deepspeed-digits", JobState.SUCCEEDED), submitted.out
     assert [point.step for point in client.metrics(job.id)] == list(range(1, 41)), (
-        "the engine tells its steps"
+        "the engine reports its steps"
     )
     newest = client.checkpoints(job.id)[-1]
     assert newest.step == 40

@@ -19,7 +19,7 @@ def test_spot_is_taken_back_and_on_demand_stands_in(tmp_path: Path) -> None:
     assert result["on_demand_nodes"] >= 1
     assert result["foreign_nodes"] == 2
     assert result["foreign_wait_s"] > 0
-    # What Ray took where it looked without pause for room for a lost worker: more than half of a core.
+    # What Ray took where it looked without pause for capacity for a lost worker: more than half of a core.
     assert 0 < result["gcs_core_share"] < 0.3
     for line in result["ledger"].values():
         assert line["vm_seconds"] > 0

@@ -44,7 +44,7 @@ def one_node_less(service: Embedded, client: Client) -> Iterator[None]:
         until(lambda: len(service.ready_nodes()) == 2, "two nodes are ready again")
 
 
-def test_a_drill_tells_what_a_preemption_costs_and_a_smaller_pool_costs_no_step(
+def test_a_drill_shows_what_a_preemption_costs_and_a_smaller_pool_costs_no_step(
     service: Embedded, client: Client, folder: Path
 ) -> None:
     (folder / "train.py").write_text(LOCKSTEP)

@@ -60,7 +60,7 @@ def emulator_url(emulated: Embedded) -> str:
 
 
 def is_connected(emulated: Embedded, times: int) -> bool:
-    """The controller has found its head, and before it its cloud, so many times."""
+    """The controller has found its head, and before it its cloud, that number of times."""
     return emulated.log("controller").count("connected to the Ray head") >= times
 
 
@@ -79,7 +79,7 @@ def test_it_knows_the_sizes_of_azure_and_outlives_its_emulator(
     refused = emulated.remora("policy", "check", "policies.yaml")
     assert (refused.code, "did you mean Standard_NC24ads_A100_v4?" in refused.err) == (2, True)
 
-    # The next emulator knows neither the machines nor the tokens of the last one: the controller begins anew.
+    # The next emulator knows neither the machines nor the tokens of the last one: the controller starts again.
     kill(until(lambda: emulated.part(EMULATOR), "the emulator runs"))
     until(lambda: emulated.up_log.read_text().count("emulator   ready") == 2, "another one runs")
     assert emulator_url(emulated) == url

@@ -271,7 +271,7 @@ def test_what_a_killed_service_left_is_removed_from_elsewhere(
     service.end()
 
 
-def test_a_secret_that_is_wrong_is_told_with_the_variables_that_give_it(
+def test_a_secret_that_is_wrong_is_reported_with_the_variables_that_give_it(
     cluster: ForeignCluster, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}

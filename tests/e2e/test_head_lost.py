@@ -46,11 +46,11 @@ def test_a_job_goes_on_from_a_checkpoint_that_the_service_never_heard_of(
     catalog = Catalog(Storage(service.home / "storage"), job.id)
     controller = until(lambda: service.part(CONTROLLER), "the controller runs")
     controller.send_signal(signal.SIGSTOP)
-    until(lambda: controller.status() == psutil.STATUS_STOPPED, "nobody asks the driver any more")
+    until(lambda: controller.status() == psutil.STATUS_STOPPED, "no controller asks the driver any more")
     known = max(known, client.job(job.id).checkpoint_step or 0)
     script.allow(80)
     script.until_done(80)
-    until(lambda: (catalog.listed()[0].step) > max(known, 40), "a checkpoint that nobody heard of")
+    until(lambda: (catalog.listed()[0].step) > max(known, 40), "a checkpoint that no controller knows of")
 
     began = time.monotonic()
     kill_head(service.home)

@@ -95,7 +95,7 @@ def test_what_a_node_would_fail_with_is_said_here(
     assert said in errors
 
 
-def test_a_command_that_reports_nothing_is_told_so(folder: Path) -> None:
+def test_a_command_that_reports_nothing_says_so(folder: Path) -> None:
     code, out, _ = remora(folder, "dev", "--", "python", "-c", "print('done')")
     assert code == 0
     assert "the command returned 0, and it reported no step" in out

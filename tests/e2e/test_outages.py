@@ -56,7 +56,7 @@ def test_one_part_of_the_service_is_killed_while_a_job_trains(
 
 
 class Watched:
-    """A job whose events and logs somebody follows from its beginning."""
+    """A job whose events and logs a client follows from its beginning."""
 
     def __init__(self, client: Client, job: Job) -> None:
         self._client = client

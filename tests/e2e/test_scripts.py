@@ -121,11 +121,11 @@ def test_a_command_that_is_not_there_is_not_tried_again(
     assert "trane" in (attempt.message or "")
 
 
-def test_a_job_that_is_too_big_says_so_and_stops_nobody(
+def test_a_job_that_is_too_big_says_so_and_stops_no_other_job(
     service: Embedded, client: Client, folder: Path
 ) -> None:
     too_big = submit(service, folder, "--cpus", "64", "--", "python", "-V")
-    until(lambda: client.job(too_big).reason == "waiting_for_nodes", "it is told why it waits")
+    until(lambda: client.job(too_big).reason == "waiting_for_nodes", "it says why it waits")
     assert "no node of the pools has 64 CPU" in (client.job(too_big).message or "")
     fits = submit(service, folder, "--", "python", "-V")
     assert client.wait(fits, PATIENCE_S).state is JobState.SUCCEEDED

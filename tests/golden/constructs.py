@@ -75,7 +75,7 @@ class Ended:
 
 
 def train_together(body: Body, workers: int, folder: Path, **variables: str) -> list[Ended]:
-    """Run a script with so many workers, as torchrun would."""
+    """Run a script with that number of workers, as torchrun would."""
     folder.mkdir(parents=True, exist_ok=True)
     port = str(free_port())
     processes = []
@@ -342,7 +342,7 @@ def every_fourth(folder: Path) -> nn.Module:
     return model
 
 
-def turns(folder: Path) -> nn.Module:
+def alternating(folder: Path) -> nn.Module:
     model = network("mlp")
     first = torch.optim.AdamW(model[0].parameters(), lr=3e-3)
     second = torch.optim.SGD([*model[3].parameters(), *model[5].parameters()], lr=0.05, momentum=0.9)
@@ -384,7 +384,7 @@ def own_generator(folder: Path) -> nn.Module:
 
 
 class NumberedNoise(OwnNoise):
-    """The same from a generator that is made anew for each sample."""
+    """The same from a generator that is made for each sample."""
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor, int]:
         self.generator.manual_seed(number)
@@ -551,7 +551,7 @@ CONSTRUCTS = [
     Construct("a model, an optimizer, a dataset with a length, dropout, augmentation", "exact", plain),
     Construct("an iterable dataset", "exact", stream),
     Construct("several optimizers, `Loop(model, [a, b])`, in any order", "exact", two_optimizers),
-    Construct("several optimizers that take turns", "exact", turns),
+    Construct("several optimizers that alternate", "exact", alternating),
     Construct("an average of the weights (EMA), updated after `optimizer.step()`, in `state`", "exact", averaged),
     Construct("a `GradScaler`, also where gradients overflow", "exact", scaled),
     Construct("adapters beside frozen layers (LoRA)", "exact", low_rank),

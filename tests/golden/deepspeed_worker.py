@@ -62,7 +62,7 @@ def train(stage: int, folder: Path) -> dict[int, float]:
 def run(out: Path, mode: str, stage: int, port: str) -> None:
     os.environ["MASTER_PORT"] = port
     if mode == "resume":
-        # What a supervisor tells a script that goes on.
+        # What a supervisor sends a script that goes on.
         scratch = out / f"scratch-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}-{stage}"
         scratch.mkdir()
         os.environ["REMORA_RESUME_DIR"] = str(out / f"saved-{stage}")

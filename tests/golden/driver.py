@@ -179,7 +179,7 @@ class Driver:
         self.regroup()
 
     def part(self) -> None:
-        """Tell everybody to leave the group, and wait until they have."""
+        """Have all workers leave the group, and wait until they have."""
         for worker in self.living:
             if worker.parked is None:
                 worker.say("part", generation=self.generation)
@@ -194,7 +194,7 @@ class Driver:
             assert self.hear(worker, "joined")["generation"] == self.generation
 
     def assign(self) -> list[Worker]:
-        """Assign ranks anew to everybody who lives and is parked."""
+        """Assign new ranks to all workers that live and are parked."""
         members = sorted(self.living, key=lambda worker: worker.parked == -1)
         self.generation += 1
         port = free_port()

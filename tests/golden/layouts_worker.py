@@ -76,7 +76,7 @@ class _Summed(torch.autograd.Function):
 
 
 class CutBlock(nn.Module):
-    """The same block as Megatron cuts it, by hand."""
+    """The same block as Megatron splits it, by hand."""
 
     def __init__(self, parts: int, topology: PipeModelDataParallelTopology) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def batches(step: int, copies: int, mine: int, size: int) -> list[tuple[torch.Te
 
 
 def tensor(stage: int = 1) -> tuple[Any, Callable[[int], float]]:
-    """DeepSpeed cuts the layers that the configuration names (AutoTP)."""
+    """DeepSpeed splits the layers that the configuration names (AutoTP)."""
     model = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, CLASSES))
     specs = [
         {"patterns": [r".*\.up\.weight$"], "partition_type": "column"},
@@ -134,7 +134,7 @@ def tensor(stage: int = 1) -> tuple[Any, Callable[[int], float]]:
 
 
 def pipeline(blocks: list[nn.Module], **cut: Any) -> tuple[Any, Callable[[int], float]]:
-    """Two stages, which DeepSpeed cuts."""
+    """Two stages, which DeepSpeed splits."""
     layers = [*blocks, nn.Linear(WIDTH, CLASSES)]
     model = PipelineModule(layers=layers, loss_fn=F.cross_entropy, partition_method="uniform", **cut)
     engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
@@ -169,12 +169,12 @@ LAYOUTS: dict[str, Callable[[], tuple[Any, Callable[[int], float]]]] = {
 def run(rank: int, out: Path, mode: str, layout: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     if mode == "resume":
-        # What a supervisor tells a script that goes on.
+        # What a supervisor sends a script that goes on.
         scratch = out / f"scratch-{os.environ['WORLD_SIZE']}-{rank}"
         scratch.mkdir()
         os.environ |= {"REMORA_RESUME_DIR": str(out / "saved"), "REMORA_SCRATCH_DIR": str(scratch)}
     deepspeed.init_distributed(dist_backend="gloo")
-    # Who refuses its layout ends at once, which whoever still connects would take for a death.
+    # Who refuses its layout ends at once, which a worker that still connects would take for a death.
     dist.barrier()
     torch.manual_seed(0)
     engine, train = LAYOUTS[layout]()

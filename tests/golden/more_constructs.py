@@ -28,7 +28,7 @@ from tests.golden.subjects import CLASSES, FEATURES, Samples, Stream, network
 
 
 class Game(nn.Module):
-    """A generator and who tells its samples from real ones."""
+    """A generator and a network that distinguishes its samples from real ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -677,7 +677,7 @@ NOT_REPEATED = (
 REPLACED = "is not the parameter that it was when Loop was made"
 
 CONSTRUCTS = [
-    Construct("two networks against each other (GAN) in one model, whose optimizers take turns", "exact", adversaries),
+    Construct("two networks against each other (GAN) in one model, whose optimizers alternate", "exact", adversaries),
     Construct("a penalty on gradients with `torch.autograd.grad`", "exact", gradient_penalty),
     Construct("`optimizer.step(closure)` whose closure returns the loss of `step.backward`", "exact", one_evaluation),
     Construct("`torch.func.functional_call` with weights made from the model's", "exact", called_functionally),

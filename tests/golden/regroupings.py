@@ -34,7 +34,7 @@ def held(worker: Worker) -> Held:
 
 
 def regroup(driver: Driver, times: int) -> None:
-    """Regroup as often as that: as agreed, and after a loss, in turn."""
+    """Regroup as often as that: as agreed, and after a loss, alternately."""
     for number in range(times):
         driver.reach(driver.step + 1)
         if number % 2:

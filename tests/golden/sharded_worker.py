@@ -73,7 +73,7 @@ def work(
     os.setpgid(0, 0)
     os.environ.update(variables)
     if (nodes := variables.get("RESUME_ON_NODES")) is not None:
-        # The folder of its node: workers are on two nodes in turn.
+        # The folder of its node: workers are on two nodes alternately.
         os.environ["REMORA_RESUME_DIR"] = str(Path(nodes) / str(slot % 2))
     if end is not None:
         os.environ[channel.FD_VARIABLE] = str(end.detach())

@@ -90,7 +90,7 @@ def test_workers_that_make_no_whole_copies_are_refused(
     assert re.search(said, sentence), sentence
 
 
-def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence_on_all_workers(
+def test_a_layout_that_deepspeed_cannot_split_again_ends_with_one_sentence_on_all_workers(
     tmp_path: Path,
 ) -> None:
     undisturbed = losses(tmp_path, "save", "short pipeline", 4)

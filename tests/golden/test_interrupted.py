@@ -93,7 +93,7 @@ def test_a_kill_a_planned_leave_and_a_joiner_change_nothing(
         assert_same(job, driver)
 
 
-def test_a_frozen_peer_holds_nobody(tmp_path: Path) -> None:
+def test_a_frozen_peer_holds_no_other_worker(tmp_path: Path) -> None:
     job = Job()
     with Driver(job, tmp_path) as driver:
         driver.start(3)

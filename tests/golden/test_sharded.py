@@ -141,7 +141,7 @@ def test_a_joiner_gets_its_part_and_one_that_leaves_takes_nothing_along(tmp_path
         assert_same(job, driver)
 
 
-def test_a_frozen_peer_holds_nobody(tmp_path: Path) -> None:
+def test_a_frozen_peer_holds_no_other_worker(tmp_path: Path) -> None:
     job = ShardedJob()
     with ShardedDriver(job, tmp_path) as driver:
         driver.start(3)
@@ -153,7 +153,7 @@ def test_a_frozen_peer_holds_nobody(tmp_path: Path) -> None:
 
 
 def test_two_lost_neighbours_leave_it_to_the_checkpoint(tmp_path: Path) -> None:
-    """Nobody says that it holds a state any more, so the worker group is started again from the storage."""
+    """No worker says that it has a state any more, so the worker group is started again from the storage."""
     with ShardedDriver(ShardedJob(), tmp_path) as driver:
         driver.start(4)
         driver.reach(5)

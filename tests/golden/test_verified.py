@@ -74,7 +74,7 @@ def test_where_both_workers_of_one_of_two_nodes_are_wrong_alike_none_is_called_w
         assert [(one["ranks"], one["is_known"]) for one in said] == [([0, 1, 2, 3], False)] * 4
         assert {one["step"] for one in said} == {step}
         ends = [one for worker in driver.workers for one in worker.heard if one["type"] == "diverged"]
-        assert all("takes three nodes to tell" in one["text"] for one in ends)
+        assert all("takes three nodes to find out" in one["text"] for one in ends)
         assert len(ends) == 4
 
 

@@ -28,12 +28,12 @@ from tests.mutation.targets import TARGETS, Target, sources_of
 
 #: Seconds that the tests of a target may take without any fault on a busy machine.
 _BASELINE_S = 3600.0
-#: A fault may make tests so many times slower, and so many seconds, before they count as hanging.
+#: A fault may make tests slower by this factor, and by these seconds, before they count as hanging.
 _SLOWER, _SLOWER_S = 3.0, 30.0
 
 
 def drawn(seed: int, count: int, texts: dict[str, str], names: Sequence[str]) -> list[tuple[Target, Mutant]]:
-    """So many of all mutants of these targets, each as likely as any other one."""
+    """That number of all mutants of these targets, each as likely as any other one."""
     paths = sources_of(texts)
     everything = [
         (target, mutant)

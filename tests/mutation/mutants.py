@@ -1,4 +1,4 @@
-"""Small faults that can be put into a source, one at a time: each is a piece of text in the place of another (pure)."""
+"""Small faults that can be put into a source, one at a time: each is a text in the place of another (pure)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DECLARES: Mapping[str, frozenset[str]] = {
     "zip": frozenset({"strict"}),
     "field": frozenset({"init", "repr", "compare", "hash", "kw_only"}),
 }
-#: A text that is cut at so many characters or more is cut for people to read.
+#: A text that is cut at this number of characters or more is cut for people to read.
 _CUT = 80
 _CALLED: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any"}
 

@@ -1,6 +1,6 @@
 """How tests run while mutants are tried: Hypothesis draws alike for each, and nothing is made smaller for people.
 
-They end with whoever tries them, however that ends.
+They end with the process that runs them, however that ends.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CUTS = ["tests/integration/network/test_network_cut.py", "tests/integration/cluster/test_zone_cut_off.py"]
+PARTITIONS = [
+    "tests/integration/network/test_network_cut.py",
+    "tests/integration/cluster/test_zone_cut_off.py",
+]
 
 
 def run_without_programs(*files: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -21,9 +24,9 @@ def run_without_programs(*files: str, **variables: str) -> subprocess.CompletedP
     )
 
 
-def test_ci_does_not_go_without_cuts_of_the_network_nor_a_storage_in_azure() -> None:
+def test_ci_does_not_go_without_partitions_of_the_network_nor_a_storage_in_azure() -> None:
     azure = "tests/contracts/trainers/test_storage.py::test_nothing_is_an_empty_file_too"
-    files = [*CUTS, "tests/chaos/test_chaos.py"]
+    files = [*PARTITIONS, "tests/chaos/test_chaos.py"]
     done = run_without_programs(*files, azure, CI="true")
     assert done.returncode == 1, done.stdout
     failed = {
@@ -35,7 +38,7 @@ def test_ci_does_not_go_without_cuts_of_the_network_nor_a_storage_in_azure() -> 
 
 
 def test_a_laptop_leaves_them_out_and_says_so() -> None:
-    done = run_without_programs(*CUTS)
+    done = run_without_programs(*PARTITIONS)
     assert done.returncode == 0, done.stdout
     assert "NO NODE IS CUT OFF FROM THE NETWORK" in done.stdout
     assert " passed" not in done.stdout

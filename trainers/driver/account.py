@@ -51,7 +51,7 @@ class Account:
             self._journal.print(self._now(), 0, "remora", text, len(text))
         return self._journal.after(after, limit)
 
-    def log_room(self, workers: int) -> int:
+    def free_log_bytes(self, workers: int) -> int:
         """Bytes of lines that each of `workers` workers that print may send next."""
         if self._monotonic() - self._asked_at > AWAY_S:
             return HOLD_BYTES

@@ -66,7 +66,7 @@ def end_this_actor() -> None:
 def prepare(
     members: list[ray_train.Member], assignments: Mapping[int, Assignment], secrets: Sequence[bytes] = ()
 ) -> None:
-    """Give every member the assignment of its slot, and the pieces of the values of the job's secrets.
+    """Give every member the assignment of its slot, and the chunks of the values of the job's secrets.
 
     Blocks, for the controller's thread.  Raises RayError.
     """

@@ -37,7 +37,7 @@ class ChangeState(StrEnum):
 #: What each state means.
 CHANGE_MEANINGS: Mapping[ChangeState, str] = {
     ChangeState.AGREED: "The scripts park at the step that they agreed on.",
-    ChangeState.PARTING: "The scripts were told to park now.",
+    ChangeState.PARTING: "The scripts were asked to park now.",
     ChangeState.SHORT: "All are parked and hold the state, and too few for the smallest size.",
     ChangeState.PREPARING: "All are parked; each is asked whether it answers, and rank 0's node for a free port.",
     ChangeState.JOINING: "The scripts have their new ranks, and build their process groups.",
@@ -79,8 +79,8 @@ class FindDead:
 
 
 @dataclass(frozen=True)
-class TellToPark:
-    """Tell the scripts of these slots to leave that worker group; those that do not answer are lost."""
+class SendPark:
+    """Ask the scripts of these slots to leave that worker group; those that do not answer are lost."""
 
     slots: frozenset[int]
     generation: int
@@ -135,7 +135,7 @@ class End:
     verdict: Verdict | None = None
 
 
-Effect = CountLoss | FindDead | TellToPark | LeaveBehind | ReportShort | Prepare | AssignRanks | Finish | End
+Effect = CountLoss | FindDead | SendPark | LeaveBehind | ReportShort | Prepare | AssignRanks | Finish | End
 Effects = tuple[Effect, ...]
 
 
@@ -189,12 +189,12 @@ class Change:
     def begin(self, now: float) -> Effects:
         """The first event."""
         if self._state is ChangeState.PARTING:
-            return (CountLoss(), *self._tell_to_park(now), *self._go_on(now))
+            return (CountLoss(), *self._send_park(now), *self._go_on(now))
         self._until = now + self._limits.park_s
         return self._go_on(now)
 
     def park(self, slot: int, step: int, now: float, *, is_planned: bool) -> Effects:
-        """A script is parked with the state after that step: as agreed, as told, or because its peers are gone."""
+        """A script is parked with the state after that step: as agreed, as asked, or because its peers are gone."""
         if self.is_over:
             return ()
         self._quiet_since = now
@@ -314,15 +314,15 @@ class Change:
             self._regrouping.cause = "loss"
             effects = (CountLoss(),)
         if self._state in (ChangeState.AGREED, ChangeState.JOINING):
-            effects += self._tell_to_park(now)
+            effects += self._send_park(now)
         return effects
 
-    def _tell_to_park(self, now: float) -> Effects:
+    def _send_park(self, now: float) -> Effects:
         self._enter(ChangeState.PARTING, now + self._limits.park_s)
-        # What a script says that was told to park is no failure.
+        # What a script says that was asked to park is no failure.
         self._failures.begin()
-        told = TellToPark(frozenset(self._regrouping.missing), self._regrouping.generation)
-        return (*self._look(), told)
+        send = SendPark(frozenset(self._regrouping.missing), self._regrouping.generation)
+        return (*self._look(), send)
 
     def _look(self) -> Effects:
         if self._is_looking:

@@ -112,7 +112,7 @@ class Driver:
         #: The number of the newest request for a profile.
         self._profile_requested = 0
         #: Nodes, by Ray's ids, whose workers have stored a checkpoint, which stays there for the next worker group.
-        self._keepers: set[str] = set()
+        self._keeping_nodes: set[str] = set()
         #: The values of the attempt's secrets, as its workers get them.
         self._secrets: tuple[bytes, ...] = ()
 
@@ -142,7 +142,7 @@ class Driver:
     async def start(self, plan: AttemptPlan, *secrets: bytes) -> None:
         """Claim the attempt and begin; called again it changes nothing.
 
-        `secrets` are the pieces of the values of the plan's secrets.
+        `secrets` are the chunks of the values of the plan's secrets.
         Raises DriverTaken, Refused when the attempt belongs to another driver or has ended, or when it does not speak
         the service's protocol, and StorageError when the former cannot be found out for half a minute; then it begins
         nothing.
@@ -249,10 +249,10 @@ class Driver:
             self._profile_requested = request.number
             self._attempt.spawn(self._profiles.take(request))
 
-    async def turn_shells(self, order: tuple[int, int], turns: Sequence[ShellTurn]) -> list[list[Any]]:
+    async def turn_shells(self, order: tuple[int, int], states: Sequence[ShellTurn]) -> list[list[Any]]:
         """Take note of all shells of the attempt, and answer what is new; see `trainers.driver.shells`."""
         await self._has_attempt.wait()
-        return await self._shells.turn(order, turns)
+        return await self._shells.exchange(order, states)
 
     async def stop(self, reason: EndReason) -> None:
         """End the attempt for that reason; its last record marks the end."""
@@ -270,9 +270,9 @@ class Driver:
 
         Answers `{"log_is_full": bool, "log_room": int, "log_is_taken": bool}`: whether further lines would be dropped,
         how many bytes of them the worker may send next, and whether those that it sent were taken: a driver without
-        room takes lines only that are `hurried`, because their command is over.
+        free memory takes lines only that are `hurried`, because their command is over.
         """
-        takes_lines = self._account.log_room(1) > 0
+        takes_lines = self._account.free_log_bytes(1) > 0
         for message in messages:
             if message["type"] != "log":
                 self._receive(generation, slot, message)
@@ -281,8 +281,8 @@ class Driver:
                 self._receive(generation, slot, message)
         if any(message["type"] == "exit" for message in messages):
             await self._attempt.notify_rank_ended()
-        room = self._account.log_room(self._printers.count(self._now()))
-        return {"log_is_full": self._account.log_is_full, "log_room": room, "log_is_taken": takes_lines}
+        free = self._account.free_log_bytes(self._printers.count(self._now()))
+        return {"log_is_full": self._account.log_is_full, "log_room": free, "log_is_taken": takes_lines}
 
     async def storage_ask(self, request: StorageRequest) -> StorageAnswer:
         """A worker asks the service about a storage."""
@@ -292,20 +292,20 @@ class Driver:
         """A worker asks what is new for a shell; see `trainers.driver.shells`."""
         return await self._shells.input(token, taken, size)
 
-    async def shell_output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+    async def shell_output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
         """A worker hands over output of a shell; see `trainers.driver.shells`."""
-        return await self._shells.output(token, pieces)
+        return await self._shells.output(token, chunks)
 
     async def shell_ended(self, token: str, message: str, exit_code: int | None) -> None:
         """A worker says that a shell has ended."""
         await self._shells.ended(token, message, exit_code)
 
     async def relay_offer(self, shard: CheckpointShard) -> bool:
-        """A worker whose machine goes wants to send files here; False when there is no room."""
+        """A worker whose machine goes wants to send files here; False when its disk is full."""
         return self._attempt.relay.offer(shard)
 
     async def relay_take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
-        """A piece of one of those files; see `trainers.driver.relay`."""
+        """A chunk of one of those files; see `trainers.driver.relay`."""
         await self._attempt.relay.take(shard, name, offset, chunk)
 
     async def relay_seal(self, shard: CheckpointShard) -> bool:
@@ -319,7 +319,7 @@ class Driver:
         if kind == "started":
             self._in_place.note_start(slot, message)
         if kind == "shard" and (member := group_members.by_slot.get(slot)) is not None:
-            self._keepers.add(member.ray_node_id)
+            self._keeping_nodes.add(member.ray_node_id)
         is_member = attempt.group is not None and slot in group_members.present
         if kind == "elastic" and self._backend.needs_ports:
             # Its workers are wired together when they start; a change takes a new worker group.
@@ -434,7 +434,7 @@ class Driver:
 
     def more_workers_fit(self, world_size: int) -> None:
         """Ask for a checkpoint at which the worker group is replaced by a bigger one."""
-        text = f"There is room for {world_size} workers; the worker group grows at its next checkpoint."
+        text = f"There is capacity for {world_size} workers; the worker group grows at its next checkpoint."
         self._call(self._attempt.request_stop, "grow", text, None)
 
     def sizes(self) -> WorkerSizes:
@@ -522,7 +522,7 @@ class Driver:
             )
         if error is not None:
             # Workers that have ended well did so themselves.
-            ray_train.give_back_checkpoints(plan.attempt_id, self._call(lambda: set(self._keepers)))
+            ray_train.give_back_checkpoints(plan.attempt_id, self._call(lambda: set(self._keeping_nodes)))
         return error
 
     def _open_checkpoints(self, catalog: Catalog) -> None:

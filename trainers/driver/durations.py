@@ -35,8 +35,8 @@ class ScriptDurations:
 
     def join(self, message: Mapping[str, Any]) -> None:
         """A script has joined the next worker group."""
-        told = _seconds_in(message, OF_JOINING)
-        self._joining = max(self._joining, told, key=lambda one: sum(one.values()))
+        reported = _seconds_in(message, OF_JOINING)
+        self._joining = max(self._joining, reported, key=lambda one: sum(one.values()))
 
     def rounded(self) -> dict[str, float]:
         """Seconds by name, to the millisecond; without those that no script reported."""

@@ -30,7 +30,7 @@ from trainers.driver.change import (
     Limits,
     Prepare,
     ReportShort,
-    TellToPark,
+    SendPark,
 )
 from trainers.driver.durations import ScriptDurations
 from trainers.driver.group import MOST_OF_A_CAUSE, MOST_WORDS
@@ -482,9 +482,9 @@ class InPlace:
                 attempt.group.progress = attempt.group.progress.lose(attempt.now())
             case FindDead(slots):
                 self._ask(change, group_members.find_dead(slots), self._looked)
-            case TellToPark(told, generation):
+            case SendPark(slots, generation):
                 part = {"type": "part", "generation": generation}
-                self._ask(change, group_members.send_to(told, part), self.lose)
+                self._ask(change, group_members.send_to(slots, part), self.lose)
             case LeaveBehind(left, is_hanging):
                 if is_hanging:
                     attempt.spawn(group_members.send_to(left, _STOP))
@@ -544,8 +544,8 @@ class InPlace:
         attempt.follow(len(assigned))
         attempt.spawn(group_members.send_to(out, _STOP))
         address, generation = locations[0].address, attempt.generation
-        told = {one.slot: _regroup_message(one, generation, address, port) for one in assigned}
-        self._ask(change, group_members.instruct(told), self.lose)
+        messages = {one.slot: _regroup_message(one, generation, address, port) for one in assigned}
+        self._ask(change, group_members.instruct(messages), self.lose)
 
     def _finish(self, end: Finish) -> None:
         attempt = self._attempt

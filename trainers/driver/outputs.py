@@ -82,7 +82,7 @@ class Outputs:
         self._removal: asyncio.Task[None] | None = None
         self._is_refused = False
         #: True once it was reported that the outputs are too large, until they are not.
-        self._is_excess_told = False
+        self._is_excess_reported = False
         self._is_fenced = False
         self._is_ending = False
 
@@ -176,18 +176,18 @@ class Outputs:
         if (excess := self._rounds.excess) is not None:
             # Of a rank's folder only what is gone would be reported, not what replaced it.
             self._wants_another = False
-            self._tell_excess(f"Rank {excess[0]} has", excess[1])
+            self._report_excess(f"Rank {excess[0]} has", excess[1])
             return
         agreed = self._rounds.agree(self._present, self._agreed_at)
         # Asked once for all messages: it costs a look at every file that waits.
         self._wants_another = self._rounds.wants_another
         if agreed is None:
-            self._is_excess_told = self._is_excess_told and self._is_too_large
+            self._is_excess_reported = self._is_excess_reported and self._is_too_large
             return
         if _size_of(agreed.files) > self._plan.max_output_bytes:
             self._put_off(agreed)
             return
-        self._is_excess_told = False
+        self._is_excess_reported = False
         saves = is_save(self._present, agreed.files, self._plan.output_commits)
         before, self._present = self._kept, agreed.files
         self._loose |= agreed.loose
@@ -215,18 +215,18 @@ class Outputs:
         needed = self._kept.folders | {file.folder for file in agreed.files.values()}
         self._loose |= agreed.loose | ({file.folder for file in before.values()} - needed)
         self._rounds.know(self._present)
-        self._tell_excess(f"{len(agreed.files)} files of the outputs have", _size_of(agreed.files))
+        self._report_excess(f"{len(agreed.files)} files of the outputs have", _size_of(agreed.files))
         if self._is_committed and self._loose:
             # No new list will be reported, after which they would go.
             self._report(self._kept, frozenset(self._loose))
             self._loose.clear()
 
-    def _tell_excess(self, who_has: str, size_bytes: int) -> None:
+    def _report_excess(self, who_has: str, size_bytes: int) -> None:
         # The start from what was there has not failed.
         self._has_saved = True
-        if self._is_excess_told:
+        if self._is_excess_reported:
             return
-        self._is_excess_told = True
+        self._is_excess_reported = True
         limit = self._plan.max_output_bytes
         text = (
             f"{who_has} {format_size(size_bytes)} ({size_bytes} bytes), and the outputs of a job may have"
@@ -317,7 +317,7 @@ class Outputs:
             try:
                 self._is_fenced = not await asyncio.to_thread(self._write, kept)
             except (StorageError, OSError) as error:
-                self._tell_refused(error)
+                self._report_refused(error)
                 return
             if self._is_fenced:
                 return
@@ -339,7 +339,7 @@ class Outputs:
             if not self._checkpoints.is_fenced(self._plan.attempt):
                 self._catalog.forget(folders)
 
-    def _tell_refused(self, error: Exception) -> None:
+    def _report_refused(self, error: Exception) -> None:
         if not self._is_refused:
             self._is_refused = True
             text = f"The outputs were not stored: {error}."

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-#: Bytes that a piece of text, or the values of a step, take besides their characters.
+#: Bytes that a text, or the values of a step, take besides their characters.
 OVERHEAD_BYTES = 64
 #: Bytes of lines in one chunk.
 _CHUNK_BYTES = 64 << 10

@@ -55,7 +55,7 @@ class Relay:
         self._count = 0
 
     def offer(self, shard: CheckpointShard) -> bool:
-        """A worker wants to send files; False when there is no room for them."""
+        """A worker wants to send files; False when the disk is full."""
         try:
             if self._root is None:
                 path = self._held.enter_context(shared_folder(f"relay-{uuid.uuid4().hex}"))
@@ -74,7 +74,7 @@ class Relay:
         return True
 
     async def take(self, shard: CheckpointShard, name: str, offset: int, chunk: bytes) -> None:
-        """A piece of a file (a relative POSIX path) at that offset.
+        """A chunk of a file (a relative POSIX path) at that offset.
 
         Raises KeyError when the shard was not offered, ValueError for what does not belong into it, OSError when the
         disk fails.

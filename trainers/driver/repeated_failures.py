@@ -21,11 +21,11 @@ class RepeatedFailures:
         self._before: tuple[frozenset[int], int] | None = None
         #: The first message about the newest failure, until it is judged.
         self._said: str | None = None
-        #: Slots that work in the newest group, and were not told to park since.
+        #: Slots that work in the newest group, and were not asked to park since.
         self._working: set[int] = set()
 
     def begin(self) -> None:
-        """A group is formed, or told to park: it may fail because a worker is slow, and what scripts say is no news."""
+        """A group is formed, or asked to park: that may fail because a worker is slow, what scripts say is no news."""
         self._working.clear()
 
     def join(self, slot: int) -> None:

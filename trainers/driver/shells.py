@@ -1,8 +1,8 @@
 """The shells of an attempt: what the service sends them goes to their supervisors, and their output back.
 
-Both ends ask: the service calls `turn` again and again with all shells that there are, and each supervisor asks for
-input and hands over output in calls that wait while there is nothing to do, or no room.  A shell that a turn does not
-name is over, and so is one of which no turn has come for `FORGOTTEN_S`.
+Both ends ask: the service calls `exchange` again and again with all shells that there are, and each supervisor asks for
+input and hands over output in calls that wait while there is nothing to do, or no space.  A shell that a call does not
+name is over, and so is one of which no state has come for `FORGOTTEN_S`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from trainers.driver.members import GroupMembers
 from trainers.ray_train import Member
-from trainers.shells import BUFFER_BYTES, FORGOTTEN_S, InputPiece, OutputPiece, ShellTurn
+from trainers.shells import BUFFER_BYTES, FORGOTTEN_S, InputChunk, OutputChunk, ShellTurn
 
 #: Seconds that a call waits for news, and between two looks whether a worker lives.
 _WAIT_S, _LOOK_S = 10.0, 1.0
@@ -28,8 +28,8 @@ Size = tuple[int, int]
 
 @dataclass(eq=False)
 class _Shell:
-    turn: ShellTurn
-    turned_at: float
+    state: ShellTurn
+    stated_at: float
     #: What its supervisor calls it.
     token: str = field(default_factory=lambda: secrets.token_hex(16))
     is_open: bool = False
@@ -39,23 +39,23 @@ class _Shell:
     is_over: bool = False
     message: str | None = None
     exit_code: int | None = None
-    inputs: deque[InputPiece] = field(default_factory=deque)
-    #: The last pieces of input that came, and that its supervisor has written.
+    inputs: deque[InputChunk] = field(default_factory=deque)
+    #: The last chunks of input that came, and that its supervisor has written.
     received: int = 0
     taken: int = 0
-    outputs: deque[OutputPiece] = field(default_factory=deque)
+    outputs: deque[OutputChunk] = field(default_factory=deque)
     output_bytes: int = 0
-    #: The last piece of output.
+    #: The last chunk of output.
     made: int = 0
 
-    def note(self, turn: ShellTurn, now: float) -> None:
+    def note(self, state: ShellTurn, now: float) -> None:
         """The service has said this."""
-        self.turn, self.turned_at = turn, now
-        for number, content in turn.inputs:
+        self.state, self.stated_at = state, now
+        for number, content in state.inputs:
             if number > self.received and not self.has_ended:
                 self.received = number
                 self.inputs.append((number, content))
-        while self.outputs and self.outputs[0][0] <= turn.after:
+        while self.outputs and self.outputs[0][0] <= state.after:
             self.output_bytes -= len(self.outputs.popleft()[2])
 
     def end(self, message: str, exit_code: int | None = None) -> None:
@@ -65,29 +65,29 @@ class _Shell:
             self.inputs.clear()
 
     def has_news(self) -> bool:
-        """The service does not know all of it, and has room for it."""
+        """The service does not know all of it, and has space for it."""
         shown = self.shown()
-        is_taken = bool(self.turn.inputs) and self.taken >= self.turn.inputs[0][0]
+        is_taken = bool(self.state.inputs) and self.taken >= self.state.inputs[0][0]
         is_at_end = self.has_ended and len(shown) == len(self.outputs)
-        return bool(shown) or is_at_end or is_taken or self.is_open != self.turn.is_open
+        return bool(shown) or is_at_end or is_taken or self.is_open != self.state.is_open
 
-    def shown(self) -> list[OutputPiece]:
-        """The output for which the service has room."""
-        found, left = [], self.turn.room
-        for piece in self.outputs:
-            if len(piece[2]) > left:
+    def shown(self) -> list[OutputChunk]:
+        """The output for which the service has space."""
+        found, left = [], self.state.room
+        for chunk in self.outputs:
+            if len(chunk[2]) > left:
                 break
-            left -= len(piece[2])
-            found.append(piece)
+            left -= len(chunk[2])
+            found.append(chunk)
         return found
 
     def answer(self) -> list[Any]:
         """As `trainers.shells.as_answer` reads it."""
         shown = self.shown()
         is_whole = self.has_ended and len(shown) == len(self.outputs)
-        pieces = [list(piece) for piece in shown]
+        chunks = [list(chunk) for chunk in shown]
         ended = (self.message, self.exit_code) if is_whole else (None, None)
-        return [self.turn.number, self.is_open, self.taken, pieces, *ended]
+        return [self.state.number, self.is_open, self.taken, chunks, *ended]
 
 
 class Shells:
@@ -102,7 +102,7 @@ class Shells:
 
     # --- called by the service
 
-    async def turn(self, order: tuple[int, int], turns: Sequence[ShellTurn]) -> list[list[Any]]:
+    async def exchange(self, order: tuple[int, int], states: Sequence[ShellTurn]) -> list[list[Any]]:
         """Take note of all shells that there are, and say what is new, waiting a while for it.
 
         Of two calls the one with the later `order` counts, whenever they arrive; an earlier one gets no answer.
@@ -110,38 +110,38 @@ class Shells:
         if order <= self._order:
             return []
         self._order = order
-        self._note(turns)
+        self._note(states)
         await self._notify()
 
         def is_due() -> bool:
             return self._order != order or any(one.has_news() for one in self._shells.values())
 
-        if turns:
+        if states:
             await self._until(is_due)
         if self._order != order:
             return []
         return [one.answer() for one in self._shells.values()]
 
-    def _note(self, turns: Sequence[ShellTurn]) -> None:
+    def _note(self, states: Sequence[ShellTurn]) -> None:
         now = asyncio.get_running_loop().time()
-        named = {one.number for one in turns}
+        named = {one.number for one in states}
         for number in self._shells.keys() - named:
             self._shells.pop(number).is_over = True
-        for turn in turns:
-            shell = self._shells.get(turn.number)
-            if shell is None and not turn.is_open:
-                shell = self._shells[turn.number] = _Shell(turn, now)
+        for state in states:
+            shell = self._shells.get(state.number)
+            if shell is None and not state.is_open:
+                shell = self._shells[state.number] = _Shell(state, now)
                 self._spawn(self._follow(shell))
             elif shell is None:
                 # It was forgotten here.
-                shell = self._shells[turn.number] = _Shell(turn, now)
+                shell = self._shells[state.number] = _Shell(state, now)
                 shell.end("the service has not asked for it for too long")
-            shell.note(turn, now)
+            shell.note(state, now)
 
     # --- called by supervisors
 
     async def input(self, token: str, taken: int, size: Size | None) -> dict[str, Any]:
-        """What is new for a shell whose supervisor has written pieces up to `taken` and has set that size.
+        """What is new for a shell whose supervisor has written chunks up to `taken` and has set that size.
 
         `{"pieces": [(number, bytes)...], "size": [rows, columns] or None, "is_over": bool}`; waits a while for it.
         """
@@ -157,19 +157,19 @@ class Shells:
         def is_over() -> bool:
             return shell.is_over or shell.has_ended
 
-        await self._until(lambda: bool(shell.inputs) or is_over() or shell.turn.size != size)
-        return {"pieces": list(shell.inputs), "size": shell.turn.size, "is_over": is_over()}
+        await self._until(lambda: bool(shell.inputs) or is_over() or shell.state.size != size)
+        return {"pieces": list(shell.inputs), "size": shell.state.size, "is_over": is_over()}
 
-    async def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
-        """Take output, `(stream, bytes)`: `taken`; `full` when there was no room for a while; `over`."""
+    async def output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
+        """Take output, `(stream, bytes)`: `taken`; `full` when there was no space for a while; `over`."""
         shell = self._named(token)
         if shell is None or shell.is_over:
             return "over"
-        if pieces:
+        if chunks:
             await self._until(lambda: shell.is_over or shell.output_bytes < BUFFER_BYTES)
             if shell.output_bytes >= BUFFER_BYTES:
                 return "over" if shell.is_over else "full"
-        for stream, content in pieces:
+        for stream, content in chunks:
             shell.made += 1
             shell.outputs.append((shell.made, stream, content))
             shell.output_bytes += len(content)
@@ -188,23 +188,23 @@ class Shells:
 
     async def _follow(self, shell: _Shell) -> None:
         """Have a shell opened, and end it with its worker, or when the service has forgotten it."""
-        turn, members = shell.turn, self._group_members
-        slot = next(iter(members.slots_of({turn.rank}) & members.present), None)
+        state, members = shell.state, self._group_members
+        slot = next(iter(members.slots_of({state.rank}) & members.present), None)
         if slot is None:
-            why = f"the job has no rank {turn.rank} now: its worker group has {len(members.present)} ranks, from 0"
+            why = f"the job has no rank {state.rank} now: its worker group has {len(members.present)} ranks, from 0"
             shell.end(why)
             await self._notify()
             return
         member = members.by_slot[slot]
-        asked = {"command": list(turn.command), "size": turn.size, "term": turn.term}
+        asked = {"command": list(state.command), "size": state.size, "term": state.term}
         if await members.send_to([slot], {"type": "shell", "token": shell.token, **asked}):
             shell.end("its supervisor does not answer: the node is frozen, or cut off")
         while not (shell.has_ended or shell.is_over):
             if not self._lives(slot, member):
                 shell.end("its worker has ended, or was lost")
-            elif asyncio.get_running_loop().time() - shell.turned_at > FORGOTTEN_S:
+            elif asyncio.get_running_loop().time() - shell.stated_at > FORGOTTEN_S:
                 shell.is_over = True
-                self._shells.pop(turn.number, None)
+                self._shells.pop(state.number, None)
             else:
                 await self._until(lambda: shell.has_ended or shell.is_over, _LOOK_S)
         await self._notify()

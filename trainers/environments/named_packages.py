@@ -1,4 +1,4 @@
-"""Tells requirements that only name packages of an index from those that may read files of the job's code (pure).
+"""Separates requirements that only name packages of an index from those that may read files of the job's code (pure).
 
 What only names packages installs wheels, which run nothing.  Anything else (a path, an editable package, a URL, an
 option, a file of an unknown kind) may run code of the job, and belongs to that code.  In doubt it is anything else.

@@ -169,7 +169,7 @@ def _shared(root: Path, job: str) -> tuple[int, IO[str]] | None:
 def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
     """A user that no job has, with its lock shared."""
     used = _locks(root)
-    for uid in _in_turn(root, uids):
+    for uid in _from_the_last(root, uids):
         if uid not in used and processes_of(uid):
             continue
         lock = open_lock(root / f"{uid}.lock")
@@ -187,7 +187,7 @@ def _fresh(root: Path, job: str, uids: UidRange) -> tuple[int, IO[str]]:
     )
 
 
-def _in_turn(root: Path, uids: UidRange) -> Iterator[int]:
+def _from_the_last(root: Path, uids: UidRange) -> Iterator[int]:
     """All numbers, from the one after the last that was given: what a job left somewhere is not soon another one's."""
     try:
         first = int((root / _NEXT).read_text())

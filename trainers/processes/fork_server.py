@@ -54,7 +54,7 @@ _ASK_S = 10.0
 _LOOK_S = 3.0
 #: Set for the fork server alone: padding that reserves memory for a command's environment, and variables that keep
 #: libraries from starting threads.
-PADDING_VARIABLE = "REMORA_ROOM"
+PADDING_VARIABLE = "REMORA_PADDING"
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -204,10 +204,10 @@ def _ends_after(seconds: float) -> Iterator[None]:
 def _receive(connection: socket.socket, descriptors: list[int]) -> tuple[ForkedCommand, float]:
     received = b""
     while not received.endswith(b"\n"):
-        piece, more, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
+        chunk, more, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 4)
         descriptors.extend(more)
-        received += piece
-        if not piece or len(received) > _REQUEST_BYTES:
+        received += chunk
+        if not chunk or len(received) > _REQUEST_BYTES:
             raise ValueError("it is cut")
     request: dict[str, Any] = json.loads(received)
     if len(descriptors) != 4:

@@ -83,7 +83,7 @@ def take_name(title: str, environment: Mapping[str, str]) -> None:
     size = where[_ENVIRONMENT_END] - where[_ENVIRONMENT_START]
     ctypes.memmove(where[_ENVIRONMENT_START], block.ljust(size, b"\0"), size)
     size = where[_ARGUMENTS_END] - where[_ARGUMENTS_START]
-    # A last byte that is not zero tells the kernel that this is a title: proc(5), setproctitle.
+    # A last byte that is not zero shows the kernel that this is a title: proc(5), setproctitle.
     text = os.fsencode(title)[: size - 2]
     ctypes.memmove(where[_ARGUMENTS_START], text.ljust(size - 1, b"\0") + b" ", size)
 

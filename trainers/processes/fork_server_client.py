@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 _ROOT = Path(__file__).resolve().parents[2]
 #: Bytes for a command's environment and for its title.
 _PADDING_BYTES, _TITLE_BYTES = 100_000, 4000
-#: Longest request, which a socket takes in one piece.
+#: Longest request, which a socket takes in one chunk.
 _REQUEST_BYTES = 150_000
 #: Seconds that importing the framework may take.
 _WARM_UP_S = 60.0

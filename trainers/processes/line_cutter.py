@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class StreamFilter(Protocol):
-    """Changes a stream of bytes, which may come in any pieces, before it is cut."""
+    """Changes a stream of bytes, which may come in any chunks, before it is cut."""
 
     def feed(self, received: bytes) -> bytes:
         """What can be passed on of these bytes and those before."""
@@ -17,7 +17,7 @@ class StreamFilter(Protocol):
 
 
 class LineCutter:
-    """Cuts a stream of bytes into lines of text.
+    """Splits a stream of bytes into lines of text.
 
     Lines end at a newline.  Text that a carriage return takes back (a progress bar) is dropped in favour of what
     replaced it.  A line longer than `limit_bytes` is cut there and says so.  Bytes that are not UTF-8 become U+FFFD,
@@ -45,16 +45,16 @@ class LineCutter:
         if self._rest or self._dropped:
             yield self._take()
 
-    def _keep(self, piece: bytes) -> None:
-        text = piece.rstrip(b"\r")
+    def _keep(self, chunk: bytes) -> None:
+        text = chunk.rstrip(b"\r")
         if text:
             start = text.rfind(b"\r") + 1
             if self._returned or start:
                 self._forget()
-            room = self._limit - len(self._rest)
-            self._rest += text[start : start + room]
-            self._dropped += max(0, len(text) - start - room)
-        self._returned = self._returned or len(text) < len(piece)
+            free = self._limit - len(self._rest)
+            self._rest += text[start : start + free]
+            self._dropped += max(0, len(text) - start - free)
+        self._returned = self._returned or len(text) < len(chunk)
 
     def _take(self) -> str:
         text = self._rest.decode(errors="replace").replace("\x00", "\ufffd")

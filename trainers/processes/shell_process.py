@@ -34,7 +34,7 @@ from trainers.processes.shims import (
     make_cgroup,
     start_shim,
 )
-from trainers.shells import PIECE_BYTES, SIGNAL_BASE, STDERR, STDOUT
+from trainers.shells import CHUNK_BYTES, SIGNAL_BASE, STDERR, STDOUT
 
 #: Without a command: the best shell that there is, which reads its commands from its input.
 _SHELL = ("/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi")
@@ -173,7 +173,7 @@ class ShellProcess:
             poll = select.poll()
             for one in self._outputs:
                 poll.register(one, select.POLLIN)
-            found = [piece for one, _ in poll.poll() if (piece := self._read(one)) is not None]
+            found = [chunk for one, _ in poll.poll() if (chunk := self._read(one)) is not None]
             if found:
                 return found
         return []
@@ -181,7 +181,7 @@ class ShellProcess:
     def _read(self, descriptor: int) -> tuple[int, bytes] | None:
         stream = self._outputs[descriptor]
         try:
-            content = os.read(descriptor, PIECE_BYTES)
+            content = os.read(descriptor, CHUNK_BYTES)
         except OSError as error:
             # A terminal that nothing has open any more.
             if error.errno != errno.EIO:

@@ -23,7 +23,7 @@ MARK_VARIABLE = "REMORA_CHILD"
 SUPERVISOR_VARIABLE = "REMORA_SUPERVISOR"
 _SHIM = Path(__file__).with_name("command_shim.py")
 #: Names of the cgroups of a shim and of its command, below that of the worker.
-_SHIM_CGROUP, COMMAND_CGROUP = "keeper", "command"
+_SHIM_CGROUP, COMMAND_CGROUP = "shim", "command"
 #: Seconds that a shim may take to start.
 _SHIM_START_S = 30.0
 

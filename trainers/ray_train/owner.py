@@ -80,7 +80,7 @@ class Owner(Protocol):
         """The sizes that the worker group may have now."""
 
     def nominated_nodes(self) -> NominatedNodes:
-        """Nodes that were bought for a job which waits; asked whenever room is looked for."""
+        """Nodes that were bought for a job which waits; asked whenever capacity is looked for."""
 
     def nodes_drain(self, deadlines: dict[str, float]) -> None:
         """Nodes of this worker group go: Ray node id -> seconds since 1970 (0: unknown)."""

@@ -1,9 +1,9 @@
-"""Room for workers: one placement group for each of them, on a node that is known beforehand.
+"""Reservations of resources for workers: one placement group for each of them, on a node that is known beforehand.
 
 A placement group of several bundles that loses one is placed again by Ray 2.60 without any pause, as long as there is
-no room for that bundle, which takes a core of the cluster's head.  And it takes the first machine that comes, for a
+no capacity for that bundle, which takes a core of the cluster's head.  And it takes the first machine that comes, for a
 worker that may not be wanted any more.  A group of one bundle on a named node can do neither: when the node is gone, it
-waits for nothing.  The code that starts a worker reserves its room, and frees it when the worker is gone.
+waits for nothing.  The code that starts a worker reserves its resources, and frees them when the worker is gone.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NODE_ID_LABEL = "ray.io/node-id"
 #: Where Ray's internal store keeps how many numbers the placement groups of an attempt have had.
 _KV_NAMESPACE = b"remora"
 _PREFIX = "reservations:"
-#: Seconds between two looks at the nodes on which room is waited for.
+#: Seconds between two looks at the nodes on which capacity is waited for.
 _NODES_S = 0.5
 _random = random.SystemRandom()
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Room for one worker on one node, which is there or was asked for."""
+    """The resources of one worker on one node, which are there or was asked for."""
 
     ray_node_id: str
     group: PlacementGroup
@@ -49,7 +49,7 @@ class Reservation:
 
 
 class Reservations:
-    """The room of one worker group; Ray Train takes it for the handle of a placement group, and for that group."""
+    """What is reserved for one worker group; to Ray Train it is the handle of a placement group, and that group."""
 
     def __init__(self, name: str, resources: Mapping[str, float], selector: Mapping[str, str]) -> None:
         """`name` is that by which `free_reservations` finds it, `resources` are those of one worker.
@@ -65,7 +65,7 @@ class Reservations:
         self.held: list[Reservation] = []
 
     def ask(self, ray_node_ids: Iterable[str]) -> list[Reservation]:
-        """Ask for room for one worker on each of these nodes; returns at once.
+        """Ask for capacity for one worker on each of these nodes; returns at once.
 
         Raises RayError, with nothing asked for, when Ray does not answer.
         """
@@ -108,7 +108,7 @@ class Reservations:
         try:
             is_there = _wait(asked, timeout_s, patience_s)
         except ray.exceptions.RayError as error:
-            log.warning("it is not known whether there is room for workers: %s", error)
+            log.warning("it is not known whether there is capacity for workers: %s", error)
             is_there = False
         if not is_there:
             self.free(asked)
@@ -176,14 +176,14 @@ def _write_count(name: str, count: int) -> None:
 
 
 def spread_out(
-    room: Mapping[str, int], count: int, taken: Iterable[str] = (), preferred: Collection[str] = ()
+    capacity: Mapping[str, int], count: int, taken: Iterable[str] = (), preferred: Collection[str] = ()
 ) -> list[str]:
-    """Ray node ids for `count` workers on as few nodes as possible, or for as many as there is room for (pure).
+    """Ray node ids for `count` workers on as few nodes as possible, or for as many as there is capacity for (pure).
 
-    `room` says for how many workers there is room on each node, those with which a node is `taken` included.  Nodes
+    `capacity` is how many workers fit on each node, those with which a node is `taken` included.  Nodes
     that are taken in part are filled first, then those that are `preferred` for these workers.
     """
-    free = dict(room)
+    free = dict(capacity)
     occupied = [node for node in taken if node in free]
     for node in occupied:
         free[node] -= 1
@@ -191,10 +191,10 @@ def spread_out(
     return [node for node in order for _ in range(free[node])][:count]
 
 
-def room_on(
+def capacity_on(
     free: Mapping[str, Mapping[str, float]], worker: Mapping[str, float], most: int
 ) -> dict[str, int]:
-    """For how many workers, at most `most`, there is room on each node, by its free resources (pure)."""
+    """For how many workers, at most `most`, there is capacity on each node, by its free resources (pure)."""
     needed = {name: amount for name, amount in worker.items() if amount > 0}
     return {
         # Ray counts in ten-thousandths.

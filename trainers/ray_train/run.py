@@ -28,7 +28,7 @@ from trainers.ray_train.reservations import free_reservations
 from trainers.ray_train.scaling import POLL_S, ElasticPolicy
 from trainers.ray_train.worker_group import AttemptWorkers
 
-#: Seconds that room for all workers may take before it is counted again: it was free when it was asked for.
+#: Seconds that capacity for all workers may take before it is counted again: it was free when it was asked for.
 _START_TIMEOUT_S = 6.0
 
 #: Environment variables that Ray Train reads in the process of its controller.

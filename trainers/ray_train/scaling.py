@@ -16,7 +16,7 @@ from remora.spec.worker_sizes import WorkerSizes
 from trainers.ray_train import coordinator
 from trainers.ray_train.liveness import answering_nodes, draining_nodes, living_nodes, nodes_with
 from trainers.ray_train.owner import AttemptEnds, NominatedNodes, Owner
-from trainers.ray_train.reservations import room_on, spread_out
+from trainers.ray_train.reservations import capacity_on, spread_out
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ class ElasticPolicy(ElasticScalingPolicy):
         self.group: Any = None
         #: Has the controller end that group and free its places; set once there is a controller.
         self.end_group: Callable[[], None]
-        #: Workers that there is room for on each node, by Ray node id, those of this attempt included.
-        self._room: dict[str, int] = {}
+        #: Workers that there is capacity for on each node, by Ray node id, those of this attempt included.
+        self._capacity: dict[str, int] = {}
         #: Nodes that the coordinator has for this attempt; what it has for others is better left to them.
         self._preferred: frozenset[str] = frozenset()
-        #: Nodes that are nominated for a job: for others only as long as there is room for a group without them.
+        #: Nodes that are nominated for a job: for others only as long as there is capacity for a group without them.
         self._nominated = NominatedNodes()
-        #: Workers that fit into what the coordinator has for this attempt, and since when there is room for fewer.
+        #: Workers that fit into what the coordinator has for this attempt, and since when there is capacity for fewer.
         self._promised = 0
         self._short_since: float | None = None
         self._looked_at = float("-inf")
@@ -78,7 +78,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._send_resource_request()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
-        """Begin with as many workers as there is room for; raises AttemptEnds when none may begin."""
+        """Begin with as many workers as there is capacity for; raises AttemptEnds when none may begin."""
         if self._owner.wants_to_end():
             raise AttemptEnds
         self._follow_sizes()
@@ -103,7 +103,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         self._send_resource_request()
 
     def _begin(self) -> Any:
-        """Begin without what is nominated for other jobs; with it where there is no room for a group elsewhere.
+        """Begin without what is nominated for other jobs; with it where there is no capacity for a group elsewhere.
 
         Two attempts that wait for what is nominated for one another would never begin.
         """
@@ -116,7 +116,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         return decision
 
     def _count_with(self, nominated: NominatedNodes) -> None:
-        """From now on count no room on nodes nominated for others, and all that is free on those for this job."""
+        """From now on count no capacity on nodes nominated for others, and all that is free on those for this job."""
         if nominated != self._nominated:
             self._nominated = nominated
             self._latest_reserved_resources_query_time = float("-inf")
@@ -131,8 +131,8 @@ class ElasticPolicy(ElasticScalingPolicy):
         return now - self._short_since < _PROMISED_S
 
     def nodes_for(self, count: int, occupied: Sequence[str]) -> list[str]:
-        """Ray node ids for `count` workers beside those that run on these nodes; fewer when there is no room."""
-        return spread_out(self._room, count, occupied, self._preferred)
+        """Ray node ids for `count` workers beside those that run on these nodes; fewer when there is no capacity."""
+        return spread_out(self._capacity, count, occupied, self._preferred)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
@@ -155,9 +155,9 @@ class ElasticPolicy(ElasticScalingPolicy):
         if present < self.scaling_config.max_workers and not self.group.is_growing:
             if self._owner.grows_in_place():
                 # What it has lost it takes back at once.
-                self._look_for_room(present, now, lambda fits: self._extend(fits - present), self._most)
+                self._look_for_capacity(present, now, lambda fits: self._extend(fits - present), self._most)
             elif self._owner.may_grow():
-                self._look_for_room(present, now, self._owner.more_workers_fit)
+                self._look_for_capacity(present, now, self._owner.more_workers_fit)
         return NoopDecision()
 
     def _extend(self, count: int) -> None:
@@ -181,7 +181,7 @@ class ElasticPolicy(ElasticScalingPolicy):
     def _vacate_nodes(self) -> None:
         """Give back what a group that has stopped holds on nodes that go or are gone.
 
-        A node stays, and costs, while something has room on it.
+        A node stays, and costs, while something is reserved on it.
         """
         places = set(self._own_places())
         draining = places & draining_nodes().keys() | places - living_nodes() if places else set()
@@ -191,8 +191,10 @@ class ElasticPolicy(ElasticScalingPolicy):
         elif draining:
             self.group.vacate(draining)
 
-    def _look_for_room(self, present: int, now: float, grow: Callable[[int], None], at_once: int = 0) -> None:
-        """Grow into room that has been there for a while, and up to `at_once` workers right now."""
+    def _look_for_capacity(
+        self, present: int, now: float, grow: Callable[[int], None], at_once: int = 0
+    ) -> None:
+        """Grow into capacity that has been free for a while, and up to `at_once` workers right now."""
         reserved = self._get_reserved_resources()
         fits = 0 if reserved is None else self._count_possible_workers(reserved)
         if fits <= present:
@@ -208,7 +210,7 @@ class ElasticPolicy(ElasticScalingPolicy):
         """Stock knows a smallest and a largest size only, and not what is free."""
         promised = super()._count_possible_workers(reserved_resources)
         self._promised = self._sizes.fit(promised)
-        return self._sizes.fit(min(promised, sum(self._room.values())))
+        return self._sizes.fit(min(promised, sum(self._capacity.values())))
 
     def _get_reserved_resources(self) -> Any:
         """Stock asks for a table that is up to 20 s old and holds dead and draining nodes."""
@@ -232,7 +234,7 @@ class ElasticPolicy(ElasticScalingPolicy):
             free = {node: has for node, has in free.items() if node in answering}
             worker = self.scaling_config._resources_per_worker_not_none
             most = self.scaling_config.max_workers
-            self._room = room_on(free, worker, min(most, self._workers_per_node or most))
+            self._capacity = capacity_on(free, worker, min(most, self._workers_per_node or most))
         self._latest_reserved_resources_query_time = time.monotonic()
         self._latest_reserved_resources = reserved
         return reserved

@@ -22,7 +22,7 @@ _START_S = 300.0
 
 
 class StartingWorkers:
-    """Worker actors in room that is reserved for them, until all of them have answered.
+    """Worker actors on resources that are reserved for them, until all of them have answered.
 
     Ray waits without end for a worker on a node that takes no work any more, so the nodes are looked at, too.
     """

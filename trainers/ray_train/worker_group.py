@@ -28,7 +28,7 @@ from trainers.ray_train.starting import StartingWorkers
 _LOOK_S = 0.5
 #: Seconds that workers of a group that trains no more may take to end.
 _SHUTDOWN_S = 2.0
-#: Seconds that room for one more worker may take.
+#: Seconds that capacity for one more worker may take.
 _EXTEND_TIMEOUT_S = 5.0
 
 #: Names for workers, unique within the driver.
@@ -62,7 +62,7 @@ class AttemptWorkers:
     Ray Train's controller takes it for the class of its worker groups, of which it only calls `create`.
     """
 
-    #: Under this name room is reserved.
+    #: Under this name resources are reserved.
     name: str
     owner: Owner
     #: Ray node ids on which that many more workers are to be started, beside those with these workers on them.
@@ -79,7 +79,7 @@ class AttemptWorkers:
 class RemoraWorkerGroup(WorkerGroup):
     """Stock, with six differences.
 
-    Its workers need no runtime environment, so Ray uses processes that wait ready.  The room of each worker is
+    Its workers need no runtime environment, so Ray uses processes that wait ready.  The reservation of each worker is
     reserved by itself, on a node of our choice, and freed with the worker.  It does not wait for workers whose node
     takes no work any more.  Its end does not wait for workers that are dead (stock gives them 5 s to shut down).
     It can lose and gain workers while the others train.  And it asks no more than a hundred workers a second how
@@ -94,8 +94,8 @@ class RemoraWorkerGroup(WorkerGroup):
         #: Slots of workers that are known to be dead.
         self._dead: set[int] = set()
         self._slots: dict[Any, int] = {}
-        #: Room of each worker, by its actor.
-        self._rooms: dict[Any, Reservation] = {}
+        #: Reservation of each worker, by its actor.
+        self._reservations: dict[Any, Reservation] = {}
         #: Workers that will join once they are up.
         self._starting: StartingWorkers | None = None
         self._schedule = PollSchedule()
@@ -106,15 +106,15 @@ class RemoraWorkerGroup(WorkerGroup):
     def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Any:
         del scaling_config
         selectors = worker_group_context.label_selector or [{}]
-        room = Reservations(self._attempt.name, worker_group_context.resources_per_worker, selectors[0])
+        reserved = Reservations(self._attempt.name, worker_group_context.resources_per_worker, selectors[0])
         size = worker_group_context.num_workers
         nodes = self._attempt.nodes_for(size, [])
         if len(nodes) < size:
             raise WorkerGroupStartupTimeoutError(num_workers=size)
         # A worker group that could not give everything back would keep its names.
         free_reservations(self._attempt.name)
-        room.ask(nodes)
-        return room
+        reserved.ask(nodes)
+        return reserved
 
     @staticmethod
     def _get_worker_runtime_env(custom_runtime_env: Any) -> dict[str, Any]:
@@ -136,19 +136,20 @@ class RemoraWorkerGroup(WorkerGroup):
         starting = self._ask_for(placement_group.held, resources_per_worker)
         while not starting.are_up(_LOOK_S):
             pass
-        up = self._in_their_rooms(starting)
+        up = self._in_their_reservations(starting)
         return list(self._assign_worker_ranks(up, starting_world_rank, world_size, replica_group_size))
 
-    def _ask_for(self, rooms: list[Reservation], resources: dict[str, float]) -> StartingWorkers:
+    def _ask_for(self, reservations: list[Reservation], resources: dict[str, float]) -> StartingWorkers:
         environment = self._get_worker_runtime_env(self._train_run_context.run_config.worker_runtime_env)
         options = bundle_to_remote_args(resources)
         actor_type = ray.remote(runtime_env=environment, **options)(self._worker_cls)
-        return StartingWorkers(actor_type, rooms, resources)
+        return StartingWorkers(actor_type, reservations, resources)
 
-    def _in_their_rooms(self, starting: StartingWorkers) -> list[Any]:
+    def _in_their_reservations(self, starting: StartingWorkers) -> list[Any]:
         workers = starting.workers()
-        self._rooms |= {
-            worker.actor: room for worker, room in zip(workers, starting.reservations, strict=True)
+        self._reservations |= {
+            worker.actor: reservation
+            for worker, reservation in zip(workers, starting.reservations, strict=True)
         }
         return workers
 
@@ -193,27 +194,27 @@ class RemoraWorkerGroup(WorkerGroup):
         kept = [worker for worker in state.workers if wanted(worker)]
         self._worker_group_state = dataclasses.replace(state, workers=kept)
 
-    # --- room
+    # --- reserved resources
 
     @property
-    def _room(self) -> Reservations:
-        room: Reservations = self._worker_group_state.placement_group_handle
-        return room
+    def _reserved(self) -> Reservations:
+        reserved: Reservations = self._worker_group_state.placement_group_handle
+        return reserved
 
     def places(self) -> list[str]:
         """Ray node id of each place that it holds, with a worker or without; [] once it was shut down."""
         if self._worker_group_state is None:
             return []
-        return [one.ray_node_id for one in self._room.held]
+        return [one.ray_node_id for one in self._reserved.held]
 
     def note_dead(self, slots: Collection[int]) -> None:
-        """The workers of these slots are dead: their room is free for others."""
+        """The workers of these slots are dead: their resources are free for others."""
         self._dead |= set(slots)
         gone = [worker.actor for worker in self.get_workers() if self._slots[worker.actor] in slots]
-        self._room.free([self._rooms[actor] for actor in gone])
+        self._reserved.free([self._reservations[actor] for actor in gone])
 
     def vacate(self, ray_node_ids: Collection[str]) -> None:
-        """End the workers on these nodes, of a group that trains no more, and give their room back."""
+        """End the workers on these nodes, of a group that trains no more, and free their resources."""
         if self._worker_group_state is None:
             return
         workers = {self._slots[worker.actor]: worker for worker in self.get_workers()}
@@ -263,16 +264,16 @@ class RemoraWorkerGroup(WorkerGroup):
     def extend(self, count: int) -> None:
         """Start `count` more workers, which join by `admit_started`.
 
-        Raises TimeoutError, with nothing reserved, when there is no room for all of them.
+        Raises TimeoutError, with nothing reserved, when there is no capacity for all of them.
         """
         nodes = self._attempt.nodes_for(count, self.places())
-        asked = self._room.ask(nodes) if len(nodes) == count else []
-        if not asked or not self._room.are_there(asked, _EXTEND_TIMEOUT_S):
+        asked = self._reserved.ask(nodes) if len(nodes) == count else []
+        if not asked or not self._reserved.are_there(asked, _EXTEND_TIMEOUT_S):
             raise TimeoutError(f"no resources for {count} more workers after all")
         try:
             self._starting = self._ask_for(asked, self._worker_group_context.resources_per_worker)
         except ray.exceptions.RayError:
-            self._room.free(asked)
+            self._reserved.free(asked)
             raise
 
     def admit_started(self) -> None:
@@ -292,12 +293,12 @@ class RemoraWorkerGroup(WorkerGroup):
         starting, self._starting = self._starting, None
         if starting is not None:
             starting.end()
-            self._room.free(starting.reservations)
+            self._reserved.free(starting.reservations)
 
     def _join(self, starting: StartingWorkers) -> None:
         present = self.get_workers()
         size = len(present) + len(starting.reservations)
-        up = self._in_their_rooms(starting)
+        up = self._in_their_reservations(starting)
         workers = self._assign_worker_ranks(up, len(present), size)
         visible = _number_locally(present, workers)
         self._init_train_context(workers, self._worker_group_state.sync_actor)

@@ -1,4 +1,4 @@
-"""What one supervisor is to run, and with which errors it tells Ray Train that its worker has ended."""
+"""What one supervisor is to run, and with which errors it shows Ray Train that its worker has ended."""
 
 from __future__ import annotations
 

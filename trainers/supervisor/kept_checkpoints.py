@@ -75,7 +75,7 @@ class KeptCheckpoints:
         """Keep a worker's files of a checkpoint, which are stored, and let older ones go."""
         area = self._areas[taken.root]
         with contextlib.suppress(OSError), _alone(area.folder):
-            if not _make_room(area, shard):
+            if not _free_space(area, shard):
                 return
             checkpoint = area.folder / shard.folder
             checkpoint.mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ class KeptCheckpoints:
                     return True
         return False
 
-    def room_for(self, manifest: Manifest, generation: int, otherwise: Path) -> tuple[Path, str]:
+    def place_for(self, manifest: Manifest, generation: int, otherwise: Path) -> tuple[Path, str]:
         """In which folder, and under which name, a worker group gets a checkpoint: where nothing has to be copied.
 
         That is in memory when all of it is there, and below `otherwise` when not.
@@ -136,7 +136,7 @@ class KeptCheckpoints:
 def kept_checkpoints(attempt_id: str, most_disk_bytes: int) -> Iterator[KeptCheckpoints]:
     """What an attempt keeps on this node, while one of its supervisors lives and for the next one.
 
-    On the disk it has at most `most_disk_bytes`, 0: as many as there is room for.  Raises OSError.
+    On the disk it has at most `most_disk_bytes`, 0: as many as fit.  Raises OSError.
     """
     name = _name_of(attempt_id)
     with contextlib.ExitStack() as held:
@@ -182,14 +182,14 @@ def _checkpoints(area: Area) -> list[Path]:
     return sorted(found, key=_age, reverse=True)
 
 
-def _make_room(area: Area, shard: CheckpointShard) -> bool:
+def _free_space(area: Area, shard: CheckpointShard) -> bool:
     """Remove older checkpoints until that one may stay here; False: it may not."""
     own, present = _age(area.folder / shard.folder), _checkpoints(area)
     most_older = MOST_KEPT - 1 - sum(_age(path) > own for path in present)
     if most_older < 0:
         return False
     older = [path for path in present if _age(path) < own]
-    while len(older) > most_older or not _has_room(area, shard.size_bytes):
+    while len(older) > most_older or not _fits(area, shard.size_bytes):
         if not older:
             return False
         remove_tree(older.pop())
@@ -201,7 +201,7 @@ def _age(checkpoint: Path) -> tuple[int, int, int, int]:
     return attempt, group, step, take
 
 
-def _has_room(area: Area, size_bytes: int) -> bool:
+def _fits(area: Area, size_bytes: int) -> bool:
     disk = shutil.disk_usage(area.folder)
     if disk.free - size_bytes < disk.total * area.free_share:
         return False

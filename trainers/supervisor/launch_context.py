@@ -68,7 +68,7 @@ def fetch_resume(
     catalog = Catalog(storages.open(plan.checkpoint_url), plan.job_id)
     needed = files_of_node(resume, identity.node_rank, identity.num_nodes)
     part = dataclasses.replace(resume, files=tuple(file for file in resume.files if file.name in needed))
-    above, name = kept.room_for(part, identity.generation, folder)
+    above, name = kept.place_for(part, identity.generation, folder)
     return fill_once(above, name, lambda target: catalog.fetch(part, target, check, kept.give), check)
 
 

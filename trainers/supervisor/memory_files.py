@@ -24,7 +24,7 @@ from trainers.confined_folders import ConfinedFolder
 MOST_SEEN = 100_000
 #: Files and folders that a record holds, and bytes of it that are read.
 MOST_RECORDED, _RECORD_BYTES = 10_000, 16 << 20
-#: Bytes that a record and its draft take from the beginning: room for about a thousand names.
+#: Bytes that a record and its draft take from the beginning: enough for about a thousand names.
 _RESERVED_BYTES = 64 << 10
 #: How the kernel marks the name of a mapped file that has none any more.
 _GONE = b" (deleted)"

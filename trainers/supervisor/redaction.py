@@ -44,7 +44,7 @@ def forms_of(value: str) -> set[bytes]:
 def parts_of(value: str) -> Iterator[str]:
     """What of a structured value is secret by itself: texts in JSON, values of NAME=VALUE lines, passwords of URLs.
 
-    Words in small letters, such as a kind of account, are left out: they stand in other lines, too.
+    Words in lowercase letters, such as a kind of account, are left out: they stand in other lines, too.
     """
     with contextlib.suppress(ValueError, RecursionError):
         yield from (text for text in _texts_in(json.loads(value)) if not _WORDS.fullmatch(text))
@@ -138,7 +138,7 @@ class Redactor:
         return value
 
     def stream(self) -> RedactedStream:
-        """Redacts one stream of bytes, in whatever pieces it comes."""
+        """Redacts one stream of bytes, in whatever parts it comes."""
         return RedactedStream(self)
 
     def _places(self, words: Any) -> Any:
@@ -177,12 +177,12 @@ class Redactor:
         return found
 
     def _replaced(self, raw: bytes, found: list[tuple[int, int, int]]) -> bytes:
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         done = 0
         for first, end, number in found:
-            pieces += [raw[done:first], self.mark(number)]
+            parts += [raw[done:first], self.mark(number)]
             done = end
-        return b"".join([*pieces, raw[done:]])
+        return b"".join([*parts, raw[done:]])
 
     def mark(self, number: int) -> bytes:
         """What stands for a secret."""
@@ -221,16 +221,16 @@ class RedactedStream:
 
     def _pass_on(self, raw: bytes, settled: int) -> bytes:
         """The text up to `settled`; every part that begins before that is whole."""
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         done, number = self._covered, self._number
         for first, end, secret in self._redactor._found(raw, settled):
             if first > done or (first == done and secret != number):
-                pieces += [raw[done:first], self._redactor.mark(secret)]
+                parts += [raw[done:first], self._redactor.mark(secret)]
                 number = secret
             done = max(done, end)
         if done < settled:
-            pieces.append(raw[done:settled])
+            parts.append(raw[done:settled])
             number = -1
         self._covered, self._number = max(0, done - settled), number
         self._held = raw[settled:]
-        return b"".join(pieces)
+        return b"".join(parts)

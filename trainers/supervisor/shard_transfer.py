@@ -9,7 +9,7 @@ from typing import Any
 from trainers.checkpoints.manifest import folder_name
 from trainers.confined_folders import ConfinedFolder
 
-#: Bytes that are sent at once, and how many such pieces are under way.
+#: Bytes that are sent at once, and how many such chunks are under way.
 CHUNK_BYTES, CHUNKS_UNDER_WAY = 8 << 20, 3
 
 
@@ -52,7 +52,7 @@ def send(driver: Any, shard: CheckpointShard, folder: ConfinedFolder) -> bool:
         for name, _ in folder.files():
             offset = 0
             with folder.open_file(name) as file:
-                # An empty file is sent as one empty piece.
+                # An empty file is sent as one empty chunk.
                 while (chunk := file.read(CHUNK_BYTES)) or offset == 0:
                     under_way.append(driver.relay_take.remote(shard, name, offset, chunk))
                     offset += len(chunk)

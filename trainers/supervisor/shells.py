@@ -34,7 +34,7 @@ class ShellCalls(Protocol):
     def input(self, token: str, taken: int, size: Size | None) -> dict[str, Any]:
         """What is new, as `trainers.driver.shells.Shells.input` says."""
 
-    def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+    def output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
         """Hand over output, as `trainers.driver.shells.Shells.output` says."""
 
     def ended(self, token: str, message: str, exit_code: int | None) -> None:
@@ -56,9 +56,9 @@ class RayShellCalls:
         answer: dict[str, Any] = self._get(self._driver.shell_input.remote(token, taken, size))
         return answer
 
-    def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+    def output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
         """See `ShellCalls`."""
-        return str(self._get(self._driver.shell_output.remote(token, pieces)))
+        return str(self._get(self._driver.shell_output.remote(token, chunks)))
 
     def ended(self, token: str, message: str, exit_code: int | None) -> None:
         """See `ShellCalls`."""
@@ -180,8 +180,8 @@ class WorkerShells:
         """Hand its output to the driver until nothing is to come, or the shell is over."""
         if self._calls.output(token, []) == "over":
             return
-        while pieces := process.read():
-            while (said := self._calls.output(token, pieces)) == "full":
+        while chunks := process.read():
+            while (said := self._calls.output(token, chunks)) == "full":
                 pass
             if said == "over":
                 return

@@ -80,25 +80,25 @@ def _unlink(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def temporary_folder(attempt_id: str, tell: Callable[[str], None]) -> Iterator[Path]:
+def temporary_folder(attempt_id: str, report: Callable[[str], None]) -> Iterator[Path]:
     """A folder that only this user can look into, for all workers of an attempt on this node, while one of them lives.
 
-    Where its usual place cannot be used, it lies in the node's own folder; `tell` hears that, in one line.
+    Where its usual place cannot be used, it lies in the node's own folder; `report` is called with that, in one line.
     Raises OSError when that cannot be used either.
     """
     try:
         root = temporary_root()
     except OSError as error:
         root = _made(work_root() / _BELOW_WORK)
-        tell(f"temporary files lie in {root}: {error}")
+        report(f"temporary files lie in {root}: {error}")
     # Nodes that are simulated on one machine have work folders of their own.
     digest = hashlib.sha256(f"{work_root()}\0{attempt_id}".encode()).hexdigest()
     with shared_folder(digest[:_DIGITS], root, _unlink) as folder:
         folder.chmod(0o700)
-        yield _shortened(folder, tell)
+        yield _shortened(folder, report)
 
 
-def _shortened(folder: Path, tell: Callable[[str], None]) -> Path:
+def _shortened(folder: Path, report: Callable[[str], None]) -> Path:
     """The folder, or a link to it with a path that is short enough; the folder where none can be made."""
     if len(os.fsencode(folder)) <= _PATH_BYTES:
         return folder
@@ -112,6 +112,6 @@ def _shortened(folder: Path, tell: Callable[[str], None]) -> Path:
         if link.readlink() != folder:
             raise FileExistsError(f"{link} is not a link to it")
     except OSError as error:
-        tell(f"the path of TMPDIR, {folder}, may be too long for sockets: {error}")
+        report(f"the path of TMPDIR, {folder}, may be too long for sockets: {error}")
         return folder
     return link

@@ -29,7 +29,7 @@ _changed = threading.Condition()
 
 
 def prepare(assignment: Assignment, *secrets: bytes) -> None:
-    """Take an assignment, and the pieces of the values of its secrets; called before the supervisor begins."""
+    """Take an assignment, and the chunks of the values of its secrets; called before the supervisor begins."""
     global _assignment
     with _changed:
         _assignment = dataclasses.replace(assignment, secrets=values_of(secrets))
@@ -54,7 +54,7 @@ def instruct(message: channel.Message) -> None:
 def supervise() -> None:
     """Run the prepared assignment to its end, and those that follow; what Ray Train calls as the training function.
 
-    Raises ChildFailed or PlannedStop, which tells Ray Train that this worker has ended.
+    Raises ChildFailed or PlannedStop, which shows Ray Train that this worker has ended.
     """
     while True:
         running = _begin()

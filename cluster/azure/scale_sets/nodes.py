@@ -381,7 +381,7 @@ def _is_still(seen: SeenSet, instances: Sequence[SeenInstance]) -> bool:
 
 
 def _too_many(requested: _RequestedNode) -> InvalidRequest:
-    said = f"the fabric domain {requested.request.fabric} has no room for one more node, {MOST_NODES} is the most"
+    said = f"the fabric domain {requested.request.fabric} has no capacity for one more node, {MOST_NODES} is the most"
     return InvalidRequest(said)
 
 

@@ -1,4 +1,4 @@
-"""What the emulated API server knows: one RayCluster, its pods, machines with room for them, and a quota."""
+"""What the emulated API server knows: one RayCluster, its pods, machines with capacity for them, and a quota."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class World:
         self.touch()
         #: Knob: the operator looks by itself after each change.
         self.operator_runs = True
-        #: Knob: pods that machines have room for, by group; a group that is not named has room for all.
-        self.room: dict[str, int] = {}
+        #: Knob: pods that machines have capacity for, by group; a group that is not named has capacity for all.
+        self.capacity: dict[str, int] = {}
         #: Knob: pods that the quota of the namespace allows; None: all.
         self.quota: int | None = None
         #: Knob: pods that are deleted stay until `finish`.
@@ -91,7 +91,7 @@ class World:
             group = one["metadata"]["labels"][GROUP_LABEL]
             if one["status"]["phase"] != "Pending" or "deletionTimestamp" in one["metadata"]:
                 continue
-            if running.get(group, 0) < self.room.get(group, 2**31):
+            if running.get(group, 0) < self.capacity.get(group, 2**31):
                 running[group] = running.get(group, 0) + 1
                 one["status"] = {
                     "phase": "Running",

@@ -17,8 +17,8 @@ from cluster.node.agent.watch import (
     DrainNode,
     EndSoftly,
     Look,
+    Report,
     State,
-    Tell,
     acknowledged,
     drained,
     says,
@@ -52,7 +52,7 @@ class Metadata(Protocol):
 
 
 class Agent:
-    """One machine's agent.  `listen`, `look_after` and `turn` may each run in a thread of their own."""
+    """One machine's agent.  `listen`, `look_after` and `step` may each run in a thread of their own."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Agent:
         for name, work in (("metadata", self._keep_listening), ("gpus", self._keep_looking)):
             threading.Thread(target=work, args=(stopping,), name=name, daemon=True).start()
         while not stopping.wait(POLL_S):
-            self.turn()
+            self.step()
 
     def _keep_listening(self, stopping: threading.Event) -> None:
         pause_s = 0.0
@@ -127,7 +127,7 @@ class Agent:
         self._health = self._gpus()
         self._head.say(self._health.problems)
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Carry out what is to be done now; never waits for the head."""
         if self._head.drained_until is not None:
             self.state = drained(self.state, self._head.drained_until)
@@ -140,7 +140,7 @@ class Agent:
             problems=self._health.problems,
         )
         self.state, actions = step(self.state, self._machine, look)
-        self._head.tell(says(self.state))
+        self._head.announce(says(self.state))
         for action in actions:
             self._do(action)
 
@@ -153,7 +153,7 @@ class Agent:
             case EndSoftly():
                 log.warning("workers are ended: %s", action.reason)
                 self._end_softly(action.reason)
-            case Tell():
+            case Report():
                 log.info("%s", action.message)
 
     def _acknowledge(self, event_id: str) -> None:

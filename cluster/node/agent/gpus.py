@@ -51,7 +51,7 @@ class Gpus:
         kernel = _lines(self._kernel)
         report = self._ask(kernel)
         while (field := unknown_field(report)) is not None:
-            log.warning("this driver does not tell %s, so it is not watched", field)
+            log.warning("this driver does not report %s, so it is not watched", field)
             self._query = tuple(name for name in self._query if name != field)
             report = self._ask(kernel)
         self._history, health = follow(self._history, report)

@@ -54,7 +54,7 @@ class Head(Protocol):
         """Record that the metadata service has just answered, which the heartbeats report too."""
         ...
 
-    def tell(self, announced: str | None) -> None:
+    def announce(self, announced: str | None) -> None:
         """Set what the heartbeats report of announcements that need no drain."""
         ...
 
@@ -108,14 +108,14 @@ class RayHead:
         """See `Head.heard`."""
         self._heard_at = self._clock()
 
-    def tell(self, announced: str | None) -> None:
-        """See `Head.tell`."""
+    def announce(self, announced: str | None) -> None:
+        """See `Head.announce`."""
         self._says = announced
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self._turn()
+                self._step()
                 self._complaint = ""
             except HeadSilent as error:
                 self.is_empty = None
@@ -126,7 +126,7 @@ class RayHead:
             self._news.wait(ASK_S if is_busy or self._complaint else HEARTBEAT_S)
             self._news.clear()
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         wanted = self._wanted
         if wanted is not None:
             # First, so that the reason is there when the controller sees the drain.
@@ -141,7 +141,7 @@ class RayHead:
                 self._wanted = None
             log.info("the head drains this node")
         elif self.drained_until is not None:
-            # Not in the turn of the drain: the head may not have heard yet of what began just before.
+            # Not in the step of the drain: the head may not have heard yet of what began just before.
             self.is_empty = self._ask(gcs_requests.is_empty, self._drained_id)
         self._send_heartbeat()
 

@@ -42,7 +42,7 @@ _UNKNOWN_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 #: A line of the table, whole or not.
 _ROW = re.compile(r"\s*\d+\s*,")
 #: Cells that say nothing about the GPU: the model does not count this, or the agent's user may not read it.
-_NOTHING_TOLD = frozenset({"n/a", "[n/a]", "not supported", "[not supported]", "[insufficient permissions]"})
+_NO_VALUE = frozenset({"n/a", "[n/a]", "not supported", "[not supported]", "[insufficient permissions]"})
 #: What stands where the counters of a GPU were that waits for a reset, or is broken.  Any other word is none: drivers
 #: have words of their own for what they do not count any more, and a new one would make a whole fleet sick.
 _SICK_WORDS = re.compile(r"requires re(?:set|start)|unknown error|\berr!", re.IGNORECASE)
@@ -189,7 +189,7 @@ def _unread(tables: Sequence[Mapping[str, str]]) -> str:
         for name, text in _counted(cells).items()
         if not _is_counter(text) and not _SICK_WORDS.search(text)
     }
-    return f"nvidia-smi says {', '.join(sorted(said))}, which tells nothing of the GPU" if said else ""
+    return f"nvidia-smi says {', '.join(sorted(said))}, which says nothing about the GPU" if said else ""
 
 
 def _counted(cells: Mapping[str, str]) -> dict[str, str]:
@@ -198,7 +198,7 @@ def _counted(cells: Mapping[str, str]) -> dict[str, str]:
 
 def _is_counter(text: str) -> bool:
     word = text.casefold()
-    return (word.isascii() and word.isdigit()) or word in ("yes", "no") or word in _NOTHING_TOLD
+    return (word.isascii() and word.isdigit()) or word in ("yes", "no") or word in _NO_VALUE
 
 
 def _number(text: str) -> int:

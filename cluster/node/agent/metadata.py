@@ -88,7 +88,7 @@ class MetadataService:
         return Heard(document=document, skew_s=self._skew_s(answer.headers.get("date")))
 
     def acknowledge(self, event_id: str) -> None:
-        """Tell the cloud that it need not wait any longer.  Raises MetadataAway."""
+        """Acknowledge to the cloud that it need not wait any longer.  Raises MetadataAway."""
         body = {"StartRequests": [{"EventId": event_id}]}
         self._send("POST", "/scheduledevents", {"api-version": API_VERSION}, body)
 

@@ -1,4 +1,4 @@
-"""python -m cluster.node.agent.naming [--metadata-url URL]: print which node this machine is, once its tags tell.
+"""python -m cluster.node.agent.naming [--metadata-url URL]: print which node this machine is, once its tags say.
 
 All instances of a scale set start with the same data, so that `/etc/remora/node.json` names no node there.  The
 controller gives the machine a tag; until then it has nothing to join as.

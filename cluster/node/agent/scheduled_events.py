@@ -25,7 +25,7 @@ LEAST_WINDOW_S = 5.0
 #: least, is dead to it and killed when it wakes.  The rest is for pauses that last a little longer than announced.
 LONGEST_PAUSE_S = 6.0
 #: A longer pause cannot be meant, and counts as one of unknown length.
-_LONGEST_TOLD_S = 86_400.0
+_LONGEST_S = 86_400.0
 #: Texts from elsewhere are cut to this length before they are logged or reported.
 _TEXT_LIMIT = 200
 
@@ -157,7 +157,7 @@ def _duration(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     # Compared before it is converted: JSON has integers that no float holds.
-    return float(value) if 0 <= value <= _LONGEST_TOLD_S else None
+    return float(value) if 0 <= value <= _LONGEST_S else None
 
 
 def concerns(event: ScheduledEvent, machine: str) -> bool:

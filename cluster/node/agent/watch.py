@@ -52,13 +52,13 @@ class EndSoftly:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tell:
+class Report:
     """Something to log and to show to operators."""
 
     message: str
 
 
-Action = DrainNode | Acknowledge | EndSoftly | Tell
+Action = DrainNode | Acknowledge | EndSoftly | Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def step(state: State, machine: str, look: Look) -> tuple[State, list[Action]]:
     if look.problems and state.sick is None:
         reason = f"this machine is sick: {'; '.join(look.problems)}"
         state = replace(state, sick=DrainNotice(deadline_at=look.now + SICK_DRAIN_S, reason=reason))
-        actions.append(Tell(message=reason))
+        actions.append(Report(message=reason))
     due = _soonest(_drains(state))
     if due is None:
         state = replace(state, asked_at=None)
@@ -144,11 +144,11 @@ def _hear(state: State, machine: str, look: Look, document: Document) -> tuple[S
         if before is None:
             means = meaning(event, look.now, look.skew_s)
             known[event.id] = KnownEvent(event=event, means=means)
-            actions.append(Tell(message=_said(event, means, look.now)))
+            actions.append(Report(message=_said(event, means, look.now)))
         else:
             known[event.id] = _again(before, event, look)
     for gone in sorted(state.known.keys() - known.keys()):
-        actions.append(Tell(message=f"the cloud's event {gone} is done or cancelled"))
+        actions.append(Report(message=f"the cloud's event {gone} is done or cancelled"))
     return replace(state, known=known), actions
 
 

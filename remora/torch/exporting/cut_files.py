@@ -1,4 +1,4 @@
-"""Writes tensors as files in the safetensors format, cut as `save_pretrained` of transformers cuts them."""
+"""Writes tensors as files in the safetensors format, split as `save_pretrained` of transformers splits them."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ def _model_of_blocks(
     buffers = saved["parts"]["sharded"]["buffers"]
     tensors = {name.removeprefix("model/"): one for name, one in blocks.items() if name.startswith("model/")}
     tensors.update(buffers)
-    # Without names it is of an older version, and buffers that the model does not save cannot be told from others.
+    # Without names it is of an older version, and buffers that the model does not save cannot be distinguished from
+    # others.
     names = dict(saved.get("model", {name: name for name in tensors}))
     return _model({name: tensors[kept] for name, kept in names.items()})
 

@@ -48,7 +48,7 @@ JOB_EDGES: Mapping[tuple[JobState, JobState], str] = {
     (
         JobState.PAUSED,
         JobState.QUEUED,
-    ): "its owner resumed it, or the budget has room again: a new day or month began, or an operator raised it",
+    ): "its owner resumed it, or the budget allows it again: a new day or month began, or an operator raised it",
     (JobState.PAUSED, JobState.FAILED): "a job of its `after` did not end as wanted",
     (JobState.PAUSED, JobState.CANCELLED): "its owner cancelled it",
 }

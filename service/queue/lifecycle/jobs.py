@@ -20,7 +20,7 @@ DEPENDENCY_UNMET = "dependency_unmet"
 def submit(
     job: JobRow, dependencies: Sequence[Dependency] = (), origin: str = "", held: str | None = None
 ) -> Decision:
-    """A new job begins to wait: for its turn, or for the ends of other jobs, and then for its turn.
+    """A new job begins to wait: in the queue, or first for the ends of other jobs.
 
     `origin` says where it comes from, and `held` why its array holds it back, for people.
     """
@@ -39,7 +39,7 @@ def submit(
 
 
 def others_ended(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
-    """Some of the jobs that a job waits for have ended: it waits on, or for its turn, or can never start."""
+    """Some of the jobs that a job waits for have ended: it waits on, or in the queue, or can never start."""
     if (why := why_impossible(dependencies)) is not None:
         return finish(job, JobState.FAILED, DEPENDENCY_UNMET, why, now)
     message = waits_for(dependencies)
@@ -50,7 +50,7 @@ def others_ended(job: JobRow, dependencies: Sequence[Dependency], now: float) ->
         return wait(job, WaitsFor.JOBS.value, message, now)
     if job.is_held:
         return wait(job, WaitsFor.ARRAY.value, "waits for other jobs of its array", now)
-    return _wait_for_turn(job, "the jobs that it waited for have ended; waits to be looked at", now)
+    return _wait_in_queue(job, "the jobs that it waited for have ended; waits to be looked at", now)
 
 
 def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
@@ -64,19 +64,19 @@ def wait(job: JobRow, reason: str, message: str, now: float) -> Decision:
 
 
 def release_from_array(job: JobRow, dependencies: Sequence[Dependency], now: float) -> Decision:
-    """There is room for a job that its array has held back: it waits for its turn, or first for other jobs."""
+    """There is capacity for a job that its array has held back: it waits in the queue, or first for other jobs."""
     job = replace(job, is_held=False)
     if (message := waits_for(dependencies)) is not None:
         return wait(job, WaitsFor.JOBS.value, message, now)
-    return _wait_for_turn(job, "its array has room for it; waits to be looked at", now)
+    return _wait_in_queue(job, "its array has capacity for it; waits to be looked at", now)
 
 
-def _wait_for_turn(job: JobRow, message: str, now: float) -> Decision:
+def _wait_in_queue(job: JobRow, message: str, now: float) -> Decision:
     decision = wait(job, WaitsFor.TURN.value, message, now)
     return replace(decision, job=replace(decision.job, not_before=now, waits_from=now))
 
 
-def tell_short(job: JobRow, why: str | None) -> Decision:
+def report_short(job: JobRow, why: str | None) -> Decision:
     """A running job's owner can see why it has fewer workers than it could use, or that nothing is in its way."""
     return Decision(replace(job, why_short=why), None)
 

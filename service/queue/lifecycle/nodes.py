@@ -221,8 +221,10 @@ def _observe_agent(node: NodeRow, agent: AgentStatus, now: float) -> NodeDecisio
         )
     # A ready node has no other message, so this one says which event was written already, also by another controller.
     if node.agent_silent_since is None and node.message != agent.heartbeat.says:
-        told = replace(node, message=agent.heartbeat.says)
+        reported = replace(node, message=agent.heartbeat.says)
         if agent.heartbeat.says is None:
-            return NodeDecision(told)
-        return NodeDecision(told, (NewEvent(at=now, kind="node.agent_said", message=agent.heartbeat.says),))
+            return NodeDecision(reported)
+        return NodeDecision(
+            reported, (NewEvent(at=now, kind="node.agent_said", message=agent.heartbeat.says),)
+        )
     return None

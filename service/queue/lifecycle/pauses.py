@@ -25,7 +25,7 @@ _PAUSED_BY_OWNER = "its owner paused it; `remora resume` lets it go on"
 
 
 PAUSED_FOR_BUDGET = (
-    "the cluster's budget has reached its last step; it goes on by itself when the budget has room again"
+    "the cluster's budget has reached its last step; it goes on by itself when the budget allows it again"
 )
 
 
@@ -58,9 +58,9 @@ def request_resume(job: JobRow, dependencies: Sequence[Dependency], now: float) 
     others = waits_for(dependencies)
     if others is not None or job.array_id is not None:
         reason = WaitsFor.ARRAY if others is None else WaitsFor.JOBS
-        message = others or "waits until its array has room for it"
+        message = others or "waits until its array has capacity for it"
         waiting = replace(waiting, reason=reason.value, message=message, waits_from=inf, not_before=inf)
-        # Whether its array has room for it is decided in the next tick.
+        # Whether its array has capacity for it is decided in the next tick.
         waiting = replace(waiting, is_held=job.array_id is not None)
     return replace(decision, job=waiting)
 
@@ -101,7 +101,7 @@ def pause(
     return Decision(paused, ended, (event,))
 
 
-def tell_paused(job: JobRow, message: str) -> Decision:
+def report_paused(job: JobRow, message: str) -> Decision:
     """The owner of a paused job can see what is spent, and what ends the pause."""
     if job.state is not JobState.PAUSED:
         raise TransitionError(f"a job that is {job.state.value} is not paused")
@@ -109,9 +109,9 @@ def tell_paused(job: JobRow, message: str) -> Decision:
 
 
 def resume(
-    job: JobRow, now: float, message: str = "the cluster's budget has room again: it goes on"
+    job: JobRow, now: float, message: str = "the cluster's budget allows it again: it goes on"
 ) -> Decision:
-    """What paused the job is over: it waits for its turn, and goes on from its checkpoint."""
+    """What paused the job is over: it waits in the queue, and goes on from its checkpoint."""
     waiting = replace(
         job_to(job, JobState.QUEUED),
         reason=(WaitsFor.ARRAY if job.is_held else WaitsFor.TURN).value,
@@ -124,8 +124,8 @@ def resume(
     return Decision(waiting, None, (event,))
 
 
-def tell_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
-    """An event tells the owner how the cluster's budget affects the job."""
+def report_budget(job: JobRow, message: str, step: BudgetStep | None, now: float) -> Decision:
+    """An event reports to the owner how the cluster's budget affects the job."""
     event = NewEvent(
         at=now, kind="job.budget", message=message, data={"step": None if step is None else step.value}
     )

@@ -56,7 +56,7 @@ class FakeProvider:
         self.nodes[node_id] = replace(self.nodes[node_id], is_running=False, message="it was killed")
 
     def lose(self, node_id: str) -> None:
-        """Knob: the machine disappears from the list, as when somebody else deleted it."""
+        """Knob: the machine disappears from the list, as when it was deleted by hand."""
         del self.nodes[node_id]
 
     def fail_next_create(self, error: ProviderError) -> None:

@@ -68,7 +68,7 @@ class Names:
         self.calls = 0
         self.is_silent = False
 
-    def tell(self, pods: Mapping[str, NodeRequest]) -> None:
+    def publish(self, pods: Mapping[str, NodeRequest]) -> None:
         if self.is_silent:
             raise ConnectionError("the head does not answer")
         self.calls += 1

@@ -86,7 +86,7 @@ def test_a_simulated_eviction_may_be_announced_later_and_a_second_request_does_n
     assert rig.list() == []
 
 
-def test_nobody_else_is_told(rig: AzureRig, metadata: MetadataService) -> None:
+def test_no_other_machine_gets_the_notice(rig: AzureRig, metadata: MetadataService) -> None:
     rig.create(node_request("node_b"))
     rig.list()
     rig.notice("node_b")
@@ -104,7 +104,7 @@ def test_a_machine_that_needs_no_more_time_goes_at_once_and_is_not_answered_any_
         metadata.listen()
 
 
-def test_a_machine_that_is_told_again_goes_when_it_was_told_first(
+def test_a_machine_that_gets_a_second_notice_goes_at_the_first(
     rig: AzureRig, metadata: MetadataService
 ) -> None:
     first = rig.notice("node_a")
@@ -135,7 +135,7 @@ def test_a_cloud_whose_clock_is_behind_is_understood(rig: AzureRig, metadata: Me
     assert means.deadline_at == pytest.approx(rig.clock() + 30.0, abs=2.0)
 
 
-def test_a_machine_that_is_not_there_cannot_be_told(rig: AzureRig) -> None:
+def test_a_machine_that_is_not_there_cannot_get_a_notice(rig: AzureRig) -> None:
     with pytest.raises(httpx2.HTTPStatusError, match="404"):
         rig.notice("node_never")
 
@@ -147,4 +147,4 @@ def test_time_passes_by_itself_where_it_shall() -> None:
     cloud.notice_s = 0.0
     cloud.notice("m", time.time())
     with EmulatorServer(cloud, passes_every_s=0.01):
-        assert gone.wait(30.0), "nobody asked, and yet it went"
+        assert gone.wait(30.0), "no request asked for it, and yet it went"

@@ -118,7 +118,7 @@ def test_a_node_that_waits_for_an_instance_is_looked_at_each_time(
     rig.knobs(create_s=0.0)
     looks = [asks() for _ in range(5)]
     assert looks[:2] == [True, True], "the instance is given to the node, and shows its tag"
-    assert looks[-1] is False, "the set's document names nobody any more"
+    assert looks[-1] is False, "the set's document names no machine any more"
     azure.delete("node_a")
     assert asks()
     assert nodes(azure) == set()

@@ -108,6 +108,6 @@ def test_the_disk_of_the_place_decides_where_it_lies(rig: AzureRig) -> None:
     assert placements(512) == [None] * 2
 
 
-def test_a_list_of_prices_that_nobody_serves_is_reported_in_a_sentence() -> None:
+def test_a_list_of_prices_that_no_server_has_is_reported_in_a_sentence() -> None:
     with pytest.raises(PricesUnknown, match="cannot be read"):
         fetch_prices(REGION, "http://127.0.0.1:9")

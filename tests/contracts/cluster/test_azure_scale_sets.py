@@ -202,7 +202,7 @@ def test_part_of_the_capacity_becomes_nodes_and_the_rest_is_refused(rig: AzureRi
     assert sorted(map(str, machines(rig).values())) == ["node_a", "node_b"]
 
 
-def test_a_controller_that_began_anew_still_learns_why_a_set_failed(rig: AzureRig) -> None:
+def test_a_controller_that_started_again_still_learns_why_a_set_failed(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
     rig.create(node_request())
     (node,) = rig.another().list()
@@ -238,7 +238,7 @@ def test_a_set_that_does_not_say_why_it_failed_still_refuses_its_nodes(rig: Azur
     assert (node.is_running, node.refusal is not None) == (False, True)
 
 
-def test_a_refused_set_takes_nodes_again_when_there_is_room(rig: AzureRig) -> None:
+def test_a_refused_set_takes_nodes_again_when_there_is_capacity(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
     rig.create(node_request("node_a"))
     rig.create(node_request("node_b"))
@@ -284,7 +284,7 @@ def test_an_instance_that_goes_does_not_wait_for_its_system_to_shut_down(rig: Az
     assert machines(rig) == {}
 
 
-def test_a_throttled_change_of_a_set_keeps_nobody_from_looking_or_ending(rig: AzureRig) -> None:
+def test_a_throttled_change_of_a_set_does_not_delay_looks_or_ends(rig: AzureRig) -> None:
     rig.create(node_request("node_a"))
     rig.settle()
     rig.fault("update-set", status=429, code="TooManyRequests", retry_after=3600)
@@ -361,7 +361,7 @@ def test_a_request_whose_answer_is_lost_makes_one_machine(rig: AzureRig, at: str
     assert sorted(map(str, machines(rig).values())) == ["node_a", "node_b"]
 
 
-def test_a_document_that_somebody_else_changed_meanwhile_is_read_again(rig: AzureRig) -> None:
+def test_a_document_that_another_client_changed_meanwhile_is_read_again(rig: AzureRig) -> None:
     rig.create(node_request("node_a"))
     rig.fault("update-set", status=412, code="ConditionNotMet")
     rig.create(node_request("node_b"))
@@ -421,7 +421,7 @@ def test_a_claim_whose_answer_is_lost_is_made_again_for_the_same_machine(
     assert machines(rig) == {first: "node_b", second: "node_a"}
 
 
-def test_no_machine_is_told_its_node_before_that_is_written_down(rig: AzureRig) -> None:
+def test_no_machine_gets_its_node_before_that_is_written_down(rig: AzureRig) -> None:
     rig.create(node_request())
     rig.fault("update-set", status=409, code="Conflict")
     assert running(rig) == {"node_a": True}
@@ -500,7 +500,7 @@ def test_a_node_that_waits_is_deleted_with_its_part_of_the_capacity(rig: AzureRi
     assert only_set(rig)["capacity"] == 1
 
 
-def test_a_machine_that_nobody_waits_for_is_deleted(rig: AzureRig) -> None:
+def test_a_machine_that_no_node_row_waits_for_is_deleted(rig: AzureRig) -> None:
     rig.create(node_request("node_a"))
     rig.create(node_request("node_b"))
     # Both machines are there by now, and neither has been given to a node.

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 SEEDS = range(12)
 #: Of them each eighth is among the other tests, and all are in `make soak`.
 STORMS = [pytest.param(seed, marks=pytest.mark.soak if seed % 8 else ()) for seed in SEEDS]
-TURNS = 30
+TICKS = 30
 NODES = 4
 DOMAINS = ("gpu-job_1", "gpu-job_2")
 LOST = [
@@ -50,8 +50,8 @@ class Storm:
         self.made = 0
         self.rages = True
 
-    def turn(self) -> None:
-        """Look, give up what is lost or broken, delete what nobody requested, and ask for the rest."""
+    def tick(self) -> None:
+        """Look, give up what is lost or broken, delete what was never requested, and ask for the rest."""
         self.rig.clock.passed_s += self.random.choice([1.0, 2.0, 7.0])
         try:
             nodes = {node.node_id: node for node in self.rig.list()}
@@ -116,16 +116,16 @@ def rig() -> Iterator[AzureRig]:
 @pytest.mark.parametrize("seed", STORMS)
 def test_after_any_storm_there_are_the_requested_nodes_and_nothing_else(rig: AzureRig, seed: int) -> None:
     storm = Storm(rig, seed)
-    for _ in range(TURNS):
+    for _ in range(TICKS):
         storm.strike()
-        storm.turn()
+        storm.tick()
         storm.check()
     storm.rages = False
     rig.server.cloud.faults.all.clear()
     rig.knobs(create_s=0, delete_s=0)
     for _ in range(15):
         rig.clock.passed_s += 20.0
-        storm.turn()
+        storm.tick()
         storm.check()
     state = rig.state()
     assert sorted(one["node"] for one in state["machines"].values()) == sorted(storm.requested)

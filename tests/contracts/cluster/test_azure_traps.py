@@ -132,7 +132,7 @@ def test_a_machine_that_was_not_made_after_all_gives_its_part_of_the_quota_back_
     assert only(rig.list()).is_running
 
 
-def test_whoever_plans_hears_within_half_a_minute_that_a_quota_has_room_again(rig: AzureRig) -> None:
+def test_the_planner_knows_within_half_a_minute_that_a_quota_has_capacity_again(rig: AzureRig) -> None:
     rig.knobs(limits={"lowPriorityCores": 24})
     rig.create(node_request("node_a"))
     assert rig.azure.quota_left() == {"lowprioritycores": 0}
@@ -244,7 +244,7 @@ def test_a_pause_that_is_no_time_or_never_ends_is_not_kept(
 
 
 @pytest.mark.parametrize("place", ["usages", "skus", "scores", "evictions", "parts", "poll", "create"])
-def test_a_pause_of_one_kind_of_request_blinds_nobody_to_the_machines(rig: AzureRig, place: str) -> None:
+def test_a_pause_of_one_kind_of_request_leaves_the_machines_visible(rig: AzureRig, place: str) -> None:
     """For an hour that Azure asked for on one side, the rest of it goes on."""
     rig.create(node_request())
     rig.fault(place, status=429, code="TooManyRequests", retry_after=3600.0, times=0)
@@ -365,7 +365,7 @@ def test_the_disk_of_an_a100_node_is_one_that_azure_takes(rig: AzureRig) -> None
     assert (made["diskSizeGB"], made["diffDiskSettings"]["placement"]) == (128, "CacheDisk")
 
 
-def test_a_disk_that_the_placement_has_no_room_for_is_refused(rig: AzureRig) -> None:
+def test_a_disk_that_the_placement_is_too_small_for_is_refused(rig: AzureRig) -> None:
     large = rig.another(disk_gb=512)
     with pytest.raises(InvalidRequest, match="greater than 256 GB") as refused:
         large.create(node_request())
@@ -417,7 +417,7 @@ def test_the_same_node_asked_for_by_two_controllers_is_one_machine(rig: AzureRig
 def test_a_machine_that_a_controller_makes_after_another_has_deleted_its_namesake_is_seen(
     rig: AzureRig,
 ) -> None:
-    """Who stood still before it asked asks for a node that was given up meanwhile; nobody would end its machine."""
+    """A controller that stood still before it asked for a node that was given up meanwhile: its machine would stay."""
     rig.create(node_request())
     rig.settle()
     assert only(rig.list()).node_id == "node_a"
@@ -432,7 +432,7 @@ def test_a_machine_that_a_controller_makes_after_another_has_deleted_its_namesak
     assert rig.left() == 0
 
 
-# Answers that nobody can read: a status that is well, and a body that a proxy, or a bad day of Azure, put there.
+# Answers that cannot be parsed: a status that is well, and a body that a proxy, or a bad day of Azure, put there.
 
 ODD_PAGES = [
     "<html>busy</html>",
@@ -574,7 +574,7 @@ def test_an_operation_that_fails_after_201_leaves_a_machine_that_is_shown_and_de
     assert rig.left() == 0
 
 
-def test_a_room_that_is_full_refuses_the_machine_too_many_only(rig: AzureRig) -> None:
+def test_a_limited_capacity_refuses_only_the_machine_beyond_it(rig: AzureRig) -> None:
     rig.knobs(room=[{"size": A100, "zone": "1", "capacity": "spot", "machines": 2}])
     for name in ("node_a", "node_b", "node_c"):
         rig.create(node_request(name))
@@ -582,7 +582,7 @@ def test_a_room_that_is_full_refuses_the_machine_too_many_only(rig: AzureRig) ->
     assert [node.is_running for node in rig.list()] == [True, True, False]
 
 
-def test_a_controller_that_began_anew_still_learns_why_a_machine_failed(rig: AzureRig) -> None:
+def test_a_controller_that_started_again_still_learns_why_a_machine_failed(rig: AzureRig) -> None:
     rig.fault("create-later", code="AllocationFailed", message="no capacity")
     rig.create(node_request())
     rig.list()
@@ -660,7 +660,7 @@ def test_a_throttled_list_is_no_list_and_is_not_asked_for_again_at_once(rig: Azu
     assert only(rig.list()).is_running
 
 
-def test_machines_of_other_clusters_and_of_nobody_are_not_ours(rig: AzureRig) -> None:
+def test_machines_of_other_clusters_and_of_none_are_not_ours(rig: AzureRig) -> None:
     other = rig.another(cluster="other")
     other.create(node_request("node_theirs"))
     rig.create(node_request("node_ours"))
@@ -736,7 +736,7 @@ def test_what_a_machine_without_its_tags_left_behind_is_swept(rig: AzureRig) -> 
     assert rig.left() == 0
 
 
-def test_another_clusters_machine_with_our_tags_is_left_alone_and_told_of_once(
+def test_another_clusters_machine_with_our_tags_is_left_alone_and_reported_once(
     rig: AzureRig, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig.another(cluster="rig-b").create(node_request(NODE))

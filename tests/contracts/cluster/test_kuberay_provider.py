@@ -285,7 +285,7 @@ class TestRefusals:
     """No machine, no quota, no image: what becomes of a node that was promised."""
 
     def test_a_pod_may_wait_for_a_machine_and_then_its_group_is_sold_out(self, rig: KubeRayRig) -> None:
-        rig.world.room[GROUP] = 0
+        rig.world.capacity[GROUP] = 0
         rig.create(request())
         node = only(rig.list())
         assert (node.is_running, node.refusal) == (True, None), "an autoscaler adds machines within minutes"
@@ -522,7 +522,7 @@ class TestOtherWriters:
             return True
 
         made = next(number for number in range(200) if not is_made(f"node_{number}"))
-        with pytest.raises(QuotaExceeded, match=f"no room for more than {made} nodes"):
+        with pytest.raises(QuotaExceeded, match=f"takes no more than {made} nodes"):
             rig.create(
                 NodeRequest(node_id="node_x", pool="cpu", resources={}, labels=labels, offering=OFFERING)
             )

@@ -98,7 +98,7 @@ class Head:
     def heard(self) -> None:
         pass
 
-    def tell(self, announced: str | None) -> None:
+    def announce(self, announced: str | None) -> None:
         pass
 
 
@@ -118,10 +118,10 @@ def agent(metadata: MetadataService, head: Head, ended: list[str], clock: Clock)
 
 
 def look(agent: Agent, clock: Clock, after_s: float = 1.0) -> None:
-    """One question and one turn."""
+    """One question and one step."""
     clock.now += after_s
     agent.listen()
-    agent.turn()
+    agent.step()
 
 
 class TestTheService:
@@ -175,7 +175,7 @@ class TestTheService:
         with pytest.raises(MetadataAway, match="answered 400 to POST"):
             metadata.acknowledge("none")
 
-    def test_tells_a_machine_its_name(self, metadata: MetadataService) -> None:
+    def test_gives_a_machine_its_name(self, metadata: MetadataService) -> None:
         assert metadata.name() == "w0"
 
 
@@ -256,7 +256,7 @@ class TestTheAgent:
         assert head.wanted == []
         away.close()
 
-    def test_tells_the_head_how_its_gpus_are_and_leaves_a_sick_machine(
+    def test_reports_to_the_head_how_its_gpus_are_and_leaves_a_sick_machine(
         self, metadata: MetadataService, head: Head, clock: Clock
     ) -> None:
         sick: Callable[[], Health] = lambda: Health(problems=("1 of 2 GPUs are there",))  # noqa: E731
@@ -267,7 +267,7 @@ class TestTheAgent:
         ((_, reason),) = head.wanted
         assert reason == "this machine is sick: 1 of 2 GPUs are there"
 
-    def test_runs_until_it_is_told_to_stop(self, agent: Agent, server: MetadataServer, clock: Clock) -> None:
+    def test_runs_until_it_is_stopped(self, agent: Agent, server: MetadataServer, clock: Clock) -> None:
         server.first_call_s = 0.2
         stopping = threading.Event()
         running = threading.Thread(target=agent.run, args=(stopping,))
@@ -325,12 +325,12 @@ class HeardHead(RayHead):
 
 def test_a_node_counts_as_empty_once_the_head_had_time_to_hear_what_began_before_the_drain() -> None:
     head = HeardHead()
-    head._turn()
-    assert head.is_empty is None, "nobody drained it"
+    head._step()
+    assert head.is_empty is None, "no controller drained it"
     head.drain(5.0, "Preempt by the cloud")
-    head._turn()
+    head._step()
     assert (head.drained_until, head.is_empty) == (5.0, None)
-    head._turn()
+    head._step()
     assert head.is_empty is True
 
 
@@ -343,7 +343,7 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
     def unanswered_s(after_s: float) -> float:
         clock.now += after_s
         agent.listen()
-        head._turn()
+        head._step()
         reported: float = head.heartbeats.get(timeout=PATIENCE_S)["unanswered_s"]
         return reported
 
@@ -356,7 +356,7 @@ def test_signs_of_life_say_for_how_long_the_cloud_has_not_been_heard(
     ]
 
 
-def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_stand(
+def test_signs_of_life_report_announcements_that_move_nothing_as_long_as_they_stand(
     server: MetadataServer, metadata: MetadataService, clock: Clock
 ) -> None:
     head = HeardHead(clock)
@@ -364,7 +364,7 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
 
     def said() -> str | None:
         look(agent, clock)
-        head._turn()
+        head._step()
         reported: str | None = head.heartbeats.get(timeout=PATIENCE_S)["says"]
         return reported
 
@@ -379,7 +379,7 @@ def test_signs_of_life_tell_of_announcements_that_move_nothing_as_long_as_they_s
 
 @pytest.fixture
 def heard_head(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeardHead]:
-    """It and the agent pause for a moment where they pause for seconds, so that several turns pass at once."""
+    """It and the agent pause for a moment where they pause for seconds, so that several steps pass at once."""
     monkeypatch.setattr(head_module, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(agent_module, "HEALTH_S", 0.01)
     monkeypatch.setattr(agent_module, "POLL_S", 0.01)
@@ -395,7 +395,7 @@ def three_more(things: SimpleQueue[T]) -> list[T]:
 
 
 class Stumbling(MetadataService):
-    """One that fails as nobody thought it could, until it is mended."""
+    """One that fails in a way that the code does not expect, until it is mended."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         super().__init__(url, clock=clock)
@@ -403,7 +403,7 @@ class Stumbling(MetadataService):
 
     def listen(self) -> Heard:
         if not self.is_mended.is_set():
-            raise OverflowError("nobody thought of this")
+            raise OverflowError("not expected")
         return super().listen()
 
 
@@ -417,7 +417,7 @@ def test_no_failure_whatever_ends_the_listening_or_the_looks_at_the_gpus(
 ) -> None:
     monkeypatch.setattr(agent_module, "AGAIN_S", 0.01)
     server.announce("w0", Announcement(notice_s=25))
-    first_look = iter([ValueError("nobody thought of this")])
+    first_look = iter([ValueError("not expected")])
 
     def look() -> Health:
         for failure in first_look:

@@ -98,7 +98,7 @@ class Started:
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [(None, 0), (0, 1), (1, 1), (-9, 1)])
-def test_it_joins_with_the_secret_in_a_file_of_its_owner_and_tells_how_ray_ended(
+def test_it_joins_with_the_secret_in_a_file_of_its_owner_and_reports_how_ray_ended(
     server: EmulatorServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

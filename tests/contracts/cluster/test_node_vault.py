@@ -113,7 +113,7 @@ def test_a_secret_that_is_put_there_late_is_found(
         assert asked.result(60.0) == VALUE
 
 
-def test_an_identity_that_gets_no_token_is_told_apart_from_the_vault(
+def test_an_identity_that_gets_no_token_is_distinguished_from_the_vault(
     server: EmulatorServer, vault: Vault, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = EmulatorFault(
@@ -138,13 +138,13 @@ def test_a_vault_that_is_not_there_yet_is_asked_again(
     caplog: pytest.LogCaptureFixture, server: EmulatorServer
 ) -> None:
     stopping = threading.Event()
-    nobody = Vault("http://127.0.0.1:9", None)
+    unreachable = Vault("http://127.0.0.1:9", None)
     with ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(nobody.fetch, NAME, stopping)
+        asked = thread.submit(unreachable.fetch, NAME, stopping)
         until_said(caplog, "the vault http://127.0.0.1:9 does not answer", asked)
         stopping.set()
         assert asked.result(60.0) == ""
-    nobody.close()
+    unreachable.close()
 
 
 def test_no_secret_travels_over_plain_http() -> None:

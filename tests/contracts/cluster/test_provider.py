@@ -166,7 +166,7 @@ def test_what_can_never_work_is_refused_and_makes_nothing(
 
 
 def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
-    """Turn a knob: there is no room for the next machine, or it dies while it starts."""
+    """Turn a knob: there is no capacity for the next machine, or it dies while it starts."""
     if isinstance(provider, FakeProvider):
         assert fault == "refuse"
         provider.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
@@ -181,7 +181,7 @@ def lets_the_next_fail(provider: Killable, home: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["fake", "local", "azure", "kuberay"], indirect=True)
-def test_where_there_is_no_room_nothing_is_made(provider: Killable, tmp_path: Path) -> None:
+def test_where_there_is_no_capacity_nothing_is_made(provider: Killable, tmp_path: Path) -> None:
     lets_the_next_fail(provider, tmp_path, "refuse")
     with pytest.raises((InsufficientCapacity, QuotaExceeded)):
         provider.create(request())
@@ -201,7 +201,7 @@ def test_a_machine_that_dies_while_it_starts_says_why(provider: Killable, tmp_pa
     assert only(provider.list()).is_running, "it was one machine only"
 
 
-def test_the_fake_fails_when_it_is_told_to() -> None:
+def test_the_fake_fails_when_it_has_to() -> None:
     fake = FakeProvider()
     fake.fail_next_create(InsufficientCapacity("sold out", offering="local", until=5.0))
     fake.fail_next_list(ProviderError("the cloud did not answer"))
@@ -282,7 +282,7 @@ class TestLocalOnly:
         assert not Path(place.temporary).exists()
         assert (home / "nodes" / "vm-1.log").exists()
 
-    def test_a_machine_that_boots_something_else_is_not_told_where_our_secret_is(
+    def test_a_machine_that_boots_something_else_does_not_learn_where_our_secret_is(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in ray_environment(home).items():
@@ -381,7 +381,7 @@ class TestLocalOnly:
         assert json.loads(faults.read_text())["never_join"] == 0
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"refuse": -1}', '{"refuses": 1}', '{"late_s": NaN}'])
-    def test_faults_that_nobody_understands_are_named_and_make_nothing(self, home: Path, text: str) -> None:
+    def test_faults_that_are_unknown_are_named_and_make_nothing(self, home: Path, text: str) -> None:
         (home / "faults.json").write_text(text)
         with pytest.raises(ProviderError, match=r"faults\.json: [^\n]+; remove it"):
             local_provider(home).create(request())

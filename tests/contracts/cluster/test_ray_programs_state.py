@@ -173,7 +173,7 @@ def test_a_connection_that_was_left_says_so(address: str) -> None:
         programs.observe()
 
 
-def test_ray_status_tells_the_same_as_what_is_read(home: Path, address: str, program: Program) -> None:
+def test_ray_status_shows_the_same_as_what_is_read(home: Path, address: str, program: Program) -> None:
     script = """
 refs = [ray.remote(num_cpus=4)(wait).remote() for _ in range(3)]
 group = placement_group([{"CPU": 3}, {"CPU": 3}], strategy="STRICT_SPREAD")
@@ -184,7 +184,7 @@ group = placement_group([{"CPU": 3}, {"CPU": 3}], strategy="STRICT_SPREAD")
         seen = observed(
             lambda one: tuple(one.tasks) == asked and len(one.gangs) == 1, "all of it, and no more"
         )
-        told = subprocess.run(
+        shown = subprocess.run(
             [str(Path(sys.executable).with_name("ray")), "status", f"--address={address}"],
             env=process_environment(home),
             capture_output=True,
@@ -192,11 +192,11 @@ group = placement_group([{"CPU": 3}, {"CPU": 3}], strategy="STRICT_SPREAD")
             check=True,
         ).stdout
     ((bundle, count),) = seen.tasks
-    assert f"{{'CPU': {bundle.resources['CPU']}}}: {count}+ pending tasks/actors" in told
+    assert f"{{'CPU': {bundle.resources['CPU']}}}: {count}+ pending tasks/actors" in shown
     (gang,) = seen.gangs
     bundles = f"{{'CPU': {gang.bundles[0].resources['CPU']}}} * {len(gang.bundles)} ({gang.strategy})"
-    assert f"{bundles}: 1+ pending placement groups" in told
-    assert "1 cpu" in told, "a node is called by its pool"
+    assert f"{bundles}: 1+ pending placement groups" in shown
+    assert "1 cpu" in shown, "a node is called by its pool"
 
 
 def test_an_actor_of_remora_without_resources_does_not_hold_its_node(address: str) -> None:

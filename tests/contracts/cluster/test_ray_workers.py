@@ -40,7 +40,7 @@ def test_a_raylet_runs_the_script_before_the_workers_own() -> None:
     assert "_ray_params.setup_worker_path" in inspect.getsource(node.Node.start_raylet), UPGRADE
 
 
-def test_the_launcher_is_that_script_where_nobody_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launcher_is_that_script_where_no_setting_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameter.RayParams, "__init__", parameter.RayParams.__init__)
     ray_start.lead_workers_through(ray_start.LAUNCHER)
     assert parameter.RayParams().setup_worker_path == str(ray_start.LAUNCHER)

@@ -29,7 +29,7 @@ def test_a_command_of_azure_stands_in_the_checklist(line: str) -> None:
     assert line in pages()["docs/azure-first-run.md"]
 
 
-#: What pages tell people to run and no test can: the page, its words, and what stands in the checklist's row.
+#: What pages ask people to run and no test can: the page, its words, and what stands in the checklist's row.
 ONLY_THERE = (
     ("docs/deploy.md", "make wheel", "`make wheel` ends with `dist/remora-0.1.0-py3-none-any.whl`"),
     ("docs/deploy.md", "`az login`", "`az login` opens a browser and ends with"),

@@ -1,6 +1,6 @@
 """A controller that buys on the emulated Azure, jobs whose drivers are played, and whatever may go wrong with them.
 
-Everything goes by one clock that only `Storm.turn` moves.  Jobs are in `storm_jobs`, what goes wrong in
+Everything goes by one clock that only `Storm.tick` moves.  Jobs are in `storm_jobs`, what goes wrong in
 `storm_weather`, the limits in `storm_limits`, and what has to hold in `storm_books`.
 """
 
@@ -87,8 +87,8 @@ class Storm:
         self.books: Books = Books(self)
         self.weather: Weather = Weather(self)
         self.max_nodes, self.usd = 0, 0.0
-        #: USD that the cloud has asked for today; and those of them for moments at which nobody could end a machine, as
-        #: the controller had died, or the cloud did not do what it was asked.
+        #: USD that the cloud has asked for today; and those of them for moments at which no controller could end a
+        #: machine, as the controller had died, or the cloud did not do what it was asked.
         self.cost = self.excused = 0.0
         self._is_hindered = False
         #: Seconds by which the clock of the controller's machine goes wrong.
@@ -143,7 +143,7 @@ class Storm:
         self.database.transact(work)
 
     def submit(self, least: int, most: int, steps: int) -> str:
-        """Somebody's job, of so many steps of a second."""
+        """A job of a user, of `steps` steps of a second."""
         asked = {"command": "python train.py", "workers": {"min": least, "max": most}}
         spec = JobSpec.from_mapping(asked)
         row = job_row(
@@ -157,8 +157,8 @@ class Storm:
         self.database.transact(lambda connection: jobs.insert_job(connection, lifecycle.submit(row)))
         return row.id
 
-    def turn(self, passes_s: float) -> None:
-        """So many seconds pass: drivers work, then the controller has its turn, and all that must hold is looked at."""
+    def tick(self, passes_s: float) -> None:
+        """`passes_s` seconds pass: drivers work, then the controller ticks, and all that must hold is checked."""
         self.pass_by(passes_s)
         self.job_drivers.play(self.rig.clock(), passes_s)
         if self.rig.clock() - self._looked_at >= 5.0:
@@ -193,7 +193,7 @@ class Storm:
 
     def next_day(self) -> None:
         """The time goes on to the next day: what was refused, or spent, is so no more."""
-        self.turn((30.0 - self.rig.clock()) % DAY_S)
+        self.tick((30.0 - self.rig.clock()) % DAY_S)
 
     def rate(self) -> float:
         """USD an hour of all machines that there are."""
@@ -207,7 +207,7 @@ class Storm:
         self._begin()
 
     def stand_still(self) -> None:
-        """While the controller stands still in the middle of a turn another one takes over."""
+        """While the controller stands still in the middle of a tick another one takes over."""
         self.weather.struck["a controller that stands still"] += 1
         stands, asleep, began = self.life, self._asleep, self.rig.clock()
         self._knew = stands.knows_quotas = False
@@ -243,5 +243,5 @@ class Storm:
         self.weather.end()
         self.follow(max_nodes=6)
         for _ in range(7):
-            self.turn(10.0)
+            self.tick(10.0)
         self.books.check_cleared()

@@ -80,12 +80,12 @@ def train(world: World, job_id: str) -> None:
     ready = [node for node in living(world) if node.state is NodeState.READY]
     workers = {str(node.address): 1 for node in ready}
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
+    driver.report("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
     world.tick()
 
 
 def running_on(world: World, nodes: int) -> str:
-    """A job that trains on so many nodes of three that it could use."""
+    """A job that trains on that number of nodes of three that it could use."""
     job_id = world.submit(min_workers=1, max_workers=nodes)
     for _ in world.ticks_until("the job starts"):
         ready = [node for node in living(world) if node.state is NodeState.READY]
@@ -104,14 +104,14 @@ budget:
 
 
 def reported_budget(world: World, job_id: str) -> list[tuple[object, str]]:
-    """What the job's owner was told of the cluster's budget: the step, and the last words."""
+    """What the job's owner has read of the cluster's budget: the step, and the last words."""
     events = world.database.query(lambda c: job_history.page_of_events(c, job_id, 0, 1000))
     reported = [event for event in events if event.kind == "job.budget"]
     return [(event.data["step"], event.message.rpartition("; ")[2]) for event in reported]
 
 
 def in_steps(world: World) -> tuple[str, dict[str, list[str]]]:
-    """A job on three nodes until the day's money is used up; what stayed at each step that its owner was told of."""
+    """A job on three nodes until the day's money is used up; what stayed at each step that its owner saw."""
     apply(world, MIXED + STEPS.format(usd=0.2))
     job_id = running_on(world, 3)
     stayed: dict[str, list[str]] = {}

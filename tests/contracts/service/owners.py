@@ -63,7 +63,7 @@ class Owner:
         self.run_until(job_id, JobState.ADMITTED)
         driver = self.world.launcher.driver_of(job_id)
         addresses = [str(node.address) for node in self.world.nodes()][:workers]
-        driver.tell(
+        driver.report(
             "progress",
             at=self.world.now,
             state="running",
@@ -76,7 +76,7 @@ class Owner:
     def end(self, job_id: str, reason: str = "completed") -> None:
         """The job, which has started, ends; one that failed may not be tried again."""
         driver = self.world.launcher.driver_of(job_id)
-        driver.tell("ended", end_reason=reason, message=f"It ended: {reason}.", exit_code=None)
+        driver.report("ended", end_reason=reason, message=f"It ended: {reason}.", exit_code=None)
         self.world.tick()
 
     def events(self, job_id: str, *kinds: str) -> list[tuple[str, str]]:

@@ -30,10 +30,10 @@ class Books:
         self._storm = storm
         #: Nodes that there may be: more than the maximum as long as those above it are not drained yet.
         self._most = 0
-        #: When a node that worked was told that it goes, and nodes that the cloud took.
+        #: When a node that worked got notice, and nodes that the cloud took.
         self.noticed: dict[str, float] = {}
         self.evicted: set[str] = set()
-        #: Nodes that nobody requested, and whose machines have to go.
+        #: Nodes that no controller requested, and whose machines have to go.
         self.strays: set[str] = set()
 
     def rows(self) -> list[NodeRow]:
@@ -49,7 +49,7 @@ class Books:
         return [row for row in self.rows() if row.state not in ENDED]
 
     def requested(self) -> list[str]:
-        """Nodes whose machines nobody has said to have been made."""
+        """Nodes whose machines no answer has said to have been made."""
         return [row.id for row in self.rows() if row.state is NodeState.REQUESTED]
 
     def not_joined(self) -> list[str]:
@@ -69,7 +69,7 @@ class Books:
         return sum(job.world_size for job in self.all_jobs())
 
     def why_short(self) -> list[str]:
-        """What the owners are told of jobs that have fewer workers than they can use."""
+        """What the owners read about jobs that have fewer workers than they can use."""
         short = [
             job for job in self.all_jobs() if not job.state.is_terminal and job.world_size < job.max_workers
         ]
@@ -108,7 +108,7 @@ class Books:
         assert storm.cost - storm.excused <= storm.usd, "more is spent than there is"
 
     def allow(self, max_nodes: int) -> None:
-        """So many nodes are requested from now on; those above it need not have gone at once."""
+        """That number of nodes is requested from now on; those above it need not have gone at once."""
         self._most = max(max_nodes, len(self.counted()))
 
     def check_cleared(self) -> None:

@@ -18,7 +18,7 @@ NEIGHBOURS_VCPUS = 4
 
 
 def machines_of(rig: AzureRig) -> list[EmulatedMachine]:
-    """Our machines that exist now; nobody asks the emulator for anything meanwhile."""
+    """Our machines that exist now; no client asks the emulator for anything meanwhile."""
     rig.cloud.advance(rig.server.clock())
     return [one for one in rig.cloud.machines.values() if one.body["tags"][CLUSTER_TAG] == CLUSTER]
 
@@ -46,10 +46,10 @@ def settle_neighbour(rig: AzureRig) -> None:
 
 
 def add_stray(rig: AzureRig, node_id: str) -> None:
-    """A machine with our tag begins to be made that nobody has requested, as by hand or by a lost database."""
+    """A machine with our tag begins to be made that no controller has requested, as by hand or by a lost database."""
     example = next(iter(rig.cloud.machines.values()))
     tags = {**example.body["tags"], CLUSTER_TAG: CLUSTER, NODE_TAG: node_id}
-    # Nobody can count with what it uses, so that it uses nothing.
+    # No plan can count with what it uses, so that it uses nothing.
     stray = replace(
         example,
         name=machine_name(CLUSTER, node_id),

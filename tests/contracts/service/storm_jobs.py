@@ -10,7 +10,7 @@ from typing import Any
 from tests.contracts.service.storm_members import Ray
 from tests.service_fakes import FakeDriver, FakeLauncher
 
-#: What a worker needs, so that two of them have room on a node.
+#: What a worker needs, so that two of them have capacity on a node.
 WORKER = {"CPU": 2.0}
 WORKERS_PER_NODE = 2
 
@@ -66,19 +66,19 @@ class JobDrivers:
             return
         if lost:
             said = "workers are gone with their nodes"
-            driver.tell("event", at=now, kind="node.lost", message=said, data={"ranks": []})
+            driver.report("event", at=now, kind="node.lost", message=said, data={"ranks": []})
         elif group.workers:
             self._save(driver, group, now)
         group.workers = {at: n for at, n in group.workers.items() if at not in lost | drained}
         if sum(group.workers.values()) >= driver.plan.sizes.min:
-            self._tell_group(driver, group, now)
+            self._report_group(driver, group, now)
             return
         group.step, group.workers = group.saved, {}
         if self._random.random() < 0.5:
             group.has_ended = True
-            driver.tell("ended", at=now, end_reason="node_lost", message="too few workers are left")
+            driver.report("ended", at=now, end_reason="node_lost", message="too few workers are left")
         else:
-            driver.tell("progress", at=now, state="starting", world_size=0, workers={})
+            driver.report("progress", at=now, state="starting", world_size=0, workers={})
 
     def _gather(self, driver: FakeDriver, group: Group, open_at: set[str], now: float) -> None:
         """Take what is free, if that makes a group."""
@@ -96,28 +96,30 @@ class JobDrivers:
         if found != group.workers and sum(found.values()) >= driver.plan.sizes.min:
             begins = {} if group.workers else {"resumed_from_step": group.step}
             group.workers = found
-            self._tell_group(driver, group, now, **begins)
+            self._report_group(driver, group, now, **begins)
 
-    def _tell_group(self, driver: FakeDriver, group: Group, now: float, **more: Any) -> None:
+    def _report_group(self, driver: FakeDriver, group: Group, now: float, **more: Any) -> None:
         size = sum(group.workers.values())
         workers = dict(group.workers)
-        driver.tell("progress", at=now, state="running", world_size=size, workers=workers, **more)
+        driver.report("progress", at=now, state="running", world_size=size, workers=workers, **more)
 
     def _train(self, driver: FakeDriver, group: Group, now: float, passed_s: float) -> None:
         if not group.workers:
             return
         group.step += max(1, int(min(passed_s, 30.0)))
-        driver.tell("progress", at=now, step=group.step)
+        driver.report("progress", at=now, step=group.step)
         if now - group.saved_at > 10.0:
             self._save(driver, group, now)
         if group.step >= self.length[driver.plan.job_id]:
             group.has_ended, group.workers = True, {}
-            driver.tell("ended", at=now, end_reason="completed", message="every rank returned 0", exit_code=0)
+            driver.report(
+                "ended", at=now, end_reason="completed", message="every rank returned 0", exit_code=0
+            )
 
     def _save(self, driver: FakeDriver, group: Group, now: float) -> None:
         group.saved, group.saved_at = group.step, now
         self.saved[driver.plan.job_id] = group.step
-        driver.tell(
+        driver.report(
             "checkpoint",
             at=now,
             step=group.step,

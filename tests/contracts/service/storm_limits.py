@@ -19,17 +19,17 @@ PLENTY = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a storm has too little of; all else has room for what its jobs request."""
+    """What a storm has too little of; all else has capacity for what its jobs request."""
 
     name: str
-    #: Nodes that each quota has room for.
+    #: Nodes that each quota has capacity for.
     spot: int = 12
     family: int = 12
     region: int = 12
     max_nodes: int = 8
-    #: What somebody is told whose job is short of nodes then.
+    #: What a job says that is short of nodes then.
     words: str
-    #: By the books of the cloud and of the service: there is no room for one node more.
+    #: By the books of the cloud and of the service: there is no capacity for one node more.
     is_reached: Callable[[Storm], bool]
 
     @property
@@ -42,7 +42,7 @@ class Limit:
         }
 
     def binds(self, storm: Storm) -> bool:
-        """It is reached, a job is short of nodes, and its owner is told so."""
+        """It is reached, a job is short of nodes, and its owner reads so."""
         return self.is_reached(storm) and any(self.words in why for why in storm.books.why_short())
 
 

@@ -27,15 +27,15 @@ from trainers.plan import AttemptPlan, BuildAhead, DriverGone, Record
 
 T = TypeVar("T")
 
-#: Words of a refusal that was the cloud's or the provider's own, and no knob's: a quota has no room.
-_NO_ROOM = ("Current Limit:", "are used and")
+#: Words of a refusal that was the cloud's or the provider's own, and no knob's: a quota has no capacity.
+_QUOTA_IS_USED = ("Current Limit:", "are used and")
 
 
 @dataclass
 class Witness:
     """What processes asked for, and what it was answered with."""
 
-    #: What nodes were refused with at once, as a process was told that lived on.
+    #: What nodes were refused with at once, as a process learned that lived on.
     refused: dict[str, str] = field(default_factory=dict)
     #: Machines that were asked for before the rows of their nodes were written.
     without_row: list[str] = field(default_factory=list)
@@ -73,13 +73,13 @@ class Life:
         self.is_over = False
         #: That was at a call for a machine.
         self.died_buying = False
-        #: It has read the quotas, and nobody else has acted since; one that has not may ask for too much.
+        #: It has read the quotas, and no other controller has acted since; one that has not may ask for too much.
         self.knows_quotas = False
         #: Nodes whose machines stood, and were listed, when it last asked for the list.
         self.seen: frozenset[str] = frozenset()
-        #: What nodes were refused with during this turn.
+        #: What nodes were refused with during this tick.
         self.refused: dict[str, str] = {}
-        #: During this turn it could not see what there is, or not end a machine.
+        #: During this tick it could not see what there is, or not end a machine.
         self.is_hindered = False
         #: What happens at that call instead, while this process stands still; it goes on afterwards.
         self.meanwhile: Callable[[], None] | None = None
@@ -198,7 +198,7 @@ class ProcessAccess:
             self._life.call(lambda: self._azure.create(request), buys=True)
         except ProviderError as error:
             is_known = self._life.knows_quotas and name not in self._witness.blindly
-            if is_known and any(words in str(error) for words in _NO_ROOM):
+            if is_known and any(words in str(error) for words in _QUOTA_IS_USED):
                 self._witness.asked_too_much.append(str(error))
             if not isinstance(error, Throttled):
                 self._life.refused[name] = str(error)
@@ -224,7 +224,7 @@ class ProcessAccess:
 
 
 def watch_pauses(rig: AzureRig, living: Callable[[], Life], witness: Witness) -> None:
-    """Look for a process that was told to wait and asks for a machine, or for the list, before its time."""
+    """Look for a process that has to wait and asks for a machine, or for the list, before its time."""
     take, reported = rig.cloud.faults.take, dict[FaultPoint, tuple[Life, float, float]]()
 
     def watch(at: FaultPoint, **facts: Any) -> EmulatorFault | None:

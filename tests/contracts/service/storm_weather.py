@@ -72,7 +72,7 @@ BESIDES = (
     "a death at a purchase",
     "a successor whose list stumbles",
     "a successor whose list lags",
-    "a machine that nobody requested",
+    "a machine that no controller requested",
 )
 WEATHER = (*LEADERS, *BESIDES)
 #: What comes as it comes, and how often: half of it is no refused request.
@@ -152,7 +152,7 @@ class Weather:
                 storm.ray.skew_s = choose.uniform(-240.0, 240.0)
             case "slow operations":
                 cloud.create_s, cloud.delete_s = choose.choice([(0.0, 6.0), (6.0, 0.0), (6.0, 6.0)])
-            case "a machine that nobody requested":
+            case "a machine that no controller requested":
                 stray = f"node_stray_{len(storm.books.strays)}"
                 storm.books.strays.add(stray)
                 add_stray(storm.rig, stray)
@@ -180,7 +180,7 @@ class Weather:
                 life.dies_buying = life.dies_after = self._lags = True
 
     def died(self) -> None:
-        """A process has died in the middle of what it did; lists may lack for a turn what it has just bought."""
+        """A process has died in the middle of what it did; lists may lack for a tick what it has just bought."""
         cloud, life = self._storm.rig.cloud, self._storm.life
         self.struck["a death in the middle"] += 1
         self.struck["a death at a purchase"] += life.died_buying

@@ -266,8 +266,8 @@ class TestKills:
             job_id = alerted.owner.submit()
             alerted.owner.run_until(job_id, JobState.ADMITTED)
             driver = alerted.world.launcher.driver_of(job_id)
-            driver.tell("event", kind="worker.straggles", message="Rank 0 is slow.", data={"rank": 0})
-            driver.tell("ended", end_reason="completed", message="It ended.", exit_code=None)
+            driver.report("event", kind="worker.straggles", message="Rank 0 is slow.", data={"rank": 0})
+            driver.report("ended", end_reason="completed", message="It ended.", exit_code=None)
             with failing_at(alerted.world.database, number) as failed:
                 alerted.tick(3)
             alerted.tick(3)
@@ -417,7 +417,7 @@ class TestKinds:
             nonlocal step
             for _ in range(minutes):
                 step += steps
-                driver.tell("metric", at=alerted.world.now, step=step, world_size=1, values={})
+                driver.report("metric", at=alerted.world.now, step=step, world_size=1, values={})
                 alerted.pass_time(60.0)
                 alerted.tick(1)
 
@@ -437,11 +437,11 @@ class TestKinds:
         job_id = alerted.owner.submit(retry={"limit": 0})
         driver = alerted.owner.train(job_id)
         for _ in range(2):
-            driver.tell("event", kind="worker.straggles", message="Rank 3 is slow.", data={"rank": 3})
-            driver.tell("event", kind="checkpoint.refused", message="No room.", data={"step": 7})
-        driver.tell("event", kind="worker.gpu_failed", message="Its GPU failed.", data={"rank": 1})
-        driver.tell("event", kind="training.resumed", message="On.", data={"step": 1})
-        driver.tell("ended", end_reason="hang", message="No step ended.", exit_code=None)
+            driver.report("event", kind="worker.straggles", message="Rank 3 is slow.", data={"rank": 3})
+            driver.report("event", kind="checkpoint.refused", message="No space.", data={"step": 7})
+        driver.report("event", kind="worker.gpu_failed", message="Its GPU failed.", data={"rank": 1})
+        driver.report("event", kind="training.resumed", message="On.", data={"step": 1})
+        driver.report("ended", end_reason="hang", message="No step ended.", exit_code=None)
         alerted.tick(4)
         kinds = [r.content["type"] for r in alerted.receiver.received]
         assert kinds[:4] == ["straggler", "checkpoint_missed", "node_sick", "hang"]

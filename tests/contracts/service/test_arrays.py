@@ -10,7 +10,7 @@ import pytest
 
 from remora.states import JobState
 from service.queue import arrays as decisions
-from service.queue.arrays import Turn
+from service.queue.arrays import ArrayQueue
 from service.store.database import Database
 from tests.contracts.service.owners import Owner, owner_of
 from tests.statements import statements
@@ -92,10 +92,10 @@ def test_only_so_many_are_in_the_queue_and_the_next_one_follows(owner: Owner) ->
     owner.ask(jobs[2], "cancel")
     owner.world.tick(2)
     assert in_queue(owner, jobs) == [1, 4]
-    assert ("job.waiting", "its array has room for it; waits to be looked at") in owner.events(jobs[4])
+    assert ("job.waiting", "its array has capacity for it; waits to be looked at") in owner.events(jobs[4])
 
 
-def test_a_paused_one_makes_room_and_asks_for_a_turn_when_it_is_resumed(owner: Owner) -> None:
+def test_a_paused_one_frees_its_place_and_waits_for_another_when_it_is_resumed(owner: Owner) -> None:
     jobs = elements(owner, submit(owner, 3, most=1))
     owner.train(jobs[0])
     owner.ask(jobs[0], "pause")
@@ -146,7 +146,7 @@ def test_a_controller_that_dies_while_it_releases_one_loses_none(
 ) -> None:
     jobs = elements(owner, submit(owner, 3, most=1))
     owner.train(jobs[0])
-    owner.world.launcher.driver_of(jobs[0]).tell("ended", end_reason="completed", message="", exit_code=0)
+    owner.world.launcher.driver_of(jobs[0]).report("ended", end_reason="completed", message="", exit_code=0)
 
     class Killed(BaseException):
         """The process dies here."""
@@ -173,8 +173,8 @@ def test_one_that_is_cancelled_between_two_looks_is_followed_by_the_next(
     owner.ask(jobs[0], "cancel")
     looks = []
 
-    def released(turns: list[Turn]) -> list[str]:
-        looks.append(decisions.released(turns))
+    def released(queues: list[ArrayQueue]) -> list[str]:
+        looks.append(decisions.released(queues))
         if len(looks) == 1:
             owner.ask(jobs[1], "cancel")
         return looks[-1]
@@ -241,11 +241,11 @@ def test_statements_do_not_grow_with_the_jobs_of_an_array(owner: Owner, database
     assert settled[1] == settled[2]
 
 
-def test_room_is_given_in_the_order_of_the_jobs() -> None:
-    turn = Turn(array_id="a", most_at_once=3, active=1, held=["x", "y", "z"])
-    assert decisions.released([turn]) == ["x", "y"]
-    assert decisions.released([Turn(array_id="a", most_at_once=1, active=2, held=["x"])]) == []
-    assert decisions.released([Turn(array_id="a", most_at_once=None, active=9, held=["x", "y"])]) == [
+def test_places_are_given_in_the_order_of_the_jobs() -> None:
+    queue = ArrayQueue(array_id="a", most_at_once=3, active=1, held=["x", "y", "z"])
+    assert decisions.released([queue]) == ["x", "y"]
+    assert decisions.released([ArrayQueue(array_id="a", most_at_once=1, active=2, held=["x"])]) == []
+    assert decisions.released([ArrayQueue(array_id="a", most_at_once=None, active=9, held=["x", "y"])]) == [
         "x",
         "y",
     ]
@@ -260,7 +260,7 @@ def trained(owner: Owner, jobs: list[str]) -> None:
 
 def measure(owner: Owner, job_id: str, step: int, loss: float) -> None:
     driver = owner.world.launcher.driver_of(job_id)
-    driver.tell("metric", at=owner.world.now, step=step, world_size=1, values={"loss": loss})
+    driver.report("metric", at=owner.world.now, step=step, world_size=1, values={"loss": loss})
     owner.world.tick()
 
 
@@ -350,6 +350,6 @@ def test_a_failure_of_a_job_that_is_being_stopped_is_not_retried(owner: Owner) -
     driver.obeys = False
     for number, job_id in enumerate(jobs):
         measure(owner, job_id, 10, float(number))
-    driver.tell("ended", end_reason="exit_code", message="It ended.", exit_code=1)
+    driver.report("ended", end_reason="exit_code", message="It ended.", exit_code=1)
     owner.world.tick()
     assert (owner.job(jobs[3]).state, owner.job(jobs[3]).reason) == (JobState.CANCELLED, "stopped_early")

@@ -1,7 +1,7 @@
 """The whole controller over Azure's own clients buys for jobs, while an emulated cloud does everything that clouds do.
 
 Each seed names things that go wrong and a limit, which have to happen and to be reached in it; all others come as they
-come.  What holds at every turn stands in `Books.check`, and what people can read afterwards in `Books.check_words`.
+come.  What holds at every tick stands in `Books.check`, and what people can read afterwards in `Books.check_words`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.contracts.service.storm_weather import LEADERS, MIXED, WEATHER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-TURNS = 28
-#: Turns for which a limit has to hold jobs up.
-BOUND_TURNS = 3
+TICKS = 28
+#: Ticks for which a limit has to hold jobs up.
+BOUND_TICKS = 3
 GROUPS = ((1, 4), (2, 2), (2, 6), (1, 1), (3, 3))
 
 
@@ -93,7 +93,7 @@ def test_after_any_weather_all_jobs_are_done_nothing_is_left_and_it_was_reported
     storm.submit(2, 10, steps=120)
     bound = rage(storm, seed)
     assert not storm.weather.missing(seed.faults)
-    assert bound >= BOUND_TURNS, f"{seed.limit.name} was not reached"
+    assert bound >= BOUND_TICKS, f"{seed.limit.name} was not reached"
     storm.calm()
     storm.next_day()
     until(storm, storm.books.is_quiet, seconds=30.0)
@@ -105,13 +105,13 @@ def test_after_any_weather_all_jobs_are_done_nothing_is_left_and_it_was_reported
 def rage(storm: Storm, seed: Seed) -> int:
     """Things go wrong, jobs come, and operators change their minds, until all has happened that must.
 
-    Returns at how many turns the limit held jobs up.
+    Returns at how many ticks the limit held jobs up.
     """
     choose, limit, bound = storm.random, seed.limit, 0
     lowers = limit is not BUDGET and choose.random() < 0.5
     for number in range(200):
         missing = storm.weather.missing(seed.faults)
-        if number >= TURNS and not missing and bound >= BOUND_TURNS:
+        if number >= TICKS and not missing and bound >= BOUND_TICKS:
             break
         if number % 8 == 0:
             storm.submit(*choose.choice(GROUPS), steps=90)
@@ -122,13 +122,13 @@ def rage(storm: Storm, seed: Seed) -> int:
         if lowers and number in (14, 22):
             storm.follow(max_nodes=2 if number == 14 else limit.max_nodes)
         if limit is BUDGET and number >= 14:
-            spend_little(storm, is_over=bound >= BOUND_TURNS)
+            spend_little(storm, is_over=bound >= BOUND_TICKS)
         is_saving = storm.usd < PLENTY
         # Where nothing is to be had, there is an hour later.
         is_sold_out = number > 10 and not machines_of(storm.rig) and choose.random() < 0.3
-        is_late = number > TURNS and number % 8 == 7 and not storm.rig.cloud.evictions
+        is_late = number > TICKS and number % 8 == 7 and not storm.rig.cloud.evictions
         waits = not is_saving and (is_sold_out or is_late)
-        storm.turn(3700.0 if waits else choose.uniform(0.2, 12.0 if is_saving else 8.0))
+        storm.tick(3700.0 if waits else choose.uniform(0.2, 12.0 if is_saving else 8.0))
         bound += limit.binds(storm)
     return bound
 
@@ -166,9 +166,9 @@ def test_a_hundred_nodes_that_are_taken_at_once_are_bought_again_within_the_limi
 
 
 def until(storm: Storm, is_so: Callable[[], bool], seconds: float) -> None:
-    """Turns so many seconds apart, sixty at most."""
+    """Ticks `seconds` seconds apart, sixty at most."""
     for _ in range(60):
-        storm.turn(seconds)
+        storm.tick(seconds)
         if is_so():
             return
-    raise AssertionError("it did not come to be so within sixty turns")
+    raise AssertionError("it did not come to be so within sixty ticks")

@@ -22,7 +22,7 @@ from tests.contracts.service.storm_weather import FAULTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-#: Seconds of a turn while something happens, and while nothing does.
+#: Seconds of a tick while something happens, and while nothing does.
 BUSY_S, QUIET_S = 2.0, 30.0
 #: What may go wrong in this day: requests, machines and controllers.  Clocks go right, as a bill is made of times, and
 #: no machine is there that no controller asked for.
@@ -110,6 +110,6 @@ def live_through(day: Day, until: float) -> None:
             next_trouble = clock() + choose.expovariate(1 / 400.0)
             quiet_from = clock() + 5 * BUSY_S
         is_busy = clock() < quiet_from or any(row.state is not NodeState.READY for row in day.books.living())
-        day.turn(
+        day.tick(
             BUSY_S if is_busy else max(BUSY_S, min(QUIET_S, min(next_job, next_trouble, until) - clock()))
         )

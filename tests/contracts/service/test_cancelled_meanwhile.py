@@ -48,7 +48,7 @@ class Owner:
         monkeypatch.setattr(Tick, "apply", write)
 
     def cancels_at(self, write: int, job_id: str) -> bool:
-        """One tick, in which the job is cancelled before that write; False when it has not so many writes."""
+        """One tick, in which the job is cancelled before that write; False when it has not that many writes."""
         self._before, self._left = (lambda: self._world.cancel(job_id)), write
         self._log.clear()
         self._world.tick()
@@ -84,11 +84,11 @@ def test_one_that_starts(world: World, owner: Owner) -> None:
             return
 
 
-def test_one_that_is_told_why_it_waits(world: World, owner: Owner) -> None:
+def test_one_that_has_a_new_reason_why_it_waits(world: World, owner: Owner) -> None:
     for write in range(1, 100):
         cancelled, other = (world.submit(min_workers=4, max_workers=4) for _ in range(2))
         is_over = not owner.cancels_at(write, cancelled)
-        assert "room for 3" in str(world.job(other).message), f"cancelled before write {write}"
+        assert "capacity for 3" in str(world.job(other).message), f"cancelled before write {write}"
         if is_over:
             world.cancel(cancelled)
         world.cancel(other)
@@ -104,7 +104,7 @@ def test_one_that_has_waited_too_long(world: World, owner: Owner) -> None:
         world.now += 20.0
         is_over = not owner.cancels_at(write, cancelled)
         assert (world.job(other).state, world.job(other).reason) == (JobState.FAILED, "wait_time_exceeded")
-        # Whoever came first.
+        # It depends on which write came first.
         assert world.job(cancelled).reason in ("cancelled", "wait_time_exceeded")
         if is_over:
             return
@@ -122,7 +122,7 @@ def test_one_that_has_spent_its_budget(
     train(world, job_id)
     world.now += 1000.0
     ended = {"end_reason": "node_lost", "message": "all nodes are gone", "exit_code": None}
-    world.launcher.driver_of(job_id).tell("ended", **ended)
+    world.launcher.driver_of(job_id).report("ended", **ended)
     end_spent, cancelled = dispatch._end_spent, list[str]()
 
     def cancel_first(tick: Tick, job: JobRow) -> None:

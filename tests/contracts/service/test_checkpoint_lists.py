@@ -1,4 +1,4 @@
-"""The list of a job's checkpoints agrees with its storage for good, whoever died before telling what."""
+"""The list of a job's checkpoints agrees with its storage for good, whichever process died before it reported what."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 class Run:
-    """A job whose driver commits into the storage, and tells of it when it lives for so long."""
+    """A job whose driver commits into the storage, and reports it when it lives for so long."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -56,7 +56,7 @@ class Run:
     def driver(self) -> FakeDriver:
         return self.world.launcher.driver_of(self.job_id)
 
-    def commit(self, step: int, *, tells: bool = True) -> Manifest:
+    def commit(self, step: int, *, reports: bool = True) -> Manifest:
         file = ShardFile(name="w", size_bytes=1, sha256="0" * 64, rank=0)
         manifest = Manifest(
             job_id=self.job_id, step=step, attempt=self.driver.plan.attempt, generation=1, world_size=1,
@@ -64,9 +64,9 @@ class Run:
         )  # fmt: skip
         self.storage.write_bytes(f"jobs/{self.job_id}/checkpoints/{manifest.folder}/w", b"x")
         location = self.catalog.commit(manifest)
-        if tells:
+        if reports:
             body: dict[str, Any] = {"step": step, "world_size": 1, "size_bytes": 1, "location": location}
-            self.driver.tell("checkpoint", **body, files={"w": 1}, committed_at=1001.0)
+            self.driver.report("checkpoint", **body, files={"w": 1}, committed_at=1001.0)
         return manifest
 
     def lose(self, reason: EndReason = EndReason.DRIVER_LOST) -> None:
@@ -85,7 +85,7 @@ class Run:
         return [dict(one.data) for one in page if one.kind == kind]
 
     def settle(self, ticks: int = 6) -> None:
-        """Let readings come to their ends, and the turns after them be done."""
+        """Let readings come to their ends, and the ticks after them be done."""
         for _ in range(ticks):
             self.world.tick()
             self.world.controller.listing.wait(30.0)
@@ -95,7 +95,7 @@ def test_what_a_lost_driver_committed_is_listed_while_the_job_waits(world: World
     run = Run(world)
     run.commit(10)
     world.tick()
-    run.commit(20, tells=False)
+    run.commit(20, reports=False)
     run.lose()
     world.launcher.failing["start"] = ConnectionError("the head does not answer")
     run.settle()
@@ -108,7 +108,7 @@ def test_what_a_lost_driver_committed_is_listed_while_the_job_waits(world: World
 def test_what_was_committed_between_the_last_poll_and_the_end_of_the_job_is_listed(world: World) -> None:
     run = Run(world)
     world.tick()
-    run.commit(20, tells=False)
+    run.commit(20, reports=False)
     world.cancel(run.job_id)
     run.lose(EndReason.HEAD_LOST)
     run.settle()
@@ -118,7 +118,7 @@ def test_what_was_committed_between_the_last_poll_and_the_end_of_the_job_is_list
 
 
 @pytest.mark.parametrize("fault", ["swept", "manifest", "file"])
-def test_what_is_gone_is_listed_no_more_and_it_is_told_why(world: World, fault: str) -> None:
+def test_what_is_gone_is_listed_no_more_and_an_event_says_why(world: World, fault: str) -> None:
     run = Run(world)
     run.commit(10)
     gone = run.commit(20)
@@ -132,28 +132,28 @@ def test_what_is_gone_is_listed_no_more_and_it_is_told_why(world: World, fault: 
             run.storage.write_bytes(f"{folder}/{MANIFEST_NAME}", b"torn")
         case _:
             run.storage.delete(f"{folder}/w")
-    run.driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+    run.driver.report("ended", end_reason="completed", message="done", exit_code=0)
     run.settle()
     assert run.listed == [10]
     assert world.job(run.job_id).checkpoint_step == 10
     assert run.events("checkpoint.deleted") == [{"step": 20, "reason": "missing"}]
 
 
-def test_a_new_attempt_tells_the_whole_list(world: World) -> None:
+def test_a_new_attempt_reports_the_whole_list(world: World) -> None:
     run = Run(world)
     run.commit(10)
     world.tick()
     listed = read_list(run.job_id, world.settings.storage).checkpoints[0].model_dump()
     others = [{**listed, "step": step, "location": f"{listed['location']}-{step}"} for step in (30, 40)]
-    run.driver.tell("checkpoint", **{**listed, "step": 20})
-    run.driver.tell("checkpoints", checkpoints=others)
-    run.driver.tell("checkpoint", **{**listed, "step": 50})
+    run.driver.report("checkpoint", **{**listed, "step": 20})
+    run.driver.report("checkpoints", checkpoints=others)
+    run.driver.report("checkpoint", **{**listed, "step": 50})
     world.tick()
     assert run.listed == [30, 40, 50]
     assert run.events("checkpoint.deleted") == [{"step": 10, "reason": "missing"}]
     assert world.job(run.job_id).checkpoint_step == 50
-    run.driver.tell("checkpoints", checkpoints=others)
-    run.driver.tell("checkpoint", step=30, deleted=True, reason="damaged")
+    run.driver.report("checkpoints", checkpoints=others)
+    run.driver.report("checkpoint", step=30, deleted=True, reason="damaged")
     world.tick()
     assert run.listed == [40]
     assert run.events("checkpoint.deleted")[1:] == [
@@ -163,9 +163,9 @@ def test_a_new_attempt_tells_the_whole_list(world: World) -> None:
     assert len(run.events("checkpoint.committed")) == 5, "what was listed already is reported once"
 
 
-def test_a_storage_that_does_not_answer_keeps_nobody_waiting_and_is_asked_again(world: World) -> None:
+def test_a_storage_that_does_not_answer_delays_no_request_and_is_asked_again(world: World) -> None:
     run = Run(world)
-    run.commit(10, tells=False)
+    run.commit(10, reports=False)
     answers: list[Exception | None] = [StorageError("away"), StorageError("away"), None]
 
     def read(job_id: str, url: str) -> CheckpointListRecord:
@@ -205,7 +205,7 @@ def test_a_controller_that_dies_between_reading_and_writing_leaves_it_to_the_nex
 ) -> None:
     run = Run(world)
     world.tick()
-    run.commit(20, tells=False)
+    run.commit(20, reports=False)
     world.cancel(run.job_id)
     run.lose()
 
@@ -231,9 +231,9 @@ def test_a_store_that_operators_do_not_name_any_more_is_not_asked_for(world: Wor
     assert attempt.listed_at is not None
 
 
-def test_nobody_is_left_to_be_asked_after(world: World) -> None:
+def test_no_attempt_is_left_to_be_asked_for(world: World) -> None:
     run = Run(world)
-    run.driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+    run.driver.report("ended", end_reason="completed", message="done", exit_code=0)
     run.settle()
     assert world.database.query(lambda c: ended_attempts(c, "default", 10)) == EndedAttempts([], [])
     assert world.controller.listing._readings == {}

@@ -1,4 +1,4 @@
-"""Somebody sets the clock of a controller's machine, an hour forth or back: the lease does not notice."""
+"""The clock of a controller's machine is set, an hour forth or back: the lease does not notice."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_job_may_train_as_long_as_it_may_whatever_the_clock_of_its_driver_says
         if world.launcher.drivers:
             break
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now + by_s, state="running", world_size=1)
+    driver.report("progress", at=world.now + by_s, state="running", world_size=1)
     world.tick()
     world.now += 590.0
     world.tick()
@@ -94,16 +94,16 @@ def test_a_driver_whose_clock_is_ahead_makes_no_time_lost_that_was_not(world: Wo
         if world.launcher.drivers:
             break
     first = world.launcher.driver_of(job_id)
-    first.tell("progress", state="running", world_size=1)
-    first.tell("metric", at=world.now, step=5, values={}, world_size=1)
+    first.report("progress", state="running", world_size=1)
+    first.report("metric", at=world.now, step=5, values={}, world_size=1)
     world.tick()
-    first.tell("ended", at=world.now, end_reason="node_lost", message="gone", exit_code=None)
+    first.report("ended", at=world.now, end_reason="node_lost", message="gone", exit_code=None)
     for _ in world.ticks_until("the next attempt runs"):
         if world.attempts(job_id)[-1].attempt == 2 and world.launcher.drivers:
             break
     second = world.launcher.driver_of(job_id)
-    second.tell("progress", state="running", world_size=1)
-    second.tell("metric", at=world.now + 3600.0, step=6, values={}, world_size=1)
+    second.report("progress", state="running", world_size=1)
+    second.report("metric", at=world.now + 3600.0, step=6, values={}, world_size=1)
     world.tick()
     assert 0.0 < world.job(job_id).lost_s < 1800.0
 
@@ -118,8 +118,8 @@ def test_a_checkpoint_is_as_old_as_it_is_whatever_the_clock_of_its_driver_says(
             break
     attempt_at = world.attempts(job_id)[-1].created_at
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", state="running", world_size=1)
-    driver.tell(
+    driver.report("progress", state="running", world_size=1)
+    driver.report(
         "checkpoint",
         at=world.now + by_s,
         step=5,

@@ -191,7 +191,7 @@ def test_a_cloud_that_lets_hardly_anybody_ask_is_looked_at_less_often(
 
 
 def test_an_agent_is_found_silent_in_time_also_where_the_cloud_is_looked_at_less_often() -> None:
-    # One turn comes a little late each time.
+    # One tick comes a little late each time.
     heartbeats, pause_s, passed_s = (
         {"node_a": Heartbeat(at=7.0)},
         SPARING_INTERVAL_S + OBSERVATION_INTERVAL_S,

@@ -93,11 +93,11 @@ def report(world: World, job_id: str) -> None:
     addresses = [node.address for node in world.nodes() if node.state is NodeState.READY]
     workers = {str(addresses[0]): 1}
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=1, workers=workers)
+    driver.report("progress", at=world.now, state="running", world_size=1, workers=workers)
 
 
 class TestJobs:
-    @pytest.mark.parametrize("order", ["in turns", "oldest first"])
+    @pytest.mark.parametrize("order", ["in order", "oldest first"])
     def test_run_on_the_cluster_of_their_project_and_on_no_other(
         self, owner: Owner, ward: World, order: str
     ) -> None:
@@ -105,17 +105,17 @@ class TestJobs:
         if order == "oldest first":
             apply(owner.world, DOCUMENT.replace("share: 2", "").replace(", share: 1", ""))
         first, second = owner.submit(project="open"), owner.submit(project="patients")
-        nobodys = owner.submit(project="not-named")
-        running = [first, second, nobodys]
+        unnamed = owner.submit(project="not-named")
+        running = [first, second, unnamed]
         until(*both, done=lambda: {owner.job(one).state for one in running} == {JobState.ADMITTED})
         for _ in range(2):
             together(*both)
         assert [one.plan.job_id for one in ward.launcher.history] == [second]
-        assert {one.plan.job_id for one in owner.world.launcher.history} == {first, nobodys}
+        assert {one.plan.job_id for one in owner.world.launcher.history} == {first, unnamed}
         assert {node.pool for node in ward.nodes()} == {"locked"}
         assert {node.pool for node in owner.world.nodes()} == {"cpu"}
         shown = {job["id"]: job["cluster"] for job in owner.client.get("/v1/jobs").json()["items"]}
-        assert shown == {first: "default", second: "ward", nobodys: "default"}
+        assert shown == {first: "default", second: "ward", unnamed: "default"}
         pools = {one["name"]: one["cluster"] for one in owner.client.get("/v1/pools").json()["items"]}
         assert pools == {"cpu": "default", "locked": "ward"}
         nodes = owner.client.get("/v1/nodes").json()["items"]
@@ -149,13 +149,13 @@ class TestJobs:
         late = owner.submit(project="patients")
         until(*both, done=lambda: owner.world.launcher.drivers != {})
         # One is lost and tried again, one waits still.
-        ward.launcher.driver_of(early[0]).tell("ended", end_reason="node_lost", message="", exit_code=None)
+        ward.launcher.driver_of(early[0]).report("ended", end_reason="node_lost", message="", exit_code=None)
         for _ in range(30):
             together(*both)
             for world in both:
                 for driver in list(world.launcher.drivers.values()):
                     if driver.plan.attempt > 1 or driver.plan.job_id != early[0]:
-                        driver.tell("ended", end_reason="completed", message="", exit_code=0)
+                        driver.report("ended", end_reason="completed", message="", exit_code=0)
         assert {owner.job(one).state for one in (*early, late)} == {JobState.SUCCEEDED}
         ran = [(one.plan.job_id, one.plan.attempt) for one in ward.launcher.history]
         assert sorted(ran) == sorted([(early[0], 1), *((one, 1) for one in early[1:]), (early[0], 2)])
@@ -257,7 +257,7 @@ class TestAController:
         # The first controller is gone from here on.
         report(ward, first)
         together(ward)
-        ward.launcher.driver_of(first).tell("ended", end_reason="completed", message="", exit_code=0)
+        ward.launcher.driver_of(first).report("ended", end_reason="completed", message="", exit_code=0)
         until(ward, done=lambda: owner.job(first).state is JobState.SUCCEEDED)
         assert ward.controller.holder.held_for_all() is None
         ward.now += ward.settings.lease_s
@@ -450,7 +450,7 @@ def fill(owner: Owner, world: World, project: str, jobs: int = 3) -> None:
     until(world, done=lambda: len(world.launcher.drivers) == 2)
     report(world, runs)
     world.launcher.loses_kills = True
-    world.launcher.driver_of(ended).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(ended).report("ended", end_reason="completed", message="", exit_code=0)
     world.tick(2)
     for _ in range(jobs):
         owner.submit(project=project, limits={"wait_time": 1})

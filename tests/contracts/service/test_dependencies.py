@@ -21,7 +21,7 @@ def owner(database: Database, database_url: str, tmp_path: Path) -> Iterator[Own
         yield made
 
 
-def test_a_job_waits_for_the_success_of_another_and_then_for_its_turn(owner: Owner) -> None:
+def test_a_job_waits_for_the_success_of_another_and_then_in_the_queue(owner: Owner) -> None:
     first = owner.submit(name="prepare")
     job_id = owner.submit(after=[first])
     job = owner.job(job_id)
@@ -126,7 +126,7 @@ def test_a_controller_that_dies_between_the_end_and_what_follows_loses_nothing(
     job_id = owner.submit(after=[first])
     owner.train(first)
     driver = owner.world.launcher.driver_of(first)
-    driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+    driver.report("ended", end_reason="completed", message="done", exit_code=0)
 
     class Killed(BaseException):
         """The process dies here."""
@@ -174,7 +174,7 @@ def test_a_tick_sends_as_many_statements_for_ten_times_the_jobs(owner: Owner, da
         # They need more than there is, so that none of them starts.
         waiting = [owner.submit(after=[first], resources={"cpus": 50}) for _ in range(number)]
         owner.train(first)
-        owner.world.launcher.driver_of(first).tell("ended", end_reason="completed", message="", exit_code=0)
+        owner.world.launcher.driver_of(first).report("ended", end_reason="completed", message="", exit_code=0)
         with statements(database) as sent:
             owner.world.tick()
         assert {owner.job(one).reason for one in waiting} == {"waiting_for_nodes"}

@@ -76,8 +76,8 @@ def test_a_silent_drill_takes_the_node_at_once_and_accounts_for_the_job(
     job_id = world.submit(max_workers=2)
     world.tick()
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=2)
-    driver.tell("metric", at=world.now, step=5, world_size=2, values={})
+    driver.report("progress", at=world.now, state="running", world_size=2)
+    driver.report("metric", at=world.now, step=5, world_size=2, values={})
     world.tick()
     victim = world.nodes()[0].id
 
@@ -88,16 +88,16 @@ def test_a_silent_drill_takes_the_node_at_once_and_accounts_for_the_job(
     assert (now(client, drill).struck_at, now(client, drill).taken_at) == (struck_at, struck_at)
     assert now(client, drill).jobs == [], "the job has not noticed"
 
-    driver.tell("event", at=struck_at + 2, kind="node.lost", message="gone", data={"ranks": [1]})
-    driver.tell("progress", at=struck_at + 3, state="running", world_size=1, repeated_steps=4)
-    driver.tell("metric", at=struck_at + 4, step=6, world_size=1, values={})
+    driver.report("event", at=struck_at + 2, kind="node.lost", message="gone", data={"ranks": [1]})
+    driver.report("progress", at=struck_at + 3, state="running", world_size=1, repeated_steps=4)
+    driver.report("metric", at=struck_at + 4, step=6, world_size=1, values={})
     world.tick(2)
     (cost,) = now(client, drill).jobs
     assert (cost.job_id, cost.workers_before, cost.workers_least, cost.workers) == (job_id, 2, 1, 1)
     assert (cost.repeated_steps, cost.next_step_s, cost.full_after_s) == (4, 4.0, None)
 
-    driver.tell("progress", at=struck_at + 9, state="running", world_size=2)
-    driver.tell("metric", at=struck_at + 10, step=7, world_size=2, values={})
+    driver.report("progress", at=struck_at + 9, state="running", world_size=2)
+    driver.report("metric", at=struck_at + 10, step=7, world_size=2, values={})
     world.tick(2)
     over = now(client, drill)
     assert over.state is DrillState.ENDED
@@ -109,7 +109,7 @@ def test_a_silent_drill_takes_the_node_at_once_and_accounts_for_the_job(
     assert client.get(f"/v1/nodes/{victim}").json()["state"] == "gone"
 
 
-def test_with_a_notice_the_nodes_of_a_pool_are_told_and_taken_at_the_deadline(
+def test_with_a_notice_the_nodes_of_a_pool_get_it_and_are_taken_at_the_deadline(
     world: World, client: TestClient
 ) -> None:
     nodes = sorted(world.cluster.machines)
@@ -150,7 +150,7 @@ def test_a_job_elsewhere_is_watched_for_a_while_and_left_out(world: World, clien
     job_id = world.submit(max_workers=2)
     world.tick()
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=1)
+    driver.report("progress", at=world.now, state="running", world_size=1)
     world.tick()
     drill = ask(client, f"nodes/{world.nodes()[1].id}", silent=True)
     world.tick(4)
@@ -160,7 +160,9 @@ def test_a_job_elsewhere_is_watched_for_a_while_and_left_out(world: World, clien
     assert (now(client, drill).state, now(client, drill).jobs) == (DrillState.ENDED, [])
 
 
-def test_what_cannot_be_told_or_taken_is_refused_with_a_sentence(world: World, client: TestClient) -> None:
+def test_what_cannot_be_notified_or_taken_is_refused_with_a_sentence(
+    world: World, client: TestClient
+) -> None:
     node_id = world.nodes()[0].id
     world.cluster.notice_errors[node_id] = RuntimeError("its head does not answer")
     drill = ask(client, f"nodes/{node_id}", notice_s=30)

@@ -46,12 +46,12 @@ def storm(rig: AzureRig, tmp_path: Path) -> Iterator[Storm]:
 
 
 def until(storm: Storm, is_so: Callable[[], bool], seconds: float = 2.0) -> None:
-    """Turns so many seconds apart."""
+    """Ticks `seconds` seconds apart."""
     for _ in range(100):
-        storm.turn(seconds)
+        storm.tick(seconds)
         if is_so():
             return
-    raise AssertionError("it did not come to be so within a hundred turns")
+    raise AssertionError("it did not come to be so within a hundred ticks")
 
 
 def ask(storm: Storm, notice_s: float = NOTICE_S) -> Callable[[], DrillRow]:
@@ -82,7 +82,9 @@ def reported_drains(storm: Storm) -> dict[str, float]:
         storm.ray.draining[node_of(machine)] = at
         storm.ray.leaves[node_of(machine)] = "the cloud takes the machine back (Preempt)"
         (driver,) = storm.launcher.drivers.values()
-        driver.tell("event", at=storm.rig.clock(), kind="worker_group.drain", message="a node goes", data={})
+        driver.report(
+            "event", at=storm.rig.clock(), kind="worker_group.drain", message="a node goes", data={}
+        )
 
     storm.rig.cloud.on_notice.append(drain)
     return reported
@@ -95,7 +97,7 @@ def test_a_drill_waits_for_azures_own_notice_and_lets_azure_take_the_machine(sto
     until(storm, lambda: bool(reported))
     (node,) = drill().node_ids
     assert reported[node] == pytest.approx(asked_at + ANNOUNCED_AFTER_S, abs=4.0)
-    assert node in storm.ray.running(), "nobody took it before it heard"
+    assert node in storm.ray.running(), "no machine went before its notice"
     assert drill().taken_at is None
     until(storm, lambda: drill().taken_at is not None)
     gone = drill()
@@ -132,7 +134,7 @@ def test_a_machine_that_goes_without_its_agent_having_heard_is_named(storm: Stor
 
 def test_a_notice_of_another_length_is_azures_all_the_same_and_the_drill_says_so(storm: Storm) -> None:
     drill = ask(storm, notice_s=300.0)
-    storm.turn(2.0)
+    storm.tick(2.0)
     assert (drill().notice_s, drill().message) == (
         NOTICE_S,
         "the cloud gives its own notice, of 30 s at most, and not one of 300 s",
@@ -142,7 +144,7 @@ def test_a_notice_of_another_length_is_azures_all_the_same_and_the_drill_says_so
 def test_a_controller_that_dies_while_it_waits_is_followed_by_one_that_waits_on(storm: Storm) -> None:
     reported = reported_drains(storm)
     drill = ask(storm)
-    storm.turn(2.0)
+    storm.tick(2.0)
     storm._begin()
     storm.pass_by(10.0)
     until(storm, lambda: drill().taken_at is not None, seconds=10.0)

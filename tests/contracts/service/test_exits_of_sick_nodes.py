@@ -52,7 +52,7 @@ def started(world: World, **fields: object) -> tuple[str, FakeDriver]:
             break
     driver = world.launcher.driver_of(job_id)
     address = str(world.nodes()[0].address)
-    driver.tell("progress", at=world.now, state="running", world_size=1, workers={address: 1})
+    driver.report("progress", at=world.now, state="running", world_size=1, workers={address: 1})
     return job_id, driver
 
 
@@ -66,8 +66,8 @@ def sicken(world: World) -> None:
 
 def end(world: World, driver: FakeDriver, message: str = SIGABRT, reason: str = "signal") -> None:
     """As a driver ends: without workers first."""
-    driver.tell("progress", at=world.now, state="running", world_size=0, workers={})
-    driver.tell("ended", at=world.now, end_reason=reason, message=message, exit_code=None)
+    driver.report("progress", at=world.now, state="running", world_size=0, workers={})
+    driver.report("ended", at=world.now, end_reason=reason, message=message, exit_code=None)
 
 
 @pytest.mark.parametrize("report_first", [True, False])

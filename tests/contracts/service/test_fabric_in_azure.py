@@ -82,21 +82,21 @@ def world(rig: AzureRig, tmp_path: Path) -> Iterator[World]:
     database.close()
 
 
-def turns(rig: AzureRig, world: World) -> Iterator[None]:
-    """Turns of the controller, a second apart, until the test breaks out of the loop."""
+def ticks(rig: AzureRig, world: World) -> Iterator[None]:
+    """Ticks of the controller, a second apart, until the test breaks out of the loop."""
     for _ in range(60):
         rig.clock.passed_s += 1.0
         world.now = rig.clock()
         world.controller.tick(world.now)
         yield
-    raise AssertionError("60 turns passed")
+    raise AssertionError("60 ticks passed")
 
 
-def test_all_workers_are_instances_of_one_set_and_its_label_is_what_ray_is_told(
+def test_all_workers_are_instances_of_one_set_and_its_label_is_what_ray_gets(
     rig: AzureRig, world: World
 ) -> None:
     job_id = world.submit(min_workers=2, max_workers=2, worker_resources={"GPU": 8.0}, spec=SPEC)
-    for _ in turns(rig, world):
+    for _ in ticks(rig, world):
         if world.job(job_id).state is JobState.ADMITTED:
             break
     (attempt,) = world.attempts(job_id)
@@ -111,13 +111,13 @@ def test_all_workers_are_instances_of_one_set_and_its_label_is_what_ray_is_told(
 
 def test_machines_that_take_the_place_of_a_whole_set_are_of_the_same_set(rig: AzureRig, world: World) -> None:
     job_id = world.submit(min_workers=2, max_workers=2, worker_resources={"GPU": 8.0}, spec=SPEC)
-    for _ in turns(rig, world):
+    for _ in ticks(rig, world):
         if world.job(job_id).state is JobState.ADMITTED:
             break
     before = {node.id for node in world.nodes()}
     for node_id in before:
         rig.evict(node_id)
-    for _ in turns(rig, world):
+    for _ in ticks(rig, world):
         others = {node.id: node for node in world.nodes() if node.id not in before}
         if [node.state for node in others.values()] == [NodeState.READY] * 2:
             break

@@ -160,20 +160,20 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(
     driver = service.world.launcher.driver_of(running)
     database_disk.end(service)
     accepted, problem = service.submit_until_refused()
-    assert (problem.status, problem.code, problem.title) == (507, "database_full", "No room")
-    assert "make room" in problem.detail
+    assert (problem.status, problem.code, problem.title) == (507, "database_full", "Insufficient storage")
+    assert "free space" in problem.detail
     assert service.listed() == {running, *accepted}
 
     # A controller notices by itself, and says it in one sentence.
-    driver.tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
+    driver.report("log", rank=0, stream="stdout", text="x" * (4 << 20))
     with pytest.raises(DBAPIError) as refused:
         service.world.tick(50)
     assert failure_of(refused.value) is DatabaseFailure.FULL
-    assert "make room" in why_failed(refused.value)
+    assert "free space" in why_failed(refused.value)
 
     database_disk.make(service)
     service.world.now += 60.0
-    driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+    driver.report("ended", end_reason="completed", message="done", exit_code=0)
     for _ in service.world.ticks_until("the job that ran has succeeded"):
         if service.world.job(running).state is JobState.SUCCEEDED:
             break
@@ -183,7 +183,7 @@ def test_a_full_disk_is_said_and_what_was_accepted_stands(
 
 
 @pytest.mark.parametrize("database_disk", ["sqlite disk"], indirect=True)
-def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_room(
+def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_space(
     database_disk: DatabaseDisk, service: FullService, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = service.world
@@ -197,18 +197,18 @@ def test_the_controllers_process_says_it_once_and_keeps_its_lease_when_there_is_
     process._go_on_with(world.connect())
     database_disk.end(service)
     service.submit_until_refused()
-    world.launcher.driver_of(running).tell("log", rank=0, stream="stdout", text="x" * (4 << 20))
+    world.launcher.driver_of(running).report("log", rank=0, stream="stdout", text="x" * (4 << 20))
     with caplog.at_level(logging.WARNING, "service.controller.controller"):
         for _ in range(3):
             process._complain("work", process._work(process._controller))
     (said,) = [one.getMessage() for one in caplog.records if one.name == "service.controller.controller"]
-    assert "make room" in said
+    assert "free space" in said
     assert "trying again" in said
     database_disk.make(service)
     assert process._work(process._controller) == ""
     process._keep()
     assert process.lease == held
-    assert world.job(running).log_seq == 1, "the line that found no room is there"
+    assert world.job(running).log_seq == 1, "the line that found no capacity is there"
 
 
 def test_a_postgresql_that_may_only_be_read_says_so(postgres: PostgresServer, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_a_query_only_connection_may_only_be_read(sqlite: tuple[Path, Database])
     assert _failure(database) is DatabaseFailure.READ_ONLY
 
 
-def test_what_is_one_transactions_own_fault_is_nobody_elses(database: Database) -> None:
+def test_what_is_one_transactions_own_fault_fails_no_other_one(database: Database) -> None:
     def twice(connection: sa.Connection) -> None:
         connection.execute(sa.text("INSERT INTO pool_reopenings (pool, at) VALUES ('a', 1), ('a', 2)"))
 
@@ -283,7 +283,7 @@ def test_what_is_one_transactions_own_fault_is_nobody_elses(database: Database) 
 
 
 def test_a_database_that_is_away_does_not_answer() -> None:
-    error = OperationalError("SELECT", {}, psycopg.OperationalError("connection refused\nby nobody"))
+    error = OperationalError("SELECT", {}, psycopg.OperationalError("connection refused\nby no server"))
     assert (failure_of(error), why_failed(error)) == (
         DatabaseFailure.AWAY,
         "the database does not answer: connection refused",
@@ -311,7 +311,7 @@ def test_a_full_storage_and_a_full_home_say_so(tmp_path: Path) -> None:
         content = _bundle()
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         ballast = fill(disk)
-        with pytest.raises(StorageFull, match="is full: make room"):
+        with pytest.raises(StorageFull, match="is full: free space"):
             storage.write_bytes("b", b"x" * 100_000)
         for home, code in ((disk / "home", "disk_full"), (tmp_path / "home", "storage_full")):
             app = create_app(Settings(home=home, **settings))

@@ -31,11 +31,11 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 def run_jobs(world: World, count: int) -> list[str]:
-    """So many jobs that run more than those that do."""
+    """That many more jobs that run than those that do."""
     job_ids = [world.submit() for _ in range(count)]
     world.tick(2)
     for job_id in job_ids:
-        world.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+        world.launcher.driver_of(job_id).report("progress", state="running", world_size=1)
     world.tick(2)
     assert {world.job(job_id).state for job_id in job_ids} == {JobState.RUNNING}
     return job_ids
@@ -44,9 +44,9 @@ def run_jobs(world: World, count: int) -> list[str]:
 def report(world: World, job_ids: list[str], step: int) -> None:
     for job_id in job_ids:
         driver = world.launcher.driver_of(job_id)
-        driver.tell("metric", step=step, world_size=1, values={"loss": 0.5})
-        driver.tell("log", rank=0, stream="stdout", text=f"step {step}")
-        driver.tell(
+        driver.report("metric", step=step, world_size=1, values={"loss": 0.5})
+        driver.report("log", rank=0, stream="stdout", text=f"step {step}")
+        driver.report(
             "checkpoint",
             step=step,
             world_size=1,
@@ -78,7 +78,7 @@ class TestAnAccount:
             (address,) = {node.address for node in world.nodes()[:1]}
             for job_id in job_ids:
                 driver = world.launcher.driver_of(job_id)
-                driver.tell("progress", world_size=1, workers={address: 1})
+                driver.report("progress", world_size=1, workers={address: 1})
             report(world, job_ids, number)
             world.tick(2)
             with statements(world.database) as sent:
@@ -140,7 +140,7 @@ class TestATick:
 
 
 class TestOneAttemptsFault:
-    def test_in_what_it_tells_is_nobody_elses(
+    def test_in_what_it_reports_fails_no_other_one(
         self, world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         job_ids = run_jobs(world, FEW)
@@ -164,7 +164,7 @@ class TestOneAttemptsFault:
         world.tick()
         assert [lines_of(world, job_id) for job_id in job_ids] == [["step 1", "step 2"]] * 3
 
-    def test_that_the_database_finds_is_nobody_elses(
+    def test_that_the_database_finds_fails_no_other_one(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The transaction of all is rolled back with everything in it, and each gets its own."""
@@ -200,7 +200,7 @@ class TestOneAttemptsFault:
 
 
 class TestASubmission:
-    def test_builds_no_statement_anew(self, database: Database) -> None:
+    def test_builds_no_statement_again(self, database: Database) -> None:
         """Two thirds of its time went into that."""
         from remora.spec.spec import JobSpec
         from service.api.submissions import SubmissionOrder, carry_out

@@ -23,7 +23,7 @@ from tests.statements import statements
 POLICIES = read_stored("pools: {}\nray_programs: {}\n")
 
 
-def holding(cpus: Mapping[str, float]) -> Programs:
+def programs_holding(cpus: Mapping[str, float]) -> Programs:
     """Programs that hold these CPUs of nodes."""
     return Programs(
         held={
@@ -60,11 +60,11 @@ def test_a_change_on_one_node_writes_its_row_alone(
 
     monkeypatch.setattr(ray_requests, "upsert", note)
     cpus = {f"n{number}": 1.0 for number in range(nodes)}
-    record_requests(tick, POLICIES, holding(cpus), {}, is_known=True)
+    record_requests(tick, POLICIES, programs_holding(cpus), {}, is_known=True)
     cpus["n1"] = 2.0
     with statements(database) as asked:
-        record_requests(tick, POLICIES, holding(cpus), {}, is_known=True)
+        record_requests(tick, POLICIES, programs_holding(cpus), {}, is_known=True)
         assert len(asked) < 10
     assert written[1:] == [["ray_n1"]]
-    record_requests(tick, POLICIES, holding(cpus), {}, is_known=True)
+    record_requests(tick, POLICIES, programs_holding(cpus), {}, is_known=True)
     assert len(written) == 2, "nothing has changed"

@@ -23,16 +23,17 @@ from service.api.validation_thread import MOST_WAITING, SHORT, Checks
 from service.settings import Settings
 from tests.steps import stopped_after
 
-#: Lines of Python between two turns of the event loop: far more than any request takes, and a few tens of milliseconds.
+#: Lines of Python between two passes of the event loop: far more than any request takes, and a few tens of
+#: milliseconds.
 MOST_STEPS = 50_000
 #: Values that one request may leave for the garbage collector, which stops all threads while it looks at them.
 MOST_GARBAGE = 1_000
-#: What a request takes on the event loop however it is checked, with room to spare: its route is looked for in turn.
+#: What a request takes on the event loop however it is checked, with a margin: routes are tried one after another.
 STEPS_OF_A_REQUEST = 6_000
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
-    """Counts the lines that its thread executes in each of its turns."""
+    """Counts the lines that its thread executes in each of its passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,13 +60,13 @@ async def ask(app: FastAPI, method: str, path: str, body: bytes = b"") -> tuple[
         "query_string": query.encode(), "root_path": "", "scheme": "http", "headers": headers, "state": {},
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1),
     }  # fmt: skip
-    pieces = [body[begin : begin + 65536] for begin in range(0, len(body), 65536)] or [b""]
+    chunks = [body[begin : begin + 65536] for begin in range(0, len(body), 65536)] or [b""]
     answered: list[Message] = []
 
     async def receive() -> Message:
-        if not pieces:
+        if not chunks:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+        return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
 
     async def send(message: Message) -> None:
         answered.append(message)
@@ -96,7 +97,7 @@ def home(tmp_path: Path, migrated_sqlite: Path) -> Path:
 
 
 def steps_during(home: Path, requests: list[HostileRequest]) -> tuple[int, list[int]]:
-    """Most steps of one turn of the event loop, and the statuses of the answers."""
+    """Most steps of one pass of the event loop, and the statuses of the answers."""
     app = create_app(Settings(home=home))
 
     async def main() -> list[int]:
@@ -141,7 +142,7 @@ def test_the_event_loop_is_free_while_a_large_request_is_answered(
 def test_too_many_large_requests_at_once_are_refused(home: Path) -> None:
     large = max(hostile_requests(), key=lambda one: len(one.body) if one.path == "/v1/policies/check" else 0)
     most, statuses = steps_during(home, [large] * (2 * MOST_WAITING))
-    # All of them come in one turn.
+    # All of them come in one pass.
     assert most < 2 * MOST_WAITING * STEPS_OF_A_REQUEST
     assert statuses.count(503) >= MOST_WAITING
 

@@ -323,7 +323,7 @@ class TestWallsBetweenProjects:
         database.transact(lambda c: bundles.forget(c, digest))
         assert not database.query(lambda c: bundles.is_held(c, held, digest))
 
-    def test_a_dry_run_tells_nothing_of_jobs_of_other_projects(self, service: Service) -> None:
+    def test_a_dry_run_shows_nothing_of_jobs_of_other_projects(self, service: Service) -> None:
         ended, absent = service.submit("blue"), f"job_{'0' * 26}"
         service.made("POST", f"/v1/jobs/{ended}/cancel")
 

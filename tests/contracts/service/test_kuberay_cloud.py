@@ -79,7 +79,7 @@ def test_a_file_that_is_no_place_is_said_in_one_sentence(tmp_path: Path, text: s
     assert fixed_pool(settings(tmp_path)).document
 
 
-def test_a_controller_outside_of_a_pod_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_a_controller_outside_of_a_pod_says_what_it_lacks(tmp_path: Path) -> None:
     with KubeRayRig(tmp_path) as rig:
         place = rig.settings().model_dump(mode="json")
     write(tmp_path, {**place, "endpoint": "https://127.0.0.1:1", "authority_file": str(tmp_path / "none")})

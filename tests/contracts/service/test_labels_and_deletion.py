@@ -70,7 +70,7 @@ class TestLabels:
         job_id = owner.submit(labels={"team": "vision"})
         driver = owner.train(job_id)
         label(owner, job_id, run="1")
-        driver.tell("metric", step=1, world_size=1, values={})
+        driver.report("metric", step=1, world_size=1, values={})
         owner.world.tick()
         assert owner.job(job_id).labels == {"team": "vision", "run": "1"}
 
@@ -91,10 +91,10 @@ def ended(owner: Owner, **fields: Any) -> str:
     job_id = owner.submit(**fields)
     driver: FakeDriver = owner.train(job_id)
     for number in range(5):
-        driver.tell("log", rank=0, stream="stdout", text=str(number))
-        driver.tell("metric", step=number, world_size=1, values={"loss": 0.5})
+        driver.report("log", rank=0, stream="stdout", text=str(number))
+        driver.report("metric", step=number, world_size=1, values={"loss": 0.5})
     storage(owner).write_bytes(f"jobs/{job_id}/checkpoints/x/w", b"x")
-    driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+    driver.report("ended", end_reason="completed", message="done", exit_code=0)
     owner.run_until(job_id, JobState.SUCCEEDED)
     owner.world.controller.listing.wait(10.0)
     owner.world.tick(3)
@@ -150,8 +150,8 @@ class TestDeletion:
         job_id = owner.submit(outputs={"final": {"model": "digits"}})
         driver = owner.train(job_id)
         file = {"size_bytes": 1, "sha256": "0" * 64, "stored": "u/final/a"}
-        driver.tell("output", location="/o", committed_at=1.0, files={"final/a": file})
-        driver.tell("ended", end_reason="completed", message="done", exit_code=0)
+        driver.report("output", location="/o", committed_at=1.0, files={"final/a": file})
+        driver.report("ended", end_reason="completed", message="done", exit_code=0)
         owner.run_until(job_id, JobState.SUCCEEDED)
         assert database.query(lambda c: deletion.models_of(c, job_id)) == ["digits:1"]
         said = "its outputs are digits:1, and a job whose outputs are a model is kept"

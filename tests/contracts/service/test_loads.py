@@ -30,7 +30,7 @@ def say(owner: Owner, driver: FakeDriver, **cpu: float) -> None:
     at = owner.world.now
     address = str(owner.world.nodes()[0].address)
     load = {"at": at, "address": address, "cpu": 1.0, "gpu": None, "gpus": 0, **cpu}
-    driver.tell("progress", at=at, loads={0: load})
+    driver.report("progress", at=at, loads={0: load})
     owner.world.tick()
 
 
@@ -81,7 +81,7 @@ def test_a_load_that_breaks_its_contract_is_refused_and_one_without_any_is_fine(
     say(owner, driver, gpu=1.5)
     assert rows(owner) == 0
     assert "record.refused" in dict(owner.events(job_id))
-    driver.tell("progress", at=owner.world.now, step=3)
+    driver.report("progress", at=owner.world.now, step=3)
     owner.world.tick()
     assert owner.job(job_id).step == 3
 
@@ -92,7 +92,7 @@ def test_pages_of_loads_follow_each_other(owner: Owner) -> None:
     at, addresses = owner.world.now, [str(node.address) for node in owner.world.nodes()]
     for address in addresses[:2]:
         load = {"at": at, "address": address, "cpu": 1.0}
-        drivers[0].tell("progress", at=at, loads={addresses.index(address): load})
+        drivers[0].report("progress", at=at, loads={addresses.index(address): load})
     owner.world.tick()
     first = owner.client.get(f"/v1/jobs/{jobs[0]}/loads", params={"limit": 1}).json()
     second = owner.client.get(

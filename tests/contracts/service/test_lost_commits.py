@@ -94,7 +94,7 @@ def slow_commits(url: str) -> Iterator[None]:
 
 
 def quick_commits(url: str) -> None:
-    """They wait for nobody any more."""
+    """They wait for no standby any more."""
     _administer(url, "ALTER SYSTEM RESET synchronous_standby_names")
     _administer(url, "SELECT pg_reload_conf()")
 
@@ -124,7 +124,7 @@ def test_a_commit_that_goes_on_without_its_client_is_waited_for(
 
 
 @pytest.mark.usefixtures("slow_commits")
-def test_what_nobody_knows_is_said_and_not_done_again(
+def test_an_unknown_outcome_is_said_and_not_done_again(
     database: Database, proxy: CuttingProxy, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactions, "PATIENCE_S", 0.3)
@@ -142,9 +142,9 @@ def test_a_server_that_takes_no_connection_for_a_moment_is_asked_again(
 ) -> None:
     work = Submitting()
     proxy.cut_next(Cut.AT_ONCE)
-    proxy.to_turn_away = 3
+    proxy.to_refuse = 3
     job = database.transact(work)
-    assert proxy.to_turn_away == 0, "it was asked more than once"
+    assert proxy.to_refuse == 0, "it was asked more than once"
     assert (stored(url), work.runs) == ([job.id], 1)
 
 

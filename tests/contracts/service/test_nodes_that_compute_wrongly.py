@@ -32,7 +32,7 @@ def world(database: Database, tmp_path: Path) -> World:
 def accuse(world: World, job_id: str, address: object, kind: str = "worker.miscomputed") -> None:
     """The job's driver says that a node is sick."""
     data = {"rank": 1, "address": address}
-    world.launcher.driver_of(job_id).tell("event", at=world.now, kind=kind, message=WHY, data=data)
+    world.launcher.driver_of(job_id).report("event", at=world.now, kind=kind, message=WHY, data=data)
 
 
 def node(world: World, node_id: str) -> NodeRow:

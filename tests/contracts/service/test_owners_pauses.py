@@ -45,7 +45,7 @@ def test_a_job_that_waits_is_paused_at_once_and_starts_when_it_is_resumed(owner:
 def test_a_job_that_trains_ends_its_attempt_and_goes_on_in_another_one(owner: Owner) -> None:
     job_id = owner.submit(retry={"limit": 0})
     driver = owner.train(job_id)
-    driver.tell("metric", step=7, world_size=1, values={})
+    driver.report("metric", step=7, world_size=1, values={})
     owner.world.tick()
     lost_s = owner.job(job_id).lost_s
     assert owner.ask(job_id, "pause")["message"] == "it is being paused"
@@ -63,7 +63,7 @@ def test_a_job_that_trains_ends_its_attempt_and_goes_on_in_another_one(owner: Ow
     owner.ask(job_id, "resume")
     second = owner.train(job_id)
     assert second.plan.attempt == 2
-    second.tell("metric", at=owner.world.now, step=8, world_size=1, values={})
+    second.report("metric", at=owner.world.now, step=8, world_size=1, values={})
     owner.world.tick()
     job = owner.job(job_id)
     assert (job.user_failures, job.losses, job.step) == (0, 0, 8)
@@ -99,7 +99,7 @@ def test_it_is_resumed_before_it_was_paused(owner: Owner) -> None:
     driver.obeys = False
     owner.world.tick()
     owner.ask(job_id, "resume")
-    driver.tell("ended", end_reason="paused", message="paused", exit_code=None)
+    driver.report("ended", end_reason="paused", message="paused", exit_code=None)
     owner.world.tick()
     owner.run_until(job_id, JobState.ADMITTED)
     assert (owner.job(job_id).attempt, owner.job(job_id).losses) == (2, 0)
@@ -138,7 +138,7 @@ def test_a_controller_that_dies_between_two_writes_loses_nothing(owner: Owner, l
     owner.world.launcher.loses_stops = False
     owner.world.succeed()
     if lost == "the end":
-        driver.tell("ended", end_reason="paused", message="paused", exit_code=None)
+        driver.report("ended", end_reason="paused", message="paused", exit_code=None)
     owner.run_until(job_id, JobState.PAUSED)
     owner.world.succeed()
     owner.ask(job_id, "resume")
@@ -151,7 +151,7 @@ def test_a_failure_while_it_is_being_paused_counts_and_it_is_paused(owner: Owner
     driver = owner.train(job_id)
     driver.obeys = False
     owner.ask(job_id, "pause")
-    driver.tell("ended", end_reason="exit_code", message="It ended.", exit_code=1)
+    driver.report("ended", end_reason="exit_code", message="It ended.", exit_code=1)
     owner.world.tick()
     job = owner.job(job_id)
     assert (job.state, job.user_failures) == (JobState.PAUSED, 1)

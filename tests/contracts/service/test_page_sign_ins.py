@@ -74,7 +74,7 @@ def signed_in(client: TestClient, back: str) -> str:
     return str(answer.headers["location"])
 
 
-def is_nobody(client: TestClient) -> bool:
+def is_signed_out(client: TestClient) -> bool:
     return client.get("/v1/whoami").status_code == 401
 
 
@@ -132,7 +132,7 @@ def test_an_answer_of_another_browser_or_another_sign_in_gives_no_session(
     client.cookies.clear()
     client.cookies.set("remora_sign_in", "bm8gc2lnbi1pbg")
     assert signed_in(client, back) == "/#/sign-in/sign_in_expired"
-    assert is_nobody(client)
+    assert is_signed_out(client)
 
 
 def forged(state: str) -> str:
@@ -141,7 +141,7 @@ def forged(state: str) -> str:
     return code_flow.to_cookie(begun, b"of a stranger")
 
 
-def test_forged_sign_ins_ask_nothing_of_the_issuer_and_leave_others_room(
+def test_forged_sign_ins_ask_nothing_of_the_issuer_and_leave_capacity_for_others(
     client: TestClient, issuer: PageIssuer
 ) -> None:
     back = at_the_issuer(begin(client))
@@ -197,7 +197,7 @@ def test_an_answer_is_good_once(client: TestClient, issuer: PageIssuer) -> None:
     assert signed_in(client, back) == "/#/sign-in/sign_in_expired"
     client.cookies.set("remora_sign_in", kept)
     assert signed_in(client, back) == "/#/sign-in/sign_in_refused", "the issuer takes a code once"
-    assert is_nobody(client)
+    assert is_signed_out(client)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_id_token_that_does_not_prove_this_sign_in_gives_no_session(
     with caplog.at_level(logging.WARNING):
         assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
     assert said in caplog.text
-    assert is_nobody(client)
+    assert is_signed_out(client)
 
 
 def test_tokens_of_an_unknown_key_give_no_session(
@@ -227,7 +227,7 @@ def test_tokens_of_an_unknown_key_give_no_session(
     stolen, made = SigningKey(), issuer.token
     monkeypatch.setattr(issuer, "token", lambda who, groups=(), **claims: made(who, groups, stolen, **claims))
     assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
-    assert is_nobody(client)
+    assert is_signed_out(client)
 
 
 def test_an_answer_of_another_issuer_or_a_refusal_is_no_session(
@@ -238,13 +238,13 @@ def test_an_answer_of_another_issuer_or_a_refusal_is_no_session(
     assert signed_in(client, mixed) == "/#/sign-in/sign_in_refused"
     issuer.person = None
     assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/sign_in_refused"
-    assert is_nobody(client)
+    assert is_signed_out(client)
 
 
 def test_a_token_that_no_cookie_holds_is_said_to_be_too_long(client: TestClient, issuer: PageIssuer) -> None:
     issuer.groups = tuple(f"group-{number:04d}" for number in range(400))
     assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/token_too_long"
-    assert is_nobody(client)
+    assert is_signed_out(client)
 
 
 def test_only_issuers_with_pages_are_asked_and_each_address_not_without_end(client: TestClient) -> None:
@@ -292,7 +292,7 @@ class TestWithASecret:
             assert signed_in(client, at_the_issuer(begin(client))) == "/#/sign-in/issuer_unreachable"
         assert "invalid_client" in caplog.text
         assert "another'" not in caplog.text
-        assert is_nobody(client)
+        assert is_signed_out(client)
 
 
 def test_over_https_the_cookies_are_of_this_host_alone(tmp_path: Path, trusted: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def events_of(world: World, job_id: str, *kinds: str) -> list[tuple[str, str]]:
 def nodes_go(world: World, job_id: str) -> None:
     """The last of its nodes is drained: it has its checkpoint, and no worker group any more."""
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="starting", world_size=0, workers={})
+    driver.report("progress", at=world.now, state="starting", world_size=0, workers={})
 
 
 def paused(world: World) -> str:
@@ -86,7 +86,7 @@ def test_it_goes_on_by_itself_on_the_next_day(world: World) -> None:
     assert [one.attempt for one in world.attempts(job_id)] == [1, 2]
     job = world.job(job_id)
     assert (job.paused_at, job.losses, job.budget_step) == (None, 0, None)
-    assert events_of(world, job_id, "job.queued")[-1][1] == "the cluster's budget has room again: it goes on"
+    assert events_of(world, job_id, "job.queued")[-1][1] == "the cluster's budget allows it again: it goes on"
 
 
 def test_it_goes_on_when_an_operator_gives_more_money(world: World) -> None:
@@ -152,7 +152,7 @@ def test_time_in_a_pause_is_neither_lost_nor_waited(world: World) -> None:
         if world.job(job_id).state is JobState.ADMITTED:
             break
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=1, step=5)
+    driver.report("progress", at=world.now, state="running", world_size=1, step=5)
     world.tick()
     assert world.job(job_id).lost_s - lost_s < 600.0
     assert world.job(job_id).trained_s < 86_400.0
@@ -161,7 +161,7 @@ def test_time_in_a_pause_is_neither_lost_nor_waited(world: World) -> None:
 def test_a_controller_that_died_between_two_writes_loses_nothing(world: World) -> None:
     job_id, _ = in_steps(world)
     nodes_go(world, job_id)
-    # The attempt was asked to stop, and nobody has told its driver.
+    # The attempt was asked to stop, and its driver does not know it yet.
     world.launcher.loses_stops = True
     world.tick()
     assert world.attempts(job_id)[0].stop_reason is EndReason.EVICTED
@@ -180,7 +180,7 @@ def test_a_controller_that_died_between_two_writes_loses_nothing(world: World) -
 
 def test_a_job_that_waits_for_another_attempt_is_paused_too(world: World) -> None:
     job_id, _ = in_steps(world)
-    world.launcher.driver_of(job_id).tell("ended", end_reason="node_lost", message="lost", exit_code=None)
+    world.launcher.driver_of(job_id).report("ended", end_reason="node_lost", message="lost", exit_code=None)
     world.tick(3)
     assert world.job(job_id).state is JobState.PAUSED
     assert world.job(job_id).losses == 1

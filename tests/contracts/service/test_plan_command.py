@@ -172,7 +172,7 @@ def test_a_replay_whose_client_has_gone_before_it_knew_of_it_ends(
     deadline = time.monotonic() + 60
     # Once it is out of the way a question is looked at again: this one is refused, as it names no pool.
     while (answer := httpx2.post(f"{service}/v1/plans", json=asked)).status_code == 429:
-        assert time.monotonic() < deadline, "nobody ended it"
+        assert time.monotonic() < deadline, "no signal ended it"
     assert answer.status_code == 422
     assert begun[0].returncode == -signal.SIGKILL
 

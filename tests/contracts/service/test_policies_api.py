@@ -88,7 +88,7 @@ def test_a_version_is_kept_as_it_was_written(client: TestClient) -> None:
     ]
 
 
-def test_a_change_of_what_somebody_else_changed_is_refused(client: TestClient) -> None:
+def test_a_change_of_what_another_operator_changed_is_refused(client: TestClient) -> None:
     apply(client, FIRST, 0)
     answer = post(client, document=SECOND, based_on=0)
     assert (

@@ -51,7 +51,7 @@ def test_from_the_first_look_to_a_rollback(policy: Cli) -> None:
     assert policy("check", "new.yaml") == ExitCode.OK
     assert policy.out == "It can be applied.\n"
 
-    assert policy("apply", "new.yaml", "--yes", "-m", "room to grow") == ExitCode.OK
+    assert policy("apply", "new.yaml", "--yes", "-m", "more nodes") == ExitCode.OK
     assert "-    min_nodes: 2\n" in policy.out
     assert "+  local: {sizes: [local], capacity: on-demand, min_nodes: 1, max_nodes: 4}\n" in policy.out
     assert policy.out.endswith("Version 1 is in force.\n")
@@ -75,7 +75,7 @@ def test_from_the_first_look_to_a_rollback(policy: Cli) -> None:
     rows = policy.out.splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["3", "2", "1", "0"]
     assert "rollback to 1." in rows[0]
-    assert "room to grow" in rows[2]
+    assert "more nodes" in rows[2]
     assert "made from the settings" in rows[3]
 
 

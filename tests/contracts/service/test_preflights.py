@@ -44,7 +44,7 @@ def kinds(world: World, node_id: str) -> list[str]:
 
 
 def joined(world: World, count: int, hold: Callable[[list[NodeRow]], None]) -> list[NodeRow]:
-    """The nodes once all of them have joined; `hold` is called with those that there are, before each turn."""
+    """The nodes once all of them have joined; `hold` is called with those that there are, before each tick."""
     world.submit(min_workers=count, max_workers=count)
     for _ in world.ticks_until("all have joined"):
         hold(living(world))

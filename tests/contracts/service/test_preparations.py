@@ -47,7 +47,7 @@ def test_nodes_build_the_environment_of_a_job_until_it_starts(world: World) -> N
     world.tick()
     assert on_nodes(world) == {waits: tuple(sorted(node.id for node in world.nodes())), busy: ()}
     assert {one.request.pip for one in world.launcher.preparations} == {("tiny==1.0",)}
-    world.launcher.driver_of(busy).tell("ended", end_reason="completed", message="done", exit_code=0)
+    world.launcher.driver_of(busy).report("ended", end_reason="completed", message="done", exit_code=0)
     for _ in world.ticks_until("it starts"):
         if world.job(waits).state is JobState.ADMITTED:
             break

@@ -57,7 +57,7 @@ def test_a_profile_is_asked_for_made_listed_and_downloaded(owner: Owner, setting
     assert driver.profiles_requested == [ProfileRequest(number=1, rank=0, steps=5)]
     assert the_one(owner, job_id).state == "running"
     Storage(settings.storage).write_bytes(profile_name(job_id, FILE), TRACE)
-    driver.tell("profile", number=1, **stored())
+    driver.report("profile", number=1, **stored())
     owner.world.tick()
     made = the_one(owner, job_id)
     assert (made.state, made.profiled_steps, made.size_bytes) == ("ready", 5, len(TRACE))
@@ -106,7 +106,7 @@ def test_one_profile_is_made_at_a_time_and_a_job_has_some_at_most(owner: Owner) 
         owner.ask(job_id, "profiles", steps=1)
         again = owner.client.post(f"/v1/jobs/{job_id}/profiles", json={})
         assert (again.status_code, "under way already" in again.text) == (409, True)
-        driver.tell("profile", number=number, **stored())
+        driver.report("profile", number=number, **stored())
         owner.world.tick()
     full = owner.client.post(f"/v1/jobs/{job_id}/profiles", json={})
     assert (full.status_code, "as many as it may" in full.text) == (409, True)
@@ -116,7 +116,7 @@ def test_why_there_is_no_trace_is_said_and_a_download_says_it_too(owner: Owner) 
     job_id = owner.submit()
     driver = owner.train(job_id)
     owner.ask(job_id, "profiles", steps=1)
-    driver.tell("profile", number=1, message="its script has not imported PyTorch")
+    driver.report("profile", number=1, message="its script has not imported PyTorch")
     owner.world.tick()
     failed = the_one(owner, job_id)
     assert (failed.state, failed.message) == ("failed", "its script has not imported PyTorch")
@@ -130,7 +130,7 @@ def test_a_trace_that_is_gone_or_cut_is_not_sent(owner: Owner, settings: Setting
     job_id = owner.submit()
     driver = owner.train(job_id)
     owner.ask(job_id, "profiles", steps=5)
-    driver.tell("profile", number=1, **stored())
+    driver.report("profile", number=1, **stored())
     owner.world.tick()
     for content in (None, TRACE[:-1]):
         if content is not None:
@@ -144,7 +144,7 @@ def test_a_driver_names_no_file_outside(owner: Owner, file: str) -> None:
     job_id = owner.submit()
     driver = owner.train(job_id)
     owner.ask(job_id, "profiles", steps=5)
-    driver.tell("profile", number=1, **{**stored(), "file": file})
+    driver.report("profile", number=1, **{**stored(), "file": file})
     owner.world.tick()
     assert the_one(owner, job_id).state == "running"
     assert "record.refused" in dict(owner.events(job_id))
@@ -182,7 +182,7 @@ def test_a_controller_that_dies_before_it_has_written_that_asks_with_the_same_nu
     owner.world.succeed()
     owner.world.tick(2)
     first, second = driver.profiles_requested
-    assert first == second, "the driver can tell that it is the same"
+    assert first == second, "the driver can see that it is the same"
 
 
 def test_a_driver_that_dies_ends_the_profile(owner: Owner) -> None:
@@ -210,11 +210,11 @@ def test_a_driver_that_never_says_how_it_went_ends_the_profile(owner: Owner) -> 
     assert failed.state == "failed"
     assert failed.message is not None
     assert "older release" in failed.message
-    driver.tell("profile", number=1, at=owner.world.now, **stored())
+    driver.report("profile", number=1, at=owner.world.now, **stored())
     owner.world.tick()
     late = the_one(owner, job_id)
     assert (late.state, late.message) == ("ready", None), "a trace that was stored after all is not lost"
-    driver.tell("profile", number=1, at=owner.world.now, message="its worker has ended")
+    driver.report("profile", number=1, at=owner.world.now, message="its worker has ended")
     owner.world.tick()
     assert the_one(owner, job_id) == late, "what is ready stays as it is"
 
@@ -224,7 +224,7 @@ def test_a_deleted_job_leaves_no_profile(owner: Owner, settings: Settings) -> No
     driver = owner.train(job_id)
     owner.ask(job_id, "profiles", steps=5)
     Storage(settings.storage).write_bytes(profile_name(job_id, FILE), TRACE)
-    driver.tell("profile", number=1, **stored())
+    driver.report("profile", number=1, **stored())
     owner.world.tick()
     owner.end(job_id)
     assert owner.client.delete(f"/v1/jobs/{job_id}").status_code == 202

@@ -91,7 +91,7 @@ class Team:
             self.on[job_id] = node.id
             driver = self.world.launcher.driver_of(job_id)
             workers = {str(node.address): 1}
-            driver.tell("progress", at=self.world.now, state="running", world_size=1, workers=workers)
+            driver.report("progress", at=self.world.now, state="running", world_size=1, workers=workers)
 
 
 def free(world: World, program: Program, team: Team | None = None) -> list[NodeRow]:
@@ -234,7 +234,7 @@ def test_programs_borrow_what_jobs_do_not_use_and_the_next_nodes_are_the_jobs(
     jobs = Team(world, 8)
     go_on(world, program, jobs)
     assert (len(program.held), len(jobs.on)) == (4, 0), "what runs goes on"
-    # While tasks wait as well: three turns are the team's, and then one is the program's again.
+    # While tasks wait as well: three places are the team's, and then one is the program's again.
     for held, running in ((3, 1), (2, 2), (1, 3), (1, 3)):
         lost = next(iter(program.held))
         program.end(lost)
@@ -255,7 +255,7 @@ def test_jobs_borrow_what_programs_do_not_use_and_the_next_node_is_the_programs(
     program.say()
     go_on(world, program, jobs, 12)
     assert (len(program.held), len(jobs.on)) == (0, 4), "what runs goes on"
-    # The next turns are the program's until both hold what is theirs: 1 to 3.
+    # The next places are the program's until both hold what is theirs: 1 to 3.
     for max_nodes, held, running in ((5, 1, 4), (6, 2, 4), (7, 2, 5), (8, 2, 6)):
         apply(world, document(max_nodes, ray=1, team=3))
         go_on(world, program, jobs)

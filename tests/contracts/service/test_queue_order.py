@@ -28,7 +28,7 @@ def world(database: Database, tmp_path: Path) -> World:
 
 
 def finish(world: World, job_id: str) -> None:
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     world.tick()
 
 
@@ -137,13 +137,13 @@ class TestTotals:
         job_ids = [world.submit(retry_limit=1) for _ in range(6)]
         ends = [("exit_code", 3), ("completed", 0), ("exit_code", 3), ("node_lost", None), ("completed", 0)]
         for number, (reason, code) in enumerate(ends):
-            for _ in world.ticks_until("somebody runs"):
+            for _ in world.ticks_until("a job runs"):
                 if world.launcher.drivers:
                     break
             (driver,) = world.launcher.drivers.values()
-            driver.tell("progress", state="running", world_size=1)
-            driver.tell("progress", repeated_steps=number, lost_s=number / 2)
-            driver.tell("ended", end_reason=reason, message="", exit_code=code)
+            driver.report("progress", state="running", world_size=1)
+            driver.report("progress", repeated_steps=number, lost_s=number / 2)
+            driver.report("ended", end_reason=reason, message="", exit_code=code)
             world.tick()
         world.cancel(job_ids[-1])
         kept = world.database.query(lambda connection: totals(connection, world.now))

@@ -98,14 +98,14 @@ def ready(world: World) -> list[NodeRow]:
 
 
 def train(world: World, nodes: int, **fields: Any) -> str:
-    """A job that runs on so many nodes."""
+    """A job that runs on that number of nodes."""
     job_id = world.submit(**fields)
     for _ in world.ticks_until("its nodes are ready and it is admitted"):
         if len(ready(world)) == nodes and world.job(job_id).state is JobState.ADMITTED:
             break
     workers = {str(one.address): 1 for one in ready(world)}
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=nodes, workers=workers)
+    driver.report("progress", at=world.now, state="running", world_size=nodes, workers=workers)
     world.tick(2)
     return job_id
 
@@ -133,7 +133,7 @@ def written(database: Database) -> Iterator[Written]:
     written.close()
 
 
-def test_a_pool_tells_why_its_warm_node_is_not_bought_until_it_is(world: World, client: TestClient) -> None:
+def test_a_pool_says_why_its_warm_node_is_not_bought_until_it_is(world: World, client: TestClient) -> None:
     follow_policies(world, f"pools: {{cpu: {{{POOL}, max_nodes: 3, warm_nodes: 1}}}}")
     until = world.now + 60.0
     world.cluster.refusals = [InsufficientCapacity("none left", offering=SPOT.id, until=until)]
@@ -203,12 +203,12 @@ def test_a_pool_that_is_not_there_cannot_be_reopened(client: TestClient) -> None
     assert (answer.status_code, answer.json()["code"]) == (404, "pool_not_found")
 
 
-def test_a_node_tells_why_it_stays_and_says_nothing_while_it_works(world: World, client: TestClient) -> None:
+def test_a_node_says_why_it_stays_and_nothing_while_it_works(world: World, client: TestClient) -> None:
     follow_policies(world, f"pools: {{cpu: {{{POOL}, max_nodes: 3, idle_s: 40}}}}")
     job_id = train(world, 1)
     (one,) = ready(world)
     assert (node(client, one.id).reason, node(client, one.id).reason_since) == (None, None)
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     world.tick(3)
     shown = node(client, one.id)
     assert shown.reason == "it is unused, and goes at 1970-01-01 00:17:21 UTC if it still is"
@@ -218,14 +218,14 @@ def test_a_node_tells_why_it_stays_and_says_nothing_while_it_works(world: World,
     assert (node(client, one.id).state, node(client, one.id).reason) == (NodeState.GONE, None)
 
 
-def test_a_running_job_tells_why_it_is_not_larger_until_nothing_is_in_its_way(
+def test_a_running_job_says_why_it_is_not_larger_until_nothing_is_in_its_way(
     world: World, client: TestClient
 ) -> None:
     document = f"pools: {{cpu: {{{POOL}, max_nodes: 2}}}}"
     follow_policies(world, document)
     job_id = train(world, 2, max_workers=3)
     before = job(client, job_id)
-    assert before.why_short == "there is no room for 1 worker: pool 'cpu' may have 2 nodes"
+    assert before.why_short == "there is no capacity for 1 worker: pool 'cpu' may have 2 nodes"
     assert (before.reason, before.message) == (None, None)
     follow_policies(world, document.replace("2", "3"))
     world.tick()
@@ -236,7 +236,7 @@ def test_a_running_job_tells_why_it_is_not_larger_until_nothing_is_in_its_way(
     assert job(client, job_id).why_short is None
     driver = world.launcher.driver_of(job_id)
     follow_policies(world, document)
-    driver.tell("ended", end_reason="completed", message="", exit_code=0)
+    driver.report("ended", end_reason="completed", message="", exit_code=0)
     world.tick(2)
     assert job(client, job_id).why_short is None
 
@@ -310,7 +310,10 @@ def test_on_this_machine_limits_are_shown_as_they_are_followed(database: Databas
     job_id = train(world, 2, max_workers=3)
     follow_policies(world, "pools: {local: {sizes: [local], max_nodes: 3, warm_nodes: 1}}")
     with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
-        assert job(client, job_id).why_short == "there is no room for 1 worker: pool 'local' may have 2 nodes"
+        assert (
+            job(client, job_id).why_short
+            == "there is no capacity for 1 worker: pool 'local' may have 2 nodes"
+        )
         (pool,) = pools(client)
         assert (pool.min_nodes, pool.max_nodes, pool.warm_nodes) == (3, 3, 0)
         assert pool.nodes == {NodeState.READY: 2}

@@ -80,7 +80,7 @@ def test_a_controller_that_dies_before_it_has_written_that_asks_with_the_same_or
     owner.world.succeed()
     owner.world.tick(2)
     assert len(driver.stacks_requested) == 2
-    assert driver.stacks_requested[0] == driver.stacks_requested[1], "the driver can tell that it is the same"
+    assert driver.stacks_requested[0] == driver.stacks_requested[1], "the driver can see that it is the same"
 
 
 def test_an_attempt_that_began_after_the_request_is_not_asked(owner: Owner) -> None:

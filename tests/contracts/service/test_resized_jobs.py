@@ -55,8 +55,8 @@ def test_the_batch_that_its_workers_made_is_that_of_later_attempts(owner: Owner)
     job_id = owner.submit(workers={"min": 1, "max": 3}, backend="deepspeed")
     driver = owner.train(job_id, workers=2)
     assert owner.world.attempts(job_id)[0].short_since is not None
-    driver.tell("progress", at=owner.world.now, global_batch=8)
-    driver.tell("progress", at=owner.world.now, global_batch=2**40)
+    driver.report("progress", at=owner.world.now, global_batch=8)
+    driver.report("progress", at=owner.world.now, global_batch=2**40)
     owner.world.tick()
     job = owner.job(job_id)
     assert job.spec["elastic"]["global_batch"] == 8
@@ -109,7 +109,7 @@ def test_one_that_dies_before_it_has_written_that_sends_it_once_more(
     owner.world.succeed()
     owner.world.tick()
     assert len(driver.orders) == 2
-    assert driver.orders[0] == driver.orders[1], "the driver can tell that it is the same"
+    assert driver.orders[0] == driver.orders[1], "the driver can see that it is the same"
 
 
 def test_a_driver_that_cannot_be_reached_is_asked_again(owner: Owner) -> None:

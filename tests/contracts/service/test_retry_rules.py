@@ -31,7 +31,7 @@ def begun(world: World, **retry: Any) -> tuple[str, FakeDriver]:
 
 
 def fail(driver: FakeDriver, code: int) -> None:
-    driver.tell("ended", end_reason="exit_code", message="It ended.", exit_code=code)
+    driver.report("ended", end_reason="exit_code", message="It ended.", exit_code=code)
 
 
 def test_a_code_that_is_not_listed_ends_the_job(world: World) -> None:
@@ -53,7 +53,7 @@ def test_a_code_that_is_listed_is_retried(world: World) -> None:
 
 def test_a_line_of_the_log_is_remembered_although_the_controller_dies_before_the_end(world: World) -> None:
     job_id, driver = begun(world, on_log_patterns=["NCCL error"])
-    driver.tell("log", rank=0, stream="stderr", text="step 3\nNCCL error: unhandled\nbye")
+    driver.report("log", rank=0, stream="stderr", text="step 3\nNCCL error: unhandled\nbye")
     world.tick()
     assert world.attempts(job_id)[0].log_match == "NCCL error"
     world.succeed()
@@ -70,7 +70,7 @@ def test_a_line_of_the_log_is_remembered_although_the_controller_dies_before_the
 
 def test_what_we_say_in_the_log_is_no_line_of_the_script(world: World) -> None:
     job_id, driver = begun(world, on_log_patterns=["NCCL error"])
-    driver.tell("log", rank=0, stream="remora", text="NCCL error")
+    driver.report("log", rank=0, stream="remora", text="NCCL error")
     fail(driver, 1)
     world.tick()
     assert world.job(job_id).state is JobState.FAILED

@@ -143,21 +143,21 @@ def world(clouds: Subscriptions, tmp_path: Path) -> Iterator[World]:
     database.close()
 
 
-def turns(world: World, clouds: Subscriptions) -> Iterator[None]:
-    """Turns of the controller, a second apart, until the test breaks out of the loop."""
+def ticks(world: World, clouds: Subscriptions) -> Iterator[None]:
+    """Ticks of the controller, a second apart, until the test breaks out of the loop."""
     for _ in range(300):
         clouds.clock.passed_s += 1.0
         world.now = clouds.clock()
         world.controller.tick(world.now)
         yield
-    raise AssertionError("300 turns passed")
+    raise AssertionError("300 ticks passed")
 
 
 def pass_minutes(world: World, clouds: Subscriptions, minutes: int) -> None:
-    """Time passes under a job that trains, with a turn of the controller each minute."""
+    """Time passes under a job that trains, with a tick of the controller each minute."""
     for _ in range(minutes):
         clouds.clock.passed_s += 59.0
-        next(turns(world, clouds))
+        next(ticks(world, clouds))
 
 
 def machines(cloud: Cloud) -> list[str]:
@@ -168,7 +168,7 @@ def machines(cloud: Cloud) -> list[str]:
 def trains(world: World, clouds: Subscriptions) -> tuple[str, NodeRow]:
     """A job that trains on a node that was bought for it."""
     job_id = world.submit(min_workers=1, max_workers=1, worker_resources={"CPU": 4.0})
-    for _ in turns(world, clouds):
+    for _ in ticks(world, clouds):
         if world.job(job_id).state is JobState.ADMITTED:
             break
     train(world, job_id)
@@ -190,12 +190,12 @@ def test_a_machine_is_bought_in_the_second_subscription_paid_for_drained_and_end
     pass_minutes(world, clouds, 15)
     spent = world.database.query(lambda c: ledger.spent(c, [job_id], world.now))
     assert spent[job_id] == pytest.approx(price / 4, rel=0.05)
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
-    for _ in turns(world, clouds):
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
+    for _ in ticks(world, clouds):
         if not machines(clouds.second):
             break
     assert clouds.drained == {node.id}
-    for _ in turns(world, clouds):
+    for _ in ticks(world, clouds):
         if not living(world) and not clouds.second.machines:
             break
     assert not clouds.second.interfaces
@@ -220,7 +220,7 @@ def test_a_controller_that_starts_again_finds_what_is_in_the_second_subscription
     clouds.machines = clouds.provider()
     world.succeed()
     clouds.clock.passed_s += world.settings.lease_s
-    for _ in turns(world, clouds):
+    for _ in ticks(world, clouds):
         if machines(clouds.second) == [node.id]:
             break
     assert world.job(job_id).attempt == 1

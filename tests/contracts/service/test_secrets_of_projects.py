@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from remora.states import EndReason, JobState
 from service.loops.attempt_secrets import _PAUSE_S, AttemptSecrets
 from service.loops.launching import LAUNCH_TIMEOUT_S, Launching
-from service.queue.intake import NoRoom
+from service.queue.intake import LimitReached
 from service.queue.secrets import MAX_SECRETS_OF_PROJECT, SecretPlace, SecretRow, SecretSource
 from service.secrets import rotation, storing
 from service.secrets.encryption import CannotOpen, Sealed, seal, unseal
@@ -148,7 +148,7 @@ class TestTheStore:
         monkeypatch.setattr(storing, "MAX_SECRETS_OF_PROJECT", 2)
         put(database, key_file)
         put(database, key_file, name="OTHER")
-        with pytest.raises(NoRoom, match="the project vision has 2 secrets and its limit is 2"):
+        with pytest.raises(LimitReached, match="the project vision has 2 secrets and its limit is 2"):
             put(database, key_file, name="THIRD")
         assert put(database, key_file, name="OTHER").version == 2
         assert put(database, key_file, name="THIRD", project="speech").version == 1

@@ -87,7 +87,7 @@ def stored_at(tmp_path: Path, name: str) -> Path:
 
 
 def run_attempt(database: Database, job_id: str, *kinds_and_bodies: tuple[str, dict[str, Any]]) -> None:
-    """What the controller does when a driver tells these records."""
+    """What the controller does when a driver reports these records."""
 
     def work(connection: sa.Connection) -> None:
         lease = hold_lease(connection)
@@ -118,7 +118,7 @@ class TestSubmitting:
     ) -> None:
         ids = [submit(client).id for _ in range(3)]
 
-        def tell(job_id: str, message: str) -> None:
+        def report(job_id: str, message: str) -> None:
             def work(connection: sa.Connection) -> None:
                 job = jobs.lock_job(connection, job_id)
                 assert job is not None
@@ -127,18 +127,18 @@ class TestSubmitting:
             database.transact(work)
 
         for job_id, message in zip(
-            ids, ("is next: it needs 1 CPU", *["waits for its turn"] * 2), strict=True
+            ids, ("is next: it needs 1 CPU", *["waits in the queue"] * 2), strict=True
         ):
-            tell(job_id, message)
+            report(job_id, message)
         before = client.get(f"/v1/jobs/{ids[2]}")
-        assert before.json()["message"] == "waits for its turn: 2 jobs are ahead of it"
+        assert before.json()["message"] == "waits in the queue: 2 jobs are ahead of it"
         listed = {one["id"]: one["message"] for one in client.get("/v1/jobs").json()["items"]}
-        assert listed[ids[1]] == "waits for its turn: 1 job is ahead of it"
+        assert listed[ids[1]] == "waits in the queue: 1 job is ahead of it"
         known = {"If-None-Match": before.headers["etag"]}
         assert client.get(f"/v1/jobs/{ids[2]}", headers=known).status_code == 304
         client.post(f"/v1/jobs/{ids[1]}/cancel")
         after = client.get(f"/v1/jobs/{ids[2]}", headers=known)
-        assert after.json()["message"] == "waits for its turn: 1 job is ahead of it"
+        assert after.json()["message"] == "waits in the queue: 1 job is ahead of it"
         assert after.json()["version"] == before.json()["version"]
 
     def test_the_same_key_gives_the_same_answer(self, client: TestClient) -> None:
@@ -546,7 +546,7 @@ class TestReading:
         assert client.get(f"/v1/jobs/{job_id}/metrics?points=5&after_step=99").json()["items"] == []
         problem(client.get(f"/v1/jobs/{job_id}/metrics?points=0"), 422, "invalid_parameter")
 
-    def test_a_point_tells_of_its_last_step_and_of_every_name_in_its_part(
+    def test_a_point_reports_its_last_step_and_of_every_name_in_its_part(
         self, client: TestClient, database: Database
     ) -> None:
         other, job_id = submit(client).id, submit(client).id
@@ -592,7 +592,7 @@ class TestReading:
         assert [one["id"] for one in client.get("/v1/jobs").json()["items"]] == [kept]
         problem(client.post("/v1/prune?keep_jobs=-1"), 422, "invalid_parameter")
 
-    def test_a_service_that_keeps_everything_deletes_what_it_is_told_and_nothing_by_itself(
+    def test_a_service_that_keeps_everything_deletes_what_it_is_asked_to_and_nothing_by_itself(
         self, settings: Settings, database: Database
     ) -> None:
         with TestClient(
@@ -1073,7 +1073,7 @@ class TestCheckpoints:
 @pytest.mark.postgresql_in_soak
 class TestOutputs:
     def keep(self, database: Database, job_id: str, folder: Path, written: dict[str, bytes]) -> None:
-        """The job's driver tells of these files, and that the job is done."""
+        """The job's driver reports these files, and that the job is done."""
         files = {}
         for number, (name, content) in enumerate(written.items()):
             stored = f"v{number}/file"
@@ -1209,7 +1209,7 @@ def test_a_database_that_went_away_is_a_503(settings: Settings, monkeypatch: pyt
         assert client.get("/healthz").status_code == 200
 
 
-def test_our_own_mistake_is_a_500_that_tells_nothing(
+def test_our_own_mistake_is_a_500_that_reveals_nothing(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TestClient(

@@ -219,7 +219,7 @@ def test_every_second_that_the_cloud_bills_has_a_payer(world: World) -> None:
             break
     train(world, job_id)
     world.now += 3600.0
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     for _ in world.ticks_until("its nodes were returned"):
         if not living(world):
             break
@@ -254,7 +254,7 @@ def test_a_job_that_has_spent_its_budget_does_not_wait_for_another_attempt(world
     train(world, job_id)
     driver = world.launcher.driver_of(job_id)
     world.now += 1000.0  # at 0.04 USD an hour
-    driver.tell("ended", end_reason="node_lost", message="all nodes are gone", exit_code=None)
+    driver.report("ended", end_reason="node_lost", message="all nodes are gone", exit_code=None)
     for _ in world.ticks_until("the job ends"):
         if world.job(job_id).state.is_terminal:
             break
@@ -288,7 +288,7 @@ def test_a_zone_that_loses_the_head_is_left_at_once(world: World) -> None:
     world.cluster.cut_off = {"1"}
     world.tick()
     staying = [node.offering for node in living(world) if node.leaving_since is None]
-    assert staying == [OTHER_SPOT] * 2, "nobody waits for machines that cannot join either"
+    assert staying == [OTHER_SPOT] * 2, "no job waits for machines that cannot join either"
     world.cluster.cut_off = set()
     world.tick(3)
     assert [(node.offering, node.state) for node in living(world)] == [(OTHER_SPOT, NodeState.READY)] * 2
@@ -308,7 +308,7 @@ def test_a_pool_that_has_worked_since_is_not_slowed_down_by_what_failed_before(w
         if world.job(job_id).state is JobState.ADMITTED:
             break
     train(world, job_id)
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     for _ in world.ticks_until("its node is returned"):
         world.now += 10.0
         if not living(world):
@@ -345,7 +345,7 @@ def test_machines_that_are_sick_are_not_bought_again_and_again(world: World) -> 
     assert wait.reason.startswith("spot Standard_D4s_v5 in zone 1 is not tried before ")
 
 
-def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(world: World) -> None:
+def test_a_machine_that_joins_after_it_was_given_up_is_drained_to_take_no_work(world: World) -> None:
     apply(world, DOCUMENT.format(max_nodes=1).replace("idle_s: 30", "idle_s: 30\n    join_timeout_s: 60"))
     world.cluster.cut_off = {"1"}
     world.cluster.ends_slowly = True
@@ -361,10 +361,10 @@ def test_a_machine_that_joins_after_it_was_given_up_is_told_to_take_no_work(worl
     assert world.cluster.drains == {late.id: world.now}
     assert bought(world) == [OTHER_SPOT], "its row has ended, and stays so"
     world.tick(3)
-    assert list(world.cluster.drains) == [late.id], "it is told once, and nobody else is"
+    assert list(world.cluster.drains) == [late.id], "it is drained once, and no other node is"
 
 
-def test_projects_take_turns_by_their_shares(world: World) -> None:
+def test_projects_share_the_queue_by_their_shares(world: World) -> None:
     apply(world, DOCUMENT.format(max_nodes=3) + "projects:\n  vision: {share: 2}\n  speech: {share: 1}\n")
     first = [world.submit(project="speech") for _ in range(3)]
     later = [world.submit(project="vision") for _ in range(3)]
@@ -395,7 +395,7 @@ def test_a_project_that_has_spent_its_day_waits_for_the_next_one_and_others_go_o
     assert world.job(second).state is JobState.ADMITTED
 
 
-def test_a_job_is_told_which_rule_of_the_site_keeps_its_nodes_from_being_launched(
+def test_a_job_says_which_rule_of_the_site_keeps_its_nodes_from_being_launched(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = {"friday": lambda view, launch: "not on Fridays" if view.now == world.now else None}
@@ -408,12 +408,12 @@ def test_a_job_is_told_which_rule_of_the_site_keeps_its_nodes_from_being_launche
     assert str(world.job(job_id).message).endswith(reported)
 
 
-def test_a_node_that_nobody_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
+def test_a_node_that_no_job_uses_is_returned_and_one_that_works_is_not(world: World) -> None:
     job_id = running_on(world, 2)
     world.now += 100.0
     world.tick()
     assert len(living(world)) == 2
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     world.tick(2)
     assert len(living(world)) == 2, "not at once"
     world.now += 31.0
@@ -475,7 +475,7 @@ def test_a_node_that_works_and_has_to_go_is_drained_with_a_deadline(world: World
     assert left.id != drained.id
 
 
-def test_a_drain_that_a_crash_kept_from_ray_is_told_again(world: World) -> None:
+def test_a_drain_that_a_crash_kept_from_ray_is_sent_again(world: World) -> None:
     running_on(world, 2)
     apply(world, DOCUMENT.format(max_nodes=1))
     world.cluster.drain_error = ConnectionError("the head does not answer")
@@ -497,7 +497,7 @@ def test_a_drained_node_whose_workers_do_not_go_ends_at_its_deadline(world: Worl
     assert len(living(world)) == 1
 
 
-def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> None:
+def test_what_the_budget_does_to_a_job_is_reported_once(world: World) -> None:
     job_id = running_on(world, 2)
     budget = "budget:\n  usd_per_day: 0.01\n  steps: {stop-growing: 0.5}\n"
     apply(world, DOCUMENT.format(max_nodes=3) + budget)
@@ -510,7 +510,7 @@ def test_the_owner_is_told_what_the_budget_does_to_a_job_once(world: World) -> N
     assert "no more nodes are bought" in reported[0].message
 
 
-def test_a_budget_is_used_up_in_four_steps_and_the_owner_is_told_of_each(world: World) -> None:
+def test_a_budget_is_used_up_in_four_steps_and_each_is_reported_to_the_owner(world: World) -> None:
     job_id, stayed = in_steps(world)
     assert stayed == {
         "stop-growing": [ON_DEMAND, SPOT, SPOT],
@@ -542,7 +542,7 @@ def test_a_budget_that_is_used_up_by_nodes_without_jobs_stays_used_up(world: Wor
     assert bought(world) != []
 
 
-def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World) -> None:
+def test_a_budget_that_is_raised_counts_at_once_and_is_reported_to_owners(world: World) -> None:
     job_id, _ = in_steps(world)
     world.now += 61.0
     world.tick(3)
@@ -552,7 +552,7 @@ def test_a_budget_that_is_raised_counts_at_once_and_owners_are_told(world: World
     assert living(world) == []
     apply(world, MIXED + STEPS.format(usd=20))
     world.tick(3)
-    assert reported_budget(world, job_id)[4:] == [(None, "the cluster's budget has room again")]
+    assert reported_budget(world, job_id)[4:] == [(None, "the cluster's budget allows it again")]
     assert bought(world) != []
 
 
@@ -622,7 +622,7 @@ def test_what_the_cloud_allows_is_reported_once_and_again_when_it_changes(world:
         return [event.data["units"] for event in events if event.kind == "quotas.read"]
 
     world.tick()
-    assert reported() == [], "nobody has said anything yet"
+    assert reported() == [], "no node has said anything yet"
     world.supply.limits = {"lowprioritycores": 24, "standarddsv5family": 8, "cores": 100, "standardnd": 96}
     world.tick(3)
     assert reported() == [{"lowprioritycores": 24, "standarddsv5family": 8}]
@@ -665,7 +665,7 @@ def test_nodes_that_a_cloud_asks_to_wait_for_have_not_failed_and_all_come_after_
 
 
 @pytest.mark.parametrize(("pauses", "losses"), [(0, 3), (3, 1)])
-def test_a_node_is_not_given_up_for_the_time_in_which_nobody_asked_for_it(
+def test_a_node_is_not_given_up_for_the_time_in_which_no_controller_asked_for_it(
     world: World, pauses: int, losses: int
 ) -> None:
     world.observation_interval_s = 30.0
@@ -720,7 +720,7 @@ def test_a_pause_that_the_cloud_asked_for_outlives_the_controller(world: World) 
     assert [(node.id, node.state) for node in living(world)] == [(name, NodeState.READY) for name in asked]
 
 
-def test_a_cloud_that_counts_is_not_looked_at_in_every_turn(world: World) -> None:
+def test_a_cloud_that_counts_is_not_looked_at_in_every_tick(world: World) -> None:
     world.observation_interval_s = 2.0
     world.controller.resign()
     world.controller = world.new_controller()
@@ -792,7 +792,7 @@ def test_machines_are_given_back_side_by_side(world: World, monkeypatch: pytest.
         delete(node_id)
 
     monkeypatch.setattr(world.cluster, "delete", slow)
-    world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+    world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
     world.tick(2)
     world.now += 60.0
     world.tick(3)

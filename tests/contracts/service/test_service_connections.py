@@ -90,8 +90,8 @@ def all_of(client: socket.socket) -> bytes:
     """Everything until the service closes."""
     said = b""
     with contextlib.suppress(ConnectionResetError):
-        while piece := client.recv(65536):
-            said += piece
+        while chunk := client.recv(65536):
+            said += chunk
     return said
 
 
@@ -148,12 +148,12 @@ def test_a_body_that_comes_fast_enough_is_read(client: socket.socket) -> None:
     client.sendall(HEAD + b"Content-Length: 4000000\r\n\r\n" + b"x" * 4_000_000)
     said = b""
     while not said.endswith(b"\r\n\r\n4000000"):
-        piece = client.recv(65536)
-        assert piece, said
-        said += piece
+        chunk = client.recv(65536)
+        assert chunk, said
+        said += chunk
 
 
-def test_an_answer_that_nobody_reads_ends(client: socket.socket, subject: Subject) -> None:
+def test_an_answer_that_no_client_reads_ends(client: socket.socket, subject: Subject) -> None:
     subject.stream_ended.clear()
     client.sendall(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert subject.stream_ended.wait(20)

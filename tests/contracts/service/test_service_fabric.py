@@ -82,7 +82,7 @@ def trains(world: World) -> str:
         if world.job(job_id).state is JobState.ADMITTED:
             break
     workers = {str(node.address): 1 for node in living(world)}
-    world.launcher.driver_of(job_id).tell("progress", state="running", world_size=2, workers=workers)
+    world.launcher.driver_of(job_id).report("progress", state="running", world_size=2, workers=workers)
     world.tick()
     assert attempt(world, job_id).state is AttemptState.RUNNING
     return job_id
@@ -125,9 +125,9 @@ def test_of_two_domains_it_starts_in_the_one_that_was_bought_for_it(world: World
     second = world.submit(min_workers=2, max_workers=2, spec=SPEC)
     world.tick(3)
     assert world.job(second).state is JobState.QUEUED
-    # Both domains have room from the same turn on.
+    # Both domains have capacity from the same tick on.
     world.cluster.cut_off.clear()
-    world.launcher.driver_of(first).tell("ended", end_reason="completed", message="done", exit_code=0)
+    world.launcher.driver_of(first).report("ended", end_reason="completed", message="done", exit_code=0)
     world.tick()
     assert attempt(world, second).fabric == f"gpu-{second}"
 
@@ -168,7 +168,7 @@ def test_when_its_domain_is_lost_and_cannot_be_had_again_another_attempt_takes_a
 def test_when_the_same_can_be_had_again_the_attempt_goes_on_in_its_domain(world: World) -> None:
     job_id = trains(world)
     before = {node.id for node in living(world)}
-    world.launcher.driver_of(job_id).tell("progress", state="starting", world_size=0, workers={})
+    world.launcher.driver_of(job_id).report("progress", state="starting", world_size=0, workers={})
     lose_everything(world)
     for _ in world.ticks_until("there are others"):
         if domains(world) and not before & {node.id for node in living(world)}:
@@ -178,7 +178,7 @@ def test_when_the_same_can_be_had_again_the_attempt_goes_on_in_its_domain(world:
     assert (only.end_reason, only.stop_reason) == (None, None)
 
 
-def test_without_any_pool_that_has_it_the_job_is_told_so_at_once_and_holds_up_nobody(world: World) -> None:
+def test_without_any_pool_that_has_it_the_job_says_so_at_once_and_holds_up_no_other_job(world: World) -> None:
     world.supply.sold = (sold("cheap", "1"),)
     never = world.submit(spec=SPEC)
     other = world.submit()

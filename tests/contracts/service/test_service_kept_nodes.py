@@ -74,7 +74,7 @@ def test_drivers_hear_of_it_before_the_node_is_ready_and_once_and_when_the_job_t
     assert own.heard == driver.heard == [{node.id: waits}], "its own driver, too, and none of them twice"
 
     (node,) = bought_for(world, waits)
-    own.tell("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
+    own.report("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
     world.tick(2)
     assert own.heard[1:] == driver.heard[1:] == [{}]
 
@@ -99,7 +99,9 @@ def test_nothing_is_kept_for_a_job_that_nothing_can_hold_any_more(world: World) 
     assert driver.heard == [{node.id: waits}, {}]
 
 
-def test_a_driver_that_could_not_be_told_is_told_later_and_nobody_else_suffers(world: World) -> None:
+def test_a_driver_that_could_not_be_reached_is_sent_it_later_and_no_other_one_is_delayed(
+    world: World,
+) -> None:
     driver = one_that_grows(world)
     world.launcher.failing["keep"] = RuntimeError("the head does not answer")
     waits, node = one_that_waits(world)
@@ -111,7 +113,7 @@ def test_a_driver_that_could_not_be_told_is_told_later_and_nobody_else_suffers(w
     starts(world, waits)
 
 
-def test_of_one_that_cannot_be_sent_it_the_others_hear_it_in_that_turn(world: World) -> None:
+def test_of_one_that_cannot_be_sent_it_the_others_get_it_in_that_tick(world: World) -> None:
     driver = one_that_grows(world)
     waits, _ = one_that_waits(world)
     starts(world, waits)
@@ -119,7 +121,7 @@ def test_of_one_that_cannot_be_sent_it_the_others_hear_it_in_that_turn(world: Wo
     own = world.launcher.driver_of(waits)
     (node,) = bought_for(world, waits)
     world.launcher.failing[f"keep {driver.plan.attempt_id}"] = AttributeError("keep")
-    own.tell("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
+    own.report("progress", at=world.now, state="running", world_size=1, workers={node.address: 1})
     world.tick(2)
     assert (own.heard[1:], driver.heard[1:]) == ([{}], [])
     world.launcher.failing.clear()

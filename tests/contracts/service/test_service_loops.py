@@ -70,7 +70,7 @@ def work_on(world: World, job_id: str, on: list[NodeRow]) -> None:
     """The job's driver says that one worker runs on each of these nodes."""
     workers = {str(node.address): 1 for node in on}
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
+    driver.report("progress", at=world.now, state="running", world_size=len(workers), workers=workers)
     world.tick()
 
 
@@ -83,7 +83,7 @@ def train_on(world: World, on: list[NodeRow]) -> str:
 
 
 def a_checkpoint(step: int) -> dict[str, Any]:
-    """What a driver tells of a committed checkpoint."""
+    """What a driver reports of a committed checkpoint."""
     return {
         "step": step, "world_size": 1, "size_bytes": 7, "location": "/c", "files": {"a": 7}, "committed_at": 1000.0
     }  # fmt: skip
@@ -101,12 +101,12 @@ class TestAJob:
         driver = ready.launcher.driver_of(job_id)
         assert (driver.plan.attempt, driver.plan.command) == (1, ["python", "train.py"])
         workers = {"10.0.0.1": 2, "10.0.0.2": 1}
-        driver.tell("progress", state="running", world_size=3, workers=workers, total_steps=10)
-        driver.tell("metric", step=10, world_size=3, values={"loss": 0.1})
+        driver.report("progress", state="running", world_size=3, workers=workers, total_steps=10)
+        driver.report("metric", step=10, world_size=3, values={"loss": 0.1})
         ready.tick()
         assert (ready.job(job_id).state, ready.job(job_id).world_size) == (JobState.RUNNING, 3)
         assert ready.attempts(job_id)[0].workers == workers
-        driver.tell("ended", end_reason="completed", message="every rank returned 0", exit_code=0)
+        driver.report("ended", end_reason="completed", message="every rank returned 0", exit_code=0)
         ready.tick()
         job = ready.job(job_id)
         assert (job.state, job.reason, job.step, job.total_steps) == (JobState.SUCCEEDED, "completed", 10, 10)
@@ -132,15 +132,15 @@ class TestAJob:
         world.cluster.joins = True
         run_to(world, job_id, JobState.ADMITTED)
 
-    def test_that_can_never_fit_is_told_what_to_change(self, ready: World) -> None:
+    def test_that_can_never_fit_says_what_to_change(self, ready: World) -> None:
         job_id = ready.submit(min_workers=4, max_workers=4)
         other = ready.submit()
         ready.tick()
-        assert "room for 3" in str(ready.job(job_id).message)
+        assert "capacity for 3" in str(ready.job(job_id).message)
         assert "lower `workers.min`" in str(ready.job(job_id).message)
         assert ready.job(other).state is JobState.ADMITTED
 
-    def test_waits_for_its_turn_behind_one_that_runs(self, ready: World) -> None:
+    def test_waits_in_the_queue_behind_one_that_runs(self, ready: World) -> None:
         first = ready.submit(max_workers=3)
         second, third = ready.submit(), ready.submit()
         ready.tick()
@@ -150,8 +150,8 @@ class TestAJob:
             JobState.QUEUED,
         ]
         assert ready.job(second).reason == "waiting_for_turn"
-        assert ready.job(third).message == "waits for its turn"
-        ready.launcher.driver_of(first).tell("ended", end_reason="completed", message="", exit_code=0)
+        assert ready.job(third).message == "waits in the queue"
+        ready.launcher.driver_of(first).report("ended", end_reason="completed", message="", exit_code=0)
         ready.tick(2)
         assert ready.job(second).state is JobState.ADMITTED
         assert ready.job(third).state is JobState.ADMITTED
@@ -173,7 +173,7 @@ class TestRetries:
             run_to(ready, job_id, JobState.ADMITTED)
             driver = ready.launcher.driver_of(job_id)
             assert driver.plan.attempt == expected
-            driver.tell("ended", end_reason="exit_code", message="rank 0 returned 3", exit_code=3)
+            driver.report("ended", end_reason="exit_code", message="rank 0 returned 3", exit_code=3)
             ready.tick()
         job = ready.job(job_id)
         assert (job.state, job.reason, job.attempt) == (JobState.FAILED, "exit_code", 2)
@@ -187,9 +187,9 @@ class TestRetries:
         for attempt in range(1, 5):
             run_to(ready, job_id, JobState.ADMITTED)
             driver = ready.launcher.driver_of(job_id)
-            driver.tell("progress", state="running", world_size=1)
-            driver.tell("metric", step=attempt, world_size=1, values={})
-            driver.tell("ended", end_reason=reason, message="lost", exit_code=None)
+            driver.report("progress", state="running", world_size=1)
+            driver.report("metric", step=attempt, world_size=1, values={})
+            driver.report("ended", end_reason=reason, message="lost", exit_code=None)
             ready.tick()
             assert ready.job(job_id).state is JobState.QUEUED
         assert ready.job(job_id).losses == 4
@@ -204,16 +204,16 @@ class TestRetries:
         for attempt, reason in enumerate(["node_lost", *["supervisor_lost"] * 3], start=1):
             run_to(ready, job_id, JobState.ADMITTED)
             driver = ready.launcher.driver_of(job_id)
-            driver.tell("progress", state="running", world_size=1)
+            driver.report("progress", state="running", world_size=1)
             if reports:
-                driver.tell("metric", step=5, world_size=1, values={})
+                driver.report("metric", step=5, world_size=1, values={})
             if progress == "metric":
-                driver.tell("metric", step=5 + attempt, world_size=1, values={})
+                driver.report("metric", step=5 + attempt, world_size=1, values={})
             elif progress == "checkpoint":
-                driver.tell("checkpoint", **a_checkpoint(attempt))
+                driver.report("checkpoint", **a_checkpoint(attempt))
             elif progress == "output":
-                driver.tell("output", location="/outputs", committed_at=ready.now, files={})
-            driver.tell("ended", end_reason=reason, message="It was lost.", exit_code=None)
+                driver.report("output", location="/outputs", committed_at=ready.now, files={})
+            driver.report("ended", end_reason=reason, message="It was lost.", exit_code=None)
             ready.tick()
         job = ready.job(job_id)
         # What a script stores beside the steps that it reports says nothing about how far it is.
@@ -232,7 +232,7 @@ class TestRetries:
             run_to(ready, job_id, JobState.ADMITTED)
             driver = ready.launcher.driver_of(job_id)
             if trains:
-                driver.tell("progress", state="running", world_size=1)
+                driver.report("progress", state="running", world_size=1)
                 ready.tick()
             driver.gone = DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
             ready.tick()
@@ -244,8 +244,8 @@ class TestRetries:
         job_id = ready.submit(retry_limit=0)
         ready.tick()
         driver = ready.launcher.driver_of(job_id)
-        driver.tell("progress", state="running", world_size=1)
-        driver.tell("metric", step=7, world_size=1, values={}, at=ready.now)
+        driver.report("progress", state="running", world_size=1)
+        driver.report("metric", step=7, world_size=1, values={}, at=ready.now)
         ready.tick()
         driver.gone = DriverGone(EndReason.DRIVER_LOST, "The driver of this attempt died.")
         lost_at = ready.now
@@ -255,10 +255,10 @@ class TestRetries:
         run_to(ready, job_id, JobState.ADMITTED)
         second = ready.launcher.driver_of(job_id)
         assert (second.plan.attempt, second.plan.previous_step) == (2, 7)
-        second.tell("progress", state="running", world_size=1, resumed_from_step=5)
-        second.tell("progress", repeated_steps=2)
+        second.report("progress", state="running", world_size=1, resumed_from_step=5)
+        second.report("progress", repeated_steps=2)
         ready.now = lost_at + 5.0
-        second.tell("metric", step=8, world_size=1, values={}, at=ready.now)
+        second.report("metric", step=8, world_size=1, values={}, at=ready.now)
         ready.tick()
         job = ready.job(job_id)
         assert (job.repeated_steps, job.step) == (2, 8)
@@ -279,7 +279,7 @@ class TestRetries:
         """The controller may die with the call that kills it: the next one makes sure of it."""
         job_id = ready.submit()
         ready.tick()
-        ready.launcher.driver_of(job_id).tell("ended", end_reason="evicted", message="", exit_code=None)
+        ready.launcher.driver_of(job_id).report("ended", end_reason="evicted", message="", exit_code=None)
         ready.launcher.loses_kills = True
         ready.tick(20)
         assert (ready.job(job_id).state, ready.attempts(job_id)[0].released_at) == (JobState.QUEUED, None)
@@ -291,7 +291,7 @@ class TestRetries:
         job_id = ready.submit(retry_limit=5)
         ready.tick()
         driver = ready.launcher.driver_of(job_id)
-        driver.tell("ended", end_reason="start_failed", message="python: not found", exit_code=None)
+        driver.report("ended", end_reason="start_failed", message="python: not found", exit_code=None)
         ready.tick()
         assert ready.job(job_id).state is JobState.FAILED
 
@@ -311,7 +311,7 @@ class TestStopping:
     def test_a_cancelled_job_that_runs_is_asked_to_stop(self, ready: World) -> None:
         job_id = ready.submit()
         ready.tick()
-        ready.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+        ready.launcher.driver_of(job_id).report("progress", state="running", world_size=1)
         ready.tick()
         ready.cancel(job_id)
         run_to(ready, job_id, JobState.CANCELLED)
@@ -328,7 +328,7 @@ class TestStopping:
         job_id = ready.submit()
         ready.tick()
         driver = ready.launcher.driver_of(job_id)
-        driver.tell("progress", state="running", world_size=1)
+        driver.report("progress", state="running", world_size=1)
         driver.obeys = False
         ready.cancel(job_id)
         asked_at = ready.now
@@ -343,7 +343,7 @@ class TestStopping:
         driver.obeys = False
         ready.cancel(job_id)
         ready.tick()
-        driver.tell("ended", end_reason="signal", message="killed by SIGTERM", exit_code=-15)
+        driver.report("ended", end_reason="signal", message="killed by SIGTERM", exit_code=-15)
         ready.tick()
         assert ready.attempts(job_id)[0].end_reason is EndReason.CANCELLED
         assert ready.job(job_id).state is JobState.CANCELLED
@@ -351,7 +351,7 @@ class TestStopping:
     def test_a_job_that_trains_longer_than_allowed_fails(self, ready: World) -> None:
         job_id = ready.submit(run_time_s=3.0)
         ready.tick()
-        ready.launcher.driver_of(job_id).tell("progress", state="running", world_size=1, at=ready.now)
+        ready.launcher.driver_of(job_id).report("progress", state="running", world_size=1, at=ready.now)
         run_to(ready, job_id, JobState.FAILED)
         assert ready.job(job_id).reason == "run_time_exceeded"
         assert ready.job(job_id).message == "it trained longer than limits.run_time (3 s)"
@@ -404,7 +404,7 @@ class TestCrashes:
         ready.launcher.loses_plans = True
         ready.tick()
         (attempt,) = ready.attempts(job_id)
-        assert attempt.launched_at is None, "nobody has the plan"
+        assert attempt.launched_at is None, "no driver has the plan"
         ready.launcher.loses_plans = False
         ready.succeed()
         ready.now += 2 * LAUNCH_TIMEOUT_S  # it has only begun to try, however long the service was away
@@ -435,7 +435,7 @@ class TestCrashes:
         ready.tick(2)
         ready.launcher.is_mute = False
         ready.succeed()
-        ready.launcher.driver_of(job_id).tell("progress", state="running", world_size=1)
+        ready.launcher.driver_of(job_id).report("progress", state="running", world_size=1)
         ready.tick()
         assert ready.job(job_id).state is JobState.RUNNING
         assert len(ready.launcher.history) == 1
@@ -487,12 +487,12 @@ class TestCrashes:
         job_id = ready.submit()
         ready.tick()
         driver = ready.launcher.driver_of(job_id)
-        driver.tell("progress", state="running", world_size=1)
+        driver.report("progress", state="running", world_size=1)
         for number in range(5):
-            driver.tell("log", rank=0, stream="stdout", text=str(number))
+            driver.report("log", rank=0, stream="stdout", text=str(number))
         ready.tick()
         for number in range(5, 10):
-            driver.tell("log", rank=0, stream="stdout", text=str(number))
+            driver.report("log", rank=0, stream="stdout", text=str(number))
         ready.succeed()
         ready.tick(2)
         lines = ready.database.query(
@@ -529,8 +529,8 @@ class TestTwoControllers:
         job_id = ready.submit()
         ready.tick()
         driver = ready.launcher.driver_of(job_id)
-        driver.tell("progress", state="running", world_size=1)
-        driver.tell("log", rank=0, stream="stdout", text="once")
+        driver.report("progress", state="running", world_size=1)
+        driver.report("log", rank=0, stream="stdout", text="once")
         other = ready.new_controller()
         poll = ready.launcher.poll
         slept: list[bool] = []
@@ -544,7 +544,7 @@ class TestTwoControllers:
                 assert not other.tick(ready.now)
                 ready.now += 20.0
                 assert other.tick(ready.now), "the lease had run out, so the other one acts"
-                driver.tell("log", rank=0, stream="stdout", text="twice")
+                driver.report("log", rank=0, stream="stdout", text="twice")
                 assert other.tick(ready.now)
             return answers
 
@@ -572,12 +572,12 @@ class TestTwoControllers:
             answers.append(False)
             if end == "its owner cancels it":
                 ready.cancel(plan.job_id)
-            assert not other.tick(ready.now), "it has to be sure that nobody else acts"
+            assert not other.tick(ready.now), "it has to be sure that no other controller acts"
             for _ in range(3):
                 ready.now += 10.0
                 assert other.tick(ready.now)
                 for driver in ready.launcher.drivers.values():
-                    driver.tell("ended", end_reason="completed", message="", exit_code=0)
+                    driver.report("ended", end_reason="completed", message="", exit_code=0)
             assert ready.job(plan.job_id).state.is_terminal
             answers.append(start(plan))
             return answers[-1]
@@ -662,7 +662,7 @@ class TestNodes:
         assert drained.id not in ready.cluster.machines, "nothing runs on it any more"
 
     @pytest.mark.parametrize("noticed_s", [40.0, None])
-    def test_a_drain_that_ray_forgets_is_told_again_and_ends_at_its_deadline(
+    def test_a_drain_that_ray_forgets_is_sent_again_and_ends_at_its_deadline(
         self, ready: World, noticed_s: float | None
     ) -> None:
         train_on(ready, ready.nodes())
@@ -707,7 +707,7 @@ class TestNodes:
         assert node_events_of(ready, silent.id)[-2:] == ["node.ready", "node.agent_silent"]
         assert [node_events_of(ready, node.id)[-1] for node in before[1:]] == ["node.ready"] * 2
         assert [node.state for node in ready.nodes()] == [NodeState.READY] * 3
-        assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "nobody is replaced for it"
+        assert (len(ready.cluster.created), ready.cluster.drains) == (3, {}), "no node is replaced for it"
         assert "its agent has said nothing" in str(ready.nodes()[0].message)
         ready.cluster.agents[silent.id] = AgentStatus(heartbeat=Heartbeat(at=ready.now + 1))
         ready.tick(3)

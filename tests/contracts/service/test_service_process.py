@@ -161,7 +161,7 @@ def submit(api: Api) -> str:
 
 
 class Attempt:
-    """One attempt of a job, as its driver tells it to the store."""
+    """One attempt of a job, as its driver reports it to the store."""
 
     def __init__(self, database: Database, job_id: str) -> None:
         self._database = database
@@ -177,7 +177,7 @@ class Attempt:
 
         self._id = database.transact(start)
 
-    def tell(self, *kinds_and_bodies: tuple[str, dict[str, Any]]) -> None:
+    def report(self, *kinds_and_bodies: tuple[str, dict[str, Any]]) -> None:
         def work(connection: sa.Connection) -> None:
             ingest(
                 connection,
@@ -194,10 +194,10 @@ class Attempt:
         lines = [
             ("log", {"rank": n % 2, "stream": "stdout", "text": f"line {n}"}) for n in range(first, last + 1)
         ]
-        self.tell(*lines)
+        self.report(*lines)
 
     def end(self) -> None:
-        self.tell(("ended", {"end_reason": "completed", "message": "done", "exit_code": 0}))
+        self.report(("ended", {"end_reason": "completed", "message": "done", "exit_code": 0}))
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class TestStreams:
         listener = threading.Thread(target=listen)
         listener.start()
         attempt = Attempt(controller_side, job_id)
-        attempt.tell(("progress", {"state": "running", "world_size": 1}))
+        attempt.report(("progress", {"state": "running", "world_size": 1}))
         attempt.end()
         listener.join(20)
         assert not listener.is_alive(), "the stream ends by itself"
@@ -564,7 +564,7 @@ class TestControllerProcess:
         def connect(_: Settings, address: str) -> ClusterConnection:
             addresses.append(address)
             if addresses == ["first:1"]:
-                raise ConnectionError("nobody is there\nlong story")
+                raise ConnectionError("no server is there\nlong story")
             supply = LocalSupply(settings)
             return ClusterConnection(
                 FakeLauncher(), fakes, fakes, supply, fakes, close=lambda: closed.append(address)

@@ -51,20 +51,20 @@ def train(world: World, *reported: tuple[str, dict[str, Any]], lines: int = 5, *
     job_id = world.submit(**fields)
     world.tick()
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", state="running", world_size=1)
+    driver.report("progress", state="running", world_size=1)
     for number in range(lines):
-        driver.tell("log", rank=0, stream="stdout", text=str(number))
-        driver.tell("metric", step=number, world_size=1, values={"loss": 0.5})
+        driver.report("log", rank=0, stream="stdout", text=str(number))
+        driver.report("metric", step=number, world_size=1, values={"loss": 0.5})
     for kind, body in reported:
-        driver.tell(kind, **(commit(world, job_id, **body) if kind == "checkpoint" else body))
-    driver.tell("ended", end_reason="completed", message="", exit_code=0)
+        driver.report(kind, **(commit(world, job_id, **body) if kind == "checkpoint" else body))
+    driver.report("ended", end_reason="completed", message="", exit_code=0)
     world.tick(2)
     assert world.job(job_id).state is JobState.SUCCEEDED
     return job_id
 
 
 def commit(world: World, job_id: str, step: int, **fields: Any) -> dict[str, Any]:
-    """A checkpoint in the storage, with which the list is compared; what a driver tells of it."""
+    """A checkpoint in the storage, with which the list is compared; what a driver reports of it."""
     storage = Storage(world.settings.storage)
     file = ShardFile(name="w", size_bytes=1, sha256="0" * 64, rank=0)
     manifest = Manifest(
@@ -195,7 +195,7 @@ class TestJobs:
         world.launcher.loses_kills = True
         job_id = world.submit()
         world.tick()
-        world.launcher.driver_of(job_id).tell("ended", end_reason="completed", message="", exit_code=0)
+        world.launcher.driver_of(job_id).report("ended", end_reason="completed", message="", exit_code=0)
         world.tick(2)
         world.now += 31 * DAY
         prune_all(world)
@@ -222,12 +222,12 @@ class TestJobs:
         world.tick()
         driver = world.launcher.driver_of(job_id)
         for number in range(30):
-            driver.tell("log", rank=0, stream="stdout", text=str(number))
+            driver.report("log", rank=0, stream="stdout", text=str(number))
         world.tick()
         prune_all(world, replace(LIMITS, rows=12), most=7)
         page = world.database.query(lambda c: job_history.page_of_logs(c, job_id, LogFilter(), 0, 100))
         assert [line.text for line in page] == [str(number) for number in range(18, 30)]
-        driver.tell("log", rank=0, stream="stdout", text="next")
+        driver.report("log", rank=0, stream="stdout", text="next")
         world.tick()
         assert world.job(job_id).log_seq == 31
 
@@ -241,7 +241,7 @@ class TestJobs:
         world.tick()
         driver = world.launcher.driver_of(job_id)
         for number in range(30):
-            driver.tell("event", kind="worker_group.started", message=str(number), data={})
+            driver.report("event", kind="worker_group.started", message=str(number), data={})
         world.tick()
         newest = world.job(job_id).event_seq
         assert newest > 30
@@ -358,16 +358,16 @@ class TestNodesAndEvents:
         assert sum(step.nodes for step in steps) == 25
 
     def test_old_events_of_the_cluster_go_but_not_the_quotas_in_force(self, world: World) -> None:
-        def tell(kind: str, units: int = 0) -> None:
+        def report(kind: str, units: int = 0) -> None:
             event = NewEvent(at=world.now, kind=kind, message="x", data={"units": {"a": units}})
             world.database.transact(lambda c: append_cluster_event(c, event))
 
         for number, kind in enumerate(("other", "offerings.read", "quotas.read", "quotas.read", "other")):
-            tell(kind, number)
+            report(kind, number)
         world.now += 2 * DAY
-        tell("other")
+        report("other")
         world.now += 29 * DAY
-        tell("other")
+        report("other")
         prune_all(world)
         page = world.database.query(lambda c: page_of_cluster_events(c, after=0, limit=100))
         assert [event.kind for event in page] == ["offerings.read", "quotas.read", "other", "other"]
@@ -394,7 +394,7 @@ class TestTheController:
         world.tick(3)
         assert not exists(world, job_id)
 
-    def test_goes_on_at_the_next_turn_while_there_is_more_and_looks_once_a_minute_else(
+    def test_goes_on_at_the_next_tick_while_there_is_more_and_looks_once_a_minute_else(
         self, world: World
     ) -> None:
         job_ids = [train(world, lines=0) for _ in range(25)]
@@ -412,7 +412,7 @@ class TestTheController:
         world.tick()
         assert not exists(world, job_id)
 
-    def test_that_is_told_to_keep_everything_does(self, database: Database, tmp_path: Path) -> None:
+    def test_that_has_to_keep_everything_does(self, database: Database, tmp_path: Path) -> None:
         world = World(database, Settings(home=tmp_path, nodes=2, node_cpus=4, retention_days=0))
         world.tick(5)
         job_id = train(world)
@@ -420,7 +420,7 @@ class TestTheController:
         world.tick(3)
         assert left_of(world, job_id)[:2] == (5, 5)
 
-    def test_deletes_bundles_that_nobody_uses(self, world: World, tmp_path: Path) -> None:
+    def test_deletes_bundles_that_no_job_uses(self, world: World, tmp_path: Path) -> None:
         digests = {name: f"sha256:{name * 64}" for name in "abc"}
         for digest in digests.values():
             world.database.transact(lambda c, digest=digest: bundles.use(c, digest, world.now))
@@ -451,7 +451,7 @@ class TestTheController:
         assert kept() == []
         assert world.database.transact(lambda c: bundles.use(c, digests["c"], world.now))
 
-    def test_deletes_all_bundles_that_are_old_in_turns_that_follow_each_other(
+    def test_deletes_all_bundles_that_are_old_in_ticks_that_follow_each_other(
         self, world: World, tmp_path: Path
     ) -> None:
         folder = tmp_path / "storage" / "bundles"
@@ -532,7 +532,7 @@ class TestTheController:
 
 
 def test_lines_are_counted_on_where_they_were_deleted(world: World) -> None:
-    """A number is never given twice, so that whoever follows a job misses nothing and sees nothing twice."""
+    """A number is never given twice, so that a client that follows a job misses nothing and sees nothing twice."""
     job_id = train(world, CHECKPOINT)
     newest = world.job(job_id).log_seq
     world.now += 31 * DAY

@@ -394,7 +394,7 @@ class TestJobs:
         live = read(database, lambda connection: jobs.live_attempts(connection, "default"))
         assert [one.id for _, one in live] == [attempt.id]
 
-    def test_the_queue_is_read_in_the_order_of_turns(self, database: Database) -> None:
+    def test_the_queue_is_read_in_its_order(self, database: Database) -> None:
         for number, priority in enumerate((50, 90, 50, 10, 90)):
             submit(database, priority=priority, now=1000.0 + number)
         late = submit(database, priority=100, not_before=5000.0)
@@ -414,7 +414,7 @@ class TestJobs:
         assert queue[-1] == few
 
     def test_followers_see_every_event_although_many_write(self, database: Database) -> None:
-        """Numbers are given under the job's lock, so whoever reads up to N never finds something below N later."""
+        """Numbers are given under the job's lock, so a reader that has come to N finds nothing below N later."""
         job = submit(database)
         seen: list[int] = []
         writing = threading.Event()

@@ -1,4 +1,4 @@
-"""What is made of a reading of a storage: which attempts it counts for, what it changes, and what it tells."""
+"""What is made of a reading of a storage: which attempts it counts for, what it changes, and what it reports."""
 
 from __future__ import annotations
 

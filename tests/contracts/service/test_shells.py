@@ -33,7 +33,7 @@ from tests.contracts.service.owners import Owner, owner_of
 from tests.contracts.service.two_projects import two_projects
 from tests.service_fakes import FakeShell
 from trainers.plan import DriverGone
-from trainers.shells import PIECE_BYTES, STDERR, UNREAD_BYTES
+from trainers.shells import CHUNK_BYTES, STDERR, UNREAD_BYTES
 
 pytestmark = pytest.mark.postgresql_in_soak
 
@@ -77,7 +77,7 @@ def listed(owner: Owner, job_id: str) -> list[ShellSession]:
     ]
 
 
-def kept_pieces(owner: Owner) -> int:
+def kept_chunks(owner: Owner) -> int:
     count = sa.select(sa.func.count()).select_from(shell_pieces)
     return owner.world.database.query(lambda c: int(c.execute(count).scalar_one()))
 
@@ -90,13 +90,13 @@ def audited(owner: Owner) -> list[tuple[str, str | None, dict[str, Any] | None]]
 
 def test_what_is_typed_reaches_the_rank_and_what_it_prints_comes_back_once(owner: Owner) -> None:
     job_id, shell = opened(owner, rows=24, columns=80, term="xterm")
-    assert (shell.turn.rank, shell.turn.size, shell.turn.term) == (0, (24, 80), "xterm")
+    assert (shell.state.rank, shell.state.size, shell.state.term) == (0, (24, 80), "xterm")
     assert listed(owner, job_id)[0].state == "open"
     for _ in range(2):
         assert exchange(owner, job_id, b"ls\n", seq=1).input_seq == 1, "sent again it is kept once"
     exchange(owner, job_id, b"exit\n", seq=2, rows=30, columns=100)
     owner.world.tick(2)
-    assert (shell.typed, shell.turn.size) == ([b"ls\n", b"exit\n"], (30, 100))
+    assert (shell.typed, shell.state.size) == ([b"ls\n", b"exit\n"], (30, 100))
     shell.print(b"a file\n", b"")
     shell.printed[1] = (2, STDERR, b"bye\n")
     owner.world.tick()
@@ -109,7 +109,7 @@ def test_what_is_typed_reaches_the_rank_and_what_it_prints_comes_back_once(owner
     ended = exchange(owner, job_id, after=2, wait_s=20)
     assert (ended.shell.state, ended.shell.exit_code, ended.output) == ("ended", 3, [])
     owner.world.tick()
-    assert kept_pieces(owner) == 0
+    assert kept_chunks(owner) == 0
     assert owner.world.database.query(lambda c: store.under_way(c, owner.world.settings.cluster)) == []
     assert audited(owner) == [
         ("open_shell", job_id, {"shell": 1, "rank": 0, "command": []}),
@@ -235,9 +235,9 @@ def test_a_few_are_open_at_a_time(owner: Owner) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        ({"seq": 2, "data": "bHM="}, 409, "the next piece of input has the number 1"),
+        ({"seq": 2, "data": "bHM="}, 409, "the next chunk of input has the number 1"),
         ({"seq": 1, "data": "?"}, 422, "base64"),
-        ({"seq": 1, "data": base64.b64encode(bytes(PIECE_BYTES + 1)).decode()}, 422, "at most 8192 bytes"),
+        ({"seq": 1, "data": base64.b64encode(bytes(CHUNK_BYTES + 1)).decode()}, 422, "at most 8192 bytes"),
         ({"seq": 1, "data": "A" * 20_000}, 413, ""),
         ({"wait_s": 60}, 422, "wait_s"),
         ({"rows": 99999, "columns": 1}, 422, "rows"),
@@ -266,12 +266,12 @@ def test_input_that_the_rank_does_not_take_and_output_that_is_not_read_are_bound
     job_id, shell = opened(owner)
     shell.taken = -1
     for seq in range(1, MOST_WAITING + 1):
-        assert exchange(owner, job_id, bytes(PIECE_BYTES), seq=seq).input_seq == seq
+        assert exchange(owner, job_id, bytes(CHUNK_BYTES), seq=seq).input_seq == seq
     for _ in range(2):
         assert exchange(owner, job_id, b"x", seq=MOST_WAITING + 1).input_seq == MOST_WAITING
-    shell.print(*[bytes(PIECE_BYTES)] * 100)
+    shell.print(*[bytes(CHUNK_BYTES)] * 100)
     owner.world.tick(5)
-    assert kept_pieces(owner) == MOST_WAITING + UNREAD_BYTES // PIECE_BYTES
+    assert kept_chunks(owner) == MOST_WAITING + UNREAD_BYTES // CHUNK_BYTES
     shell.taken = 0
     owner.world.tick(2)
     assert exchange(owner, job_id, b"x", seq=MOST_WAITING + 1).input_seq == MOST_WAITING + 1
@@ -299,7 +299,7 @@ def test_one_ends_when_its_client_is_gone_when_it_is_idle_and_after_its_longest_
         owner.world.now += AWAY_S / 2
         if past_s == WHOLE_S + 1:
             shell.print(b".")
-        after = shell.turn.after
+        after = shell.state.after
         exchange(owner, job_id, after=after)
         owner.world.tick()
     owner.world.now = until
@@ -334,7 +334,7 @@ def test_one_that_is_closed_ends_and_its_output_can_still_be_read_for_a_while(ow
     assert (printed(found)[0][2], found.shell.message) == (b"last words", "it was closed")
     owner.world.now += READ_WITHIN_S + 1
     owner.world.tick(2)
-    assert kept_pieces(owner) == 0
+    assert kept_chunks(owner) == 0
     assert [operation for operation, _, _ in audited(owner)] == ["open_shell", "close_shell", "end_shell"]
 
 
@@ -415,4 +415,4 @@ def test_a_deleted_job_leaves_no_shell(owner: Owner) -> None:
     for _ in owner.world.ticks_until("its rows are gone"):
         if not owner.world.database.query(lambda c: store.of_job(c, job_id)):
             break
-    assert kept_pieces(owner) == 0
+    assert kept_chunks(owner) == 0

@@ -130,21 +130,21 @@ def test_jobs_start_are_followed_cancelled_and_ended_while_the_cloud_does_not_an
     # A job that fits on the nodes that there are is started.
     two = world.submit()
     wait_for("the second job starts", lambda: len(world.launcher.drivers) == 2)
-    # What a driver tells is stored.
-    world.launcher.driver_of(two).tell("progress", at=world.now, state="running", world_size=1)
-    wait_for("it is told", lambda: world.job(two).state is JobState.RUNNING)
-    # A job that somebody cancels ends.
+    # What a driver reports is stored.
+    world.launcher.driver_of(two).report("progress", at=world.now, state="running", world_size=1)
+    wait_for("it is stored", lambda: world.job(two).state is JobState.RUNNING)
+    # A job that its owner cancels ends.
     world.cancel(one)
     wait_for("the cancelled one ends", lambda: world.job(one).state is JobState.CANCELLED)
     # A job that is done ends, and its driver is let go.
-    world.launcher.driver_of(two).tell("ended", end_reason="completed", message="done", exit_code=0)
+    world.launcher.driver_of(two).report("ended", end_reason="completed", message="done", exit_code=0)
     wait_for("the other one ends", lambda: world.job(two).state is JobState.SUCCEEDED)
     wait_for("nothing runs any more", lambda: not world.launcher.drivers)
     assert not service.cloud.answers.is_set()
     assert lease_of(world).token == token, "it is still the first controller's"
 
 
-def test_the_lease_is_renewed_while_the_cloud_does_not_answer_so_that_nobody_takes_over(
+def test_the_lease_is_renewed_while_the_cloud_does_not_answer_so_that_no_other_controller_takes_over(
     world: World, service: Service
 ) -> None:
     service.cloud.hang()

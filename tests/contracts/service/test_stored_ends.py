@@ -33,7 +33,7 @@ def training(world: World) -> tuple[str, FakeDriver]:
         if world.job(job_id).state is JobState.ADMITTED:
             break
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", state="running", world_size=1)
+    driver.report("progress", state="running", world_size=1)
     world.tick()
     return job_id, driver
 

@@ -33,8 +33,8 @@ def train(world: World, workers: int) -> str:
         if world.job(job_id).state is JobState.ADMITTED:
             break
     driver = world.launcher.driver_of(job_id)
-    driver.tell("progress", at=world.now, state="running", world_size=workers, total_steps=10)
-    driver.tell("ended", at=world.now + 60.0, end_reason="completed", message="", exit_code=0)
+    driver.report("progress", at=world.now, state="running", world_size=workers, total_steps=10)
+    driver.report("ended", at=world.now + 60.0, end_reason="completed", message="", exit_code=0)
     world.now += 60.0
     world.tick(2)
     assert world.job(job_id).state is JobState.SUCCEEDED

@@ -49,7 +49,7 @@ class Traced:
         self.world.now += 1.0
         driver = self.owner.train(job_id)
         self.world.now += 2.0
-        driver.tell("progress", at=self.world.now, phase="training", step=1)
+        driver.report("progress", at=self.world.now, phase="training", step=1)
         self.world.tick()
 
     def of_job(self, job_id: str) -> list[ReceivedSpan]:
@@ -204,7 +204,7 @@ def test_killed_between_the_sending_and_the_mark_the_next_controller_sends_the_s
     job_id = service.submit()
     service.owner.train(job_id)
     driver = service.world.launcher.driver_of(job_id)
-    driver.tell("progress", at=service.world.now, phase="training", step=1)
+    driver.report("progress", at=service.world.now, phase="training", step=1)
     with monkeypatch.context() as patch:
         patch.setattr(unsent_spans, "mark", kill)
         with pytest.raises(Killed):

@@ -25,7 +25,7 @@ from service.loops.recount import Recount
 from service.loops.tick import Tick
 from service.queue import lifecycle
 from service.queue.alerts import AlertRow
-from service.queue.intake import LINES_LEFT, Kept, NoRoom
+from service.queue.intake import LINES_LEFT, Kept, LimitReached
 from service.queue.schedules import ScheduleRow
 from service.queue.secrets import SecretRow, SecretSource
 from service.settings import Settings
@@ -141,7 +141,7 @@ class Life:
         )  # fmt: skip
         try:
             self.database.transact(act)
-        except NoRoom as error:
+        except LimitReached as error:
             self.refused[error.refusal.code] += 1
         except submissions.BundleMissing:
             pass
@@ -383,7 +383,7 @@ class TestARunningJob:
         for job_id, count in ((quiet, 400), (loud, 900), (loud, 600), (loud, 1200)):
             runs = owner.job(job_id).attempt > 0
             driver = owner.world.launcher.driver_of(job_id) if runs else owner.train(job_id)
-            driver.tell("log", rank=0, stream="stdout", text="\n".join(map(str, range(count))))
+            driver.report("log", rank=0, stream="stdout", text="\n".join(map(str, range(count))))
             owner.world.tick()
         lines = [line.text for line in self.lines(owner, loud)]
         # 2700 lines were printed, and 1100 fit beside the 400 of the other one.
@@ -406,13 +406,13 @@ class TestARunningJob:
         driver = owner.train(first)
         assert driver.plan.max_output_bytes == 1000
         files = {"o/w": {"size_bytes": 700, "sha256": "0" * 64, "stored": "w"}}
-        driver.tell("output", location="/o", committed_at=1.0, files=files)
+        driver.report("output", location="/o", committed_at=1.0, files=files)
         owner.world.tick()
         second = owner.train(owner.submit(project="vision", outputs={"o": {}}))
         assert second.plan.max_output_bytes == 300
         assert second.plan.output_limit == "what output_bytes leaves the project vision"
         files["o/w"]["size_bytes"] = 1000
-        driver.tell("output", location="/o", committed_at=2.0, files=files)
+        driver.report("output", location="/o", committed_at=2.0, files=files)
         owner.world.tick()
         spec = {"command": "true", "project": "vision", "outputs": {"o": {}}}
         refused = owner.client.post("/v1/jobs", json=spec)

@@ -251,7 +251,7 @@ def test_a_controller_runs_fails_is_judged_and_ends(lab: Lab, tmp_path: Path) ->
 
     failed = play(fail)
     assert failed["error"] == "WorkerGroupError"
-    assert set(failed["failed"]) in ({0}, {1}, {0, 1}), "whoever had failed when it was looked"
+    assert set(failed["failed"]) in ({0}, {1}, {0, 1}), "the ranks that had failed at that look"
     assert failed["failures"] == [(set(), set())] * 2, "the first is retried, the second is final"
     assert failed["identities"] == [0, 1]
     assert len(failed["nodes"]) == 2

@@ -181,7 +181,7 @@ def test_a_missing_name_is_a_file_not_found_error(storage: Storage, missing: str
 
 
 @pytest.mark.parametrize("what", ["folder", "too large"])
-def test_what_is_no_file_that_can_be_read_is_told_apart_from_a_storage_that_fails(
+def test_what_is_no_file_that_can_be_read_is_distinguished_from_a_storage_that_fails(
     storage: Storage, what: str
 ) -> None:
     if what == "folder":
@@ -235,7 +235,7 @@ def test_a_file_of_many_blocks_is_stored_and_read_whole(storage: Storage, tmp_pa
 
 
 @contextlib.contextmanager
-def as_nobody() -> Iterator[None]:
+def as_user_nobody() -> Iterator[None]:
     """Rights of files count for this process."""
     if os.geteuid() != 0:
         yield
@@ -272,7 +272,7 @@ def test_a_local_disk_is_read_only_where_real_files_are(open_folder: Path, what:
         case _:
             place.write_text("secret")
             place.chmod(0)
-    with as_nobody():
+    with as_user_nobody():
         with pytest.raises(NotReadable, match="'f' "):
             storage.read_bytes("f")
         with pytest.raises(NotReadable, match="'f' "):

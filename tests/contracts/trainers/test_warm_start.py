@@ -28,8 +28,8 @@ import __main__; print(__main__.__dict__ is globals())
 import os, subprocess
 import torch._dynamo  # sets a variable
 print(sorted((k, v) for k, v in os.environ.items() if k not in ("REMORA_CHILD", "REMORA_CHANNEL_FD")))
-print(subprocess.run(["sh", "-c", "echo $RANK $REMORA_ROOM"], stdout=subprocess.PIPE).stdout)
-print([one for one in open("/proc/self/environ").read().split(chr(0)) if one.startswith(("RANK", "REMORA_ROOM"))])
+print(subprocess.run(["sh", "-c", "echo $RANK $REMORA_PADDING"], stdout=subprocess.PIPE).stdout)
+print([one for one in open("/proc/self/environ").read().split(chr(0)) if one.startswith(("RANK", "REMORA_PADDING"))])
 """,
     "streams": """
 import os, sys
@@ -140,7 +140,7 @@ def main():
 main()
 """,
 }
-#: What keeps a script from being forked: how it is called, what it finds, what it is told.
+#: What keeps a script from being forked: how it is called, what it finds, what its events say.
 FRESH: dict[str, tuple[list[str], dict[str, str], str]] = {
     "a hash seed": (["train.py"], {"PYTHONHASHSEED": "1"}, ""),
     "a library path": (["train.py"], {"LD_LIBRARY_PATH": "/nowhere"}, ""),
@@ -271,7 +271,7 @@ def test_threads_of_pytorch_do_not_turn_the_end_of_a_script_into_a_failure(
     assert (outcome.status, outcome.lines["stderr"]) == ({"exit_code": 0}, [])
 
 
-def test_what_is_drawn_by_chance_is_drawn_anew(stage: Stage) -> None:
+def test_what_is_drawn_by_chance_is_drawn_again(stage: Stage) -> None:
     draws = (
         "random.random()", "numpy.random.rand()", "torch.rand(9)", "torch.initial_seed()", "uuid.uuid4()",
         "bytes(multiprocessing.current_process().authkey)",

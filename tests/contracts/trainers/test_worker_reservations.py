@@ -84,7 +84,7 @@ def test_ray_places_a_group_that_lost_a_bundle_again_without_pause(lab: Lab) -> 
         remove_placement_group(group)
 
 
-def test_room_on_a_node_that_is_lost_or_drained_is_not_looked_for_elsewhere(lab: Lab) -> None:
+def test_capacity_on_a_node_that_is_lost_or_drained_is_not_looked_for_elsewhere(lab: Lab) -> None:
     lab.nodes(3)
     reservations = Reservations("att_lost", CPU, {})
     assert reservations.are_there(reservations.ask(ray_nodes()), 30.0)
@@ -132,7 +132,7 @@ def places(*reservations: Reservation) -> list[str]:
 
 
 def named(name: str) -> list[dict[str, Any]]:
-    """What is left of that name, also where nobody knows it any more."""
+    """What is left of that name, also where no driver knows it any more."""
     table = placement_group_table().values()
     return [one for one in table if one["name"].startswith(name) and one["state"] != "REMOVED"]
 
@@ -151,14 +151,14 @@ def test_of_two_that_have_what_the_other_one_waits_for_one_gets_everything(lab: 
             pool.submit(second.are_there, list(second.held), 60.0, 30.0),
         ]
         assert [one.result(60) for one in waits] == [False, True], (
-            "who gives up first makes room for the other"
+            "the first to give up frees capacity for the other"
         )
     assert named("att_first") == first.held == [], "all or nothing"
     second.shutdown()
     assert named("att_second") == []
 
 
-def test_room_on_a_node_that_takes_no_work_is_not_waited_for(lab: Lab) -> None:
+def test_capacity_on_a_node_that_takes_no_work_is_not_waited_for(lab: Lab) -> None:
     lab.nodes(1)
     (node,) = ray_nodes()
     reservations = Reservations("att_waits", CPU, {})

@@ -14,7 +14,7 @@ from remora.spec.worker_sizes import WorkerSizes
 
 @dataclasses.dataclass
 class Watcher:
-    """An owner that lets the first failure pass, and ends when it is told to."""
+    """An owner that lets the first failure pass, and ends when it is asked to."""
 
     ends: bool = False
     members: list[ours.Member] = dataclasses.field(default_factory=list)
@@ -41,7 +41,7 @@ class Watcher:
         return False
 
     def members_join(self, members: list[ours.Member]) -> None:
-        self.said.append(f"{members} join although nobody may")
+        self.said.append(f"{members} join although none may")
 
     def ended_slots(self) -> set[int]:
         return set()
@@ -53,7 +53,7 @@ class Watcher:
         return False
 
     def more_workers_fit(self, world_size: int) -> None:
-        self.said.append(f"{world_size} fit although nobody may grow")
+        self.said.append(f"{world_size} fit although no group may grow")
 
     def sizes(self) -> WorkerSizes:
         return WorkerSizes(2, 2)

@@ -44,7 +44,7 @@ ray_programs: {}
 
 
 class BuyingCluster:
-    """The controller, which takes a turn whenever a test looks."""
+    """The controller, which ticks whenever a test looks."""
 
     def __init__(self, home: Path, jobs_port: int = 0) -> None:
         self.home = home
@@ -76,7 +76,7 @@ class BuyingCluster:
         self.database.transact(lambda connection: policies.insert_policies(connection, version))
 
     def nodes(self) -> list[NodeRow]:
-        """The nodes that have not ended, after one more turn of the controller."""
+        """The nodes that have not ended, after one more tick of the controller."""
         assert self._controller.tick(CLOCK())
         rows = self.database.query(lambda connection: current_nodes(connection, "default", CLOCK()))
         return [row for row in rows if row.ended_at is None]
@@ -89,7 +89,7 @@ class BuyingCluster:
         self.database.close()
 
     def asked(self, api: TestClient) -> list[RayRequest]:
-        """What programs ask for, as the API shows it after one more turn of the controller."""
+        """What programs ask for, as the API shows it after one more tick of the controller."""
         self.nodes()
         answer = api.get("/v1/ray-requests").content
         return Page[RayRequest].model_validate_json(answer).items

@@ -120,7 +120,7 @@ class Joined:
                 offering=f"{CPU_SIZE}/1/spot",
             )
         )
-        # Nobody asks the cloud for anything from here on: it makes the machine, and takes it, by itself.
+        # No client asks the cloud for anything from here on: it makes the machine, and takes it, by itself.
         until(self.member, "the machine joins")
         client, key = GcsClient(address=head.ray_address), BEAT_PREFIX + node_id.encode()
         until(lambda: client.internal_kv_get(key, BEAT_NAMESPACE), "its agent gives a sign of life")
@@ -213,7 +213,7 @@ def test_a_machine_that_azure_takes_is_drained_until_it_goes_with_all_that_ran_o
     assert azure.list() == []
 
 
-def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
+def test_the_event_is_acknowledged_to_the_cloud_once_the_work_has_left(
     home: Path, head: MachineRecord, emulator: str, azure: AzureProvider
 ) -> None:
     machine = Joined(azure, emulator, head, home, "node_b")
@@ -227,7 +227,7 @@ def test_the_cloud_is_told_that_it_need_not_wait_once_the_work_has_left(
     assert "Terminate" in drained.leaves
     assert not event.document()["IsAcknowledged"], "its work is still there"
     ray.kill(work)
-    until(lambda: event.document()["IsAcknowledged"], "the cloud is told that it need not wait")
+    until(lambda: event.document()["IsAcknowledged"], "the event is acknowledged")
     agent = machine.agent()
     assert is_alive(agent)
     agent.send_signal(signal.SIGTERM)

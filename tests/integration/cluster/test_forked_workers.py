@@ -45,7 +45,7 @@ def head(tmp_path: Path) -> Iterator[MachineRecord]:
 
 @ray.remote(num_cpus=0)
 class Worker:
-    """Tells about its process."""
+    """Reports about its process."""
 
     def pid(self) -> int:
         return os.getpid()

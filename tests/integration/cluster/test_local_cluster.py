@@ -188,7 +188,7 @@ def test_a_drained_node_shows_its_deadline_and_ends_when_its_work_has(provider: 
     assert member.is_alive
     assert member.deadline_at == pytest.approx(deadline_at, abs=0.01)
     drains = RayDrains(RayMembership())
-    drains.drain("node_f", "nobody uses it", deadline_at + 60.0)
+    drains.drain("node_f", "no job uses it", deadline_at + 60.0)
     assert members()["node_f"].deadline_at == member.deadline_at, "what the cloud said is not put off"
     drains.drain("node_f", "the budget is spent", deadline_at - 60.0)
     until(

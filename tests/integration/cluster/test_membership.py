@@ -51,7 +51,7 @@ def member(node_id: str) -> MemberNode:
     return RayMembership().observe()[node_id]
 
 
-def test_a_machine_that_joins_twice_is_its_newest_raylet_for_whoever_looks_and_for_its_agent(
+def test_a_machine_that_joins_twice_is_its_newest_raylet_for_its_readers_and_for_its_agent(
     cluster: Cluster,
 ) -> None:
     first, first_id = joins(cluster, "node_a")

@@ -78,9 +78,9 @@ def test_a_program_gets_the_nodes_of_its_gang_and_they_are_given_back(cluster: B
             assert program.stdout.readline() == "has it\n"
             until(lambda: not cluster.asked(api), "nothing waits any more")
             assert pool().nodes == {NodeState.READY: 2}
-            told = ray_status(cluster)
-            assert " 2 cpu\n" in told
-            assert "(no resource demands)" in told
+            shown = ray_status(cluster)
+            assert " 2 cpu\n" in shown
+            assert "(no resource demands)" in shown
         assert {node.project for node in cluster.nodes()} == {"ray"}
         assert all(node.idle_since is None for node in cluster.nodes()), "what the program has is not idle"
         program.stdin.write("\n")

@@ -225,7 +225,7 @@ def test_applied_policies_change_the_nodes(home: Path, start: Callable[[], Servi
         kinds = [one.kind for one in client.cluster_events()]
         assert kinds == ["policies.applied", "policies.applied", "policies.rolled_back"]
 
-    # Whoever starts it again is told that the number of nodes is not theirs to say.
+    # A second start says that the number of nodes cannot be changed.
     service.end(signal.SIGTERM)
     start().said(r"nodes +as version 3 of the policies says")
 

@@ -47,7 +47,7 @@ def submit(service: ZonedService, folder: Path) -> Job:
 
 
 @pytest.mark.soak
-def test_nodes_of_a_zone_that_loses_the_head_are_replaced_elsewhere_and_are_nobody_when_they_are_back(
+def test_nodes_of_a_zone_that_loses_the_head_are_replaced_elsewhere_and_are_unknown_when_they_are_back(
     service: ZonedService, lan: Lan, tmp_path: Path
 ) -> None:
     # One worker in zone 2, then two more in zone 1, which is the better one.
@@ -74,11 +74,11 @@ def test_nodes_of_a_zone_that_loses_the_head_are_replaced_elsewhere_and_are_nobo
 
     service.until(lambda: len(service.living("1")) == 2, "they are replaced")
     silent = service.living("1")
-    service.until(lambda: service.processes(silent), "the machines boot, and reach nobody")
+    service.until(lambda: service.processes(silent), "the machines boot, and reach no head")
     service.follow(zones="1, 2", max_nodes=3, join_timeout_s=1.0)
     service.until(lambda: service.living("1") == [], "machines that do not join are given up")
     service.follow(zones="1, 2", max_nodes=3)
-    service.until(lambda: service.have_ended(silent), "the cloud was told to delete them")
+    service.until(lambda: service.have_ended(silent), "the cloud was asked to delete them")
     for row in silent:
         kind, message = service.says(row.id)[-1]
         assert kind == "node.failed"

@@ -1,7 +1,7 @@
-"""The service over an emulated Azure whose machines stand in zones; a test takes its turns and looks on.
+"""The service over an emulated Azure whose machines stand in zones; a test runs its ticks and looks on.
 
 The head, the API, the controller with all its loops, Azure's own clients and the machines are the real ones; only the
-pause between two turns is the test's.
+pause between two ticks is the test's.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class ZonedService:
     # --- as operators and users
 
     def follow(self, zones: str, max_nodes: int, join_timeout_s: float = 180.0) -> None:
-        """Buy so many spot machines at most, in these zones in order of preference."""
+        """Buy that number of spot machines at most, in these zones in order of preference."""
         self._max_nodes = max(max_nodes, self._max_nodes)
         document = _POLICIES.format(zones=zones, max_nodes=max_nodes, join_timeout_s=join_timeout_s)
         self.client.apply_policy(document, based_on=self.client.policy().version)
 
     def trains(self, job: Job, workers: int, steps: int = 10) -> None:
-        """Wait until so many workers have done some steps together."""
+        """Wait until that number of workers have done some steps together."""
 
         def size() -> int:
             return self.client.job(job.id).world_size
@@ -118,7 +118,7 @@ class ZonedService:
     def were_turned_away(self, nodes: list[NodeRow]) -> bool:
         """All of these nodes have joined the Ray cluster, and take no work any more.
 
-        One to which Ray had given a worker before it was told stays a draining member until its machine ends.
+        One to which Ray had given a worker before it was drained stays a draining member until its machine ends.
         """
         going = draining_nodes().keys()
         works = {n["Labels"].get(NODE_LABEL): n["Alive"] and n["NodeID"] not in going for n in ray.nodes()}
@@ -150,10 +150,10 @@ class ZonedService:
         for operation in list(self._server.cloud.operations.values()):
             operation.due_at = 0.0
 
-    # --- turns
+    # --- ticks
 
     def until(self, seen: Callable[[], object], what: str) -> None:
-        """Take turns until it is so; after each no limit may be passed."""
+        """Tick until it is so; after each no limit may be passed."""
         deadline = time.monotonic() + PATIENCE_S
         pause = threading.Event()
         while not seen():
@@ -165,7 +165,7 @@ class ZonedService:
     def _check(self) -> None:
         assert sum(map(_stays, self.rows())) <= self._max_nodes, self._story()
         machines = [one for one in list(self._server.cloud.machines.values()) if one.state != DELETING]
-        assert len(machines) <= self._max_nodes, "machines that nobody asked to go"
+        assert len(machines) <= self._max_nodes, "machines that were never asked to go"
         members = Counter(node["Labels"].get(NODE_LABEL) for node in ray.nodes() if node["Alive"])
         twice = [name for name, times in members.items() if name is not None and times > 1]
         assert not twice, "they are members twice"
@@ -182,8 +182,8 @@ def _stays(row: NodeRow) -> bool:
 class PlainMachines:
     """The machines of a cloud as plain nodes of the local cluster, named by their start-up data.
 
-    They do not boot as real ones do: from the network of a zone nobody reaches the metadata service and the key vault
-    on this host's loopback.
+    They do not boot as real ones do: from the network of a zone no process reaches the metadata service and the key
+    vault on this host's loopback.
     """
 
     def __init__(self, cloud: Cloud, home: Path) -> None:

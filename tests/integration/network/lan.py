@@ -73,7 +73,7 @@ class Lan:
         return address
 
     def cut(self, address: str) -> None:
-        """Pull a node's cable out of the switch: whatever it sends and is sent is lost, and nobody is told."""
+        """Pull a node's cable out of the switch: what it sends and is sent is lost, and neither end gets an error."""
         _ip("link", "set", self._of(address)[1], "nomaster")
 
     def heal(self, address: str) -> None:

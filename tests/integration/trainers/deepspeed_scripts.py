@@ -17,7 +17,7 @@ def with_config(**changes: object) -> dict[str, str]:
     return {**EXAMPLE, "ds_config.json": json.dumps(config)}
 
 
-#: Layers whose tensors DeepSpeed cuts in two; as many copies of the model as the workers make.
+#: Layers whose tensors DeepSpeed splits in two; as many copies of the model as the workers make.
 TENSOR_PARALLEL = """
 import sys, time
 import deepspeed, torch
@@ -115,5 +115,5 @@ for step in range(begin + 1, steps + 1):
     time.sleep(pause)
 """
 
-#: The same with so few layers that DeepSpeed cannot cut its checkpoint anew for another number of copies.
+#: The same with so few layers that DeepSpeed cannot split its checkpoint again for another number of copies.
 SHORT_PIPELINE = PIPELINE.replace("nn.Tanh(), ", "")

@@ -1,7 +1,7 @@
 """A script that regroups in place, in its own words: gloo by hand, the channel by hand, nothing of `remora.torch`.
 
-Its result is known: after step s every element of the state is 1 + 2 + ... + s, whoever took part.  It trains until a
-file named by its first argument is there.
+Its result is known: after step s every element of the state is 1 + 2 + ... + s, whichever workers took part.  It trains
+until a file named by its first argument is there.
 """
 
 ELASTIC = """
@@ -63,7 +63,7 @@ def wait(work):
     try:
         while not work.is_completed():
             if orders["part"] >= generation:
-                raise PeerLost("told to part")
+                raise PeerLost("asked to part")
             time.sleep(0.0005)
         work.wait()
     except RuntimeError as error:
@@ -83,7 +83,7 @@ def meet(rank, size, address, port):
     threading.Thread(target=connect, daemon=True).start()
     while not outcome:
         if orders["part"] >= generation:
-            raise PeerLost("told to part")
+            raise PeerLost("asked to part")
         time.sleep(0.001)
     if isinstance(outcome[0], PeerLost):
         raise outcome[0]
@@ -114,7 +114,7 @@ def regroup(why):
         say(type="joined", generation=generation, step=step)
         print(f"rank {rank} of {size} goes on after step {step}", flush=True)
         if rank == 0 and step > 0:
-            # Whoever should have told it may be gone.
+            # The worker that should have sent it may be gone.
             report()
         return
 
@@ -149,7 +149,7 @@ else:
         regroup(str(lost))
 
 while True:
-    # The last element says whether somebody wants to finish.
+    # The last element says whether a worker wants to finish.
     share = torch.full((1001,), (step + 1) / size, dtype=torch.double)
     share[-1] = FINISH.exists()
     time.sleep(PAUSE)

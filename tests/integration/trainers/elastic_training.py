@@ -27,7 +27,7 @@ class Training:
         self.run: Running = lab.run({"train.py": ELASTIC}, *command, **fields)
 
     def trains(self, workers: int, *, steps: int = 10) -> None:
-        """Wait until so many workers have done some steps together."""
+        """Wait until that number of workers have done some steps together."""
         run = self.run
         run.until(lambda: self.size == workers, f"{workers} workers train")
         after = run.step
@@ -46,7 +46,7 @@ class Training:
         self.run.until(lambda: self.run.progress["workers"] == wanted, f"one worker each on {nodes}")
 
     def holds_no_more_than_its_workers(self, *nodes: str) -> None:
-        """Wait until there is room reserved on each of these nodes and nowhere else; Ray tries no placement again."""
+        """Wait until capacity is reserved on each of these nodes and nowhere else; Ray tries no placement again."""
         members = RayMembership().observe()
         wanted = sorted(members[node].ray_node_id for node in nodes)
         self.run.until(
@@ -122,7 +122,7 @@ class Training:
         steps = [body["step"] for body in self.run.bodies("metric")]
         last = steps[-1]
         missing = set(range(1, last + 1)) - set(steps)
-        # What rank 0 was about to tell may be lost with it.
+        # What rank 0 was about to report may be lost with it.
         assert len(missing) <= (10 if self._lost_rank_0 else 0), f"no step is missing: {missing}"
         assert self.run.bodies("metric")[-1]["values"] == {"total": last * (last + 1) / 2}
         assert len(steps) >= last - len(missing) + self.run.progress["repeated_steps"]

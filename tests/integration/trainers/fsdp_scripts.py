@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: usage: train.py STEPS PAUSE_S [shard|tensor WORKERS]; so many hold one copy, or compute a layer together.
+#: usage: train.py STEPS PAUSE_S [shard|tensor WORKERS]; WORKERS of them hold one copy, or compute a layer together.
 SHARDED = """
 import sys, time
 import torch, torch.nn.functional as F

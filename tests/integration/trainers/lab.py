@@ -28,7 +28,7 @@ from tests.attempt_plans import plan_of
 from trainers.environments.build import KeptEnvironment, kept_environments
 from trainers.launch import RayLauncher
 from trainers.plan import AttemptPlan, DriverGone, Record
-from trainers.secret_values import pieces_of
+from trainers.secret_values import chunks_of
 
 #: Seconds within which anything must have happened on a busy machine.
 PATIENCE_S = 180.0
@@ -91,7 +91,7 @@ class Running:
             raise AssertionError(f"{error}\n{reported[-6000:]}") from None
 
     def keep(self, kept: dict[str, str], token: int = 1) -> None:
-        """Tell the driver for which job nodes are kept, and wait until it has taken that."""
+        """Send the driver for which job nodes are kept, and wait until it has taken that."""
         until(lambda: self.launcher.keep(self.plan.attempt_id, kept, token), "the driver hears of kept nodes")
 
     def end(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Lab:
         self._made = 0
 
     def nodes(self, count: int) -> list[str]:
-        """Have exactly so many nodes of one CPU that nobody works on."""
+        """Have exactly that number of nodes of one CPU on which no worker runs."""
         for node in self.provider.list():
             if not node.is_running or self._is_leaving(node.node_id):
                 self.provider.delete(node.node_id)
@@ -278,7 +278,7 @@ class Lab:
         """`values` are those of the plan's secrets."""
         running = Running(plan)
         self._attempts.append(running)
-        running.launcher.start(plan, pieces_of(values or {}))
+        running.launcher.start(plan, chunks_of(values or {}))
         return running
 
     def run(self, files: dict[str, str], *command: str, **fields: Any) -> Running:

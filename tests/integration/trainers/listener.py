@@ -6,7 +6,7 @@ Heard = tuple[tuple[int, int], dict[str, str]]
 
 
 class Listener:
-    """Has the part of a driver that is told of kept nodes."""
+    """Has the part of a driver that gets the kept nodes."""
 
     def __init__(self) -> None:
         self._heard: list[Heard] = []

@@ -82,7 +82,7 @@ while not (pid.exists() and pid.read_text()):
     time.sleep(0.01)
 """
 
-#: Waits for ever, and does not want to be told to end.
+#: Waits for ever, and does not want to be asked to end.
 ENDLESS = """
 import signal
 from remora import training

@@ -75,7 +75,9 @@ def test_a_driver_that_cannot_take_its_attempt_is_reported(lab: Lab, monkeypatch
     assert has_it.end()["end_reason"] == "cancelled"
 
 
-def test_a_driver_without_a_plan_is_told_from_one_without_news_and_is_sent_it_again(lab: Lab) -> None:
+def test_a_driver_without_a_plan_is_distinguished_from_one_without_news_and_is_sent_it_again(
+    lab: Lab,
+) -> None:
     """As after a controller that died when it had made the driver, and whose next call was lost with it."""
     lab.nodes(1)
     plan = lab.plan({"train.py": "print('done')"}, "python", "train.py", min_workers=1, max_workers=1)
@@ -115,7 +117,7 @@ def test_an_attempt_that_is_over_gets_no_second_driver(lab: Lab, tmp_path: Path,
     until(lambda: f"driver-{plan.attempt_id}" not in drivers(), "no driver is left")
 
 
-def test_a_driver_that_was_refused_ends_though_nobody_hears_it(lab: Lab) -> None:
+def test_a_driver_that_was_refused_ends_though_its_answer_is_lost(lab: Lab) -> None:
     plan = lab.plan({"train.py": ""}, "python", "train.py", min_workers=1, max_workers=1)
     Claims(Storage(plan.storage_url), plan.job_id).close(plan.attempt_id)
     RayLauncher().start(plan)

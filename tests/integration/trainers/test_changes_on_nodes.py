@@ -105,7 +105,7 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
     lab.add_node()
     training.trains(2)
     training.holds_no_more_than_its_workers(training.run.node_of(0), training.run.node_of(1))
-    # The driver dies, and nobody but the launcher can free what the worker group had.
+    # The driver dies, and only the launcher can free what the worker group had.
     lab.driver().kill()
     training.run.until(lambda: training.run.gone, "the driver is found dead")
     training.run.close()
@@ -113,7 +113,7 @@ def test_a_group_that_began_small_grows_in_place_and_leaves_nothing_behind(lab: 
 
 
 @pytest.mark.soak
-def test_a_node_that_drains_for_long_keeps_nobody_from_growing(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_drains_for_long_keeps_no_group_from_growing(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=1, max_workers=3)
     training.trains(2)
@@ -212,7 +212,7 @@ def test_too_few_wait_with_their_state_for_a_new_node_and_can_be_stopped(lab: La
     assert len(training.run.events("worker_group.started")) == 1
 
 
-def test_when_nobody_survives_it_starts_again_from_its_checkpoint(lab: Lab, tmp_path: Path) -> None:
+def test_when_no_worker_survives_it_starts_again_from_its_checkpoint(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     training = Training(lab, tmp_path, min_workers=1, max_workers=2, checkpoint_interval_s=1.0)
     training.trains(2)

@@ -1,4 +1,4 @@
-"""Unmodified scripts of DeepSpeed lose and win workers: the same global batch, the same losses, whoever trains."""
+"""Unmodified scripts of DeepSpeed lose and win workers; the global batch and the losses stay the same."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def done_twice(running: Running) -> dict[int, list[float]]:
     return {step: both for step, both in found.items() if len(both) > 1}
 
 
-def test_a_layout_that_deepspeed_cannot_cut_anew_ends_with_one_sentence(lab: Lab) -> None:
+def test_a_layout_that_deepspeed_cannot_split_again_ends_with_one_sentence(lab: Lab) -> None:
     lab.nodes(4)
     running = run(
         lab, {"train.py": SHORT_PIPELINE}, "python", "train.py", "100000", "0.2",

@@ -38,7 +38,7 @@ class Service(World):
         self.now += self.settings.lease_s
 
     def until(self, seen: Callable[[], Any], what: str) -> Any:
-        """Turns until it is so."""
+        """Ticks until it is so."""
         pause, deadline = threading.Event(), time.monotonic() + 60.0
         while not (value := seen()):
             assert time.monotonic() < deadline, what

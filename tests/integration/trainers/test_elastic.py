@@ -1,4 +1,4 @@
-"""Nodes come and go while an attempt trains; it goes on with whoever is left, from its checkpoint."""
+"""Nodes come and go while an attempt trains; it goes on with the workers that are left, from its checkpoint."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_sharded_model_goes_on_from_memory_after_a_loss_and_leaves_a_node_in_t
     lab.provider.kill(leaving)
     assert run.end()["end_reason"] == "completed"
     assert run.progress["repeated_steps"] == repeated, "a notice repeats nothing"
-    assert len(run.events("worker_group.started")) == 1, "nobody was started again"
+    assert len(run.events("worker_group.started")) == 1, "no worker was started again"
     assert steps_of(run)[-1] == 300
     run.close()
 
@@ -63,7 +63,7 @@ def test_of_three_that_are_left_two_go_on_with_a_model_that_two_hold_together(la
     lab.provider.kill(run.node_of(1))
     assert run.end()["end_reason"] == "completed"
     assert regrouped(run)[0] == ("loss", 2)
-    assert len(run.events("worker_group.started")) == 1, "nobody was started again"
+    assert len(run.events("worker_group.started")) == 1, "no worker was started again"
     assert run.progress["repeated_steps"] <= 2
     assert steps_of(run)[-1] == 150
     run.close()

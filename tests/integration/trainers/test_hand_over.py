@@ -28,7 +28,7 @@ for step in loop:
     optimizer.step()
     step.report(weight=float(model.weight.detach().sum()))
     if resumed is None and step.number == 20:
-        # As if somebody had asked for a checkpoint of this step.
+        # As if the service had asked for a checkpoint of this step.
         loop._link._target, loop._link._action = 20, "checkpoint"
 print("resumed", resumed is not None, "after", os.environ.get("REMORA_RESUME_STEP"))
 """
@@ -55,7 +55,7 @@ def test_a_script_that_is_killed_after_the_hand_over_resumes_from_that_very_step
     second.close()
 
 
-#: Trains as many steps as it is told, and is not sudden.
+#: Trains as many steps as its argument says, and is not sudden.
 LONG = (
     SUDDEN.replace("total_steps=25", "total_steps=int(sys.argv[1])")
     .replace("import os", "import os, sys")

@@ -27,7 +27,7 @@ def test_a_hang_ends_the_attempt_with_the_stack_of_every_rank(lab: Lab) -> None:
 
 
 #: A script that ends on all ranks but rank 0 before it has met the others.
-MEETS_NOBODY = """
+MEETS_NO_PEER = """
 import os
 if os.environ["RANK"] == "0":
     import torch.distributed as dist
@@ -36,9 +36,9 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.soak
-def test_a_rendezvous_to_which_nobody_can_come_any_more_ends_the_attempt(lab: Lab) -> None:
+def test_a_rendezvous_to_which_no_rank_can_come_any_more_ends_the_attempt(lab: Lab) -> None:
     lab.nodes(2)
-    run = lab.run({"train.py": MEETS_NOBODY}, "python", "train.py")
+    run = lab.run({"train.py": MEETS_NO_PEER}, "python", "train.py")
     ended = run.end()
     assert ended["end_reason"] == "start_failed"
     assert "Rank 1 ended with exit code 0" in ended["message"]

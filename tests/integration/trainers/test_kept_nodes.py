@@ -73,7 +73,7 @@ def test_a_driver_is_sent_what_is_news_to_it_and_that_again_which_it_did_not_tak
         for _ in range(20):
             takes(nodes)
     heard = ray.get(listener.heard.remote())
-    assert [nodes for _, nodes in heard] == [kept, {}], "one message for each change in forty turns"
+    assert [nodes for _, nodes in heard] == [kept, {}], "one message for each change in forty ticks"
     assert heard == sorted(heard, key=lambda one: one[0])
     assert {order[0] for order, _ in heard} == {7}
 
@@ -91,5 +91,5 @@ def test_a_driver_is_sent_what_is_news_to_it_and_that_again_which_it_did_not_tak
     launcher._handles["att"] = other
     takes(kept)
     assert [nodes for _, nodes in ray.get(other.heard.remote())] == [kept]
-    assert not RayLauncher().keep("unknown", kept, 7), "and one that nobody knows is no fault"
+    assert not RayLauncher().keep("unknown", kept, 7), "and an unknown one is no fault"
     ray.kill(other)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def notice(node_id: str, seconds: float) -> float:
-    """Say that a node goes in so many seconds; returns when, in seconds since 1970."""
+    """Say that a node goes in that number of seconds; returns when, in seconds since 1970."""
     deadline_at = time.time() + seconds
     drain(RayMembership().observe()[node_id].ray_node_id, "the cloud takes it", deadline_at)
     return deadline_at

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def resize(run: Running, least: int, most: int, order: float) -> None:
-    """Tell the driver, and wait until it has taken that."""
+    """Send it to the driver, and wait until it has taken that."""
     attempt_id, sizes = run.plan.attempt_id, sizes_of({}, least, most)
     until(lambda: run.launcher.resize(attempt_id, sizes, order), "the driver has the new sizes")
 

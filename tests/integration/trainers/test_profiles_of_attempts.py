@@ -44,10 +44,10 @@ def profile(run: Running, number: int, rank: int, steps: int = 4) -> None:
 
 
 def outcome(run: Running, number: int) -> dict[str, Any]:
-    def told() -> list[dict[str, Any]]:
+    def reported() -> list[dict[str, Any]]:
         return [body for body in run.bodies("profile") if body["number"] == number]
 
-    (found,) = run.until(told, f"the request {number} ends")
+    (found,) = run.until(reported, f"the request {number} ends")
     return found
 
 

@@ -35,7 +35,7 @@ def ready() -> set[str]:
 
 
 def made_ready(launcher: RayLauncher, token: int, count: int = 2) -> set[str]:
-    """Names of so many drivers that wait, made by that launcher under that lease."""
+    """Names of that number of drivers that wait, made by that launcher under that lease."""
 
     def look() -> set[str]:
         launcher.prepare(token)
@@ -79,7 +79,7 @@ def test_two_attempts_in_a_row_get_a_ready_driver_each(lab: Lab) -> None:
     run_to_its_end(lab, *plans)
 
 
-def test_a_driver_that_died_while_it_waited_is_given_to_nobody(lab: Lab) -> None:
+def test_a_driver_that_died_while_it_waited_is_given_to_no_attempt(lab: Lab) -> None:
     launcher = RayLauncher(ready_drivers=2)
     first, second = sorted(made_ready(launcher, 1))
     ray.kill(ray.get_actor(first, namespace=driver_actors.NAMESPACE))
@@ -97,7 +97,7 @@ def test_a_stopped_controller_that_goes_on_neither_takes_nor_ends_those_of_the_a
     old = made_ready(stopped, 1)
     new = made_ready(acting, 2)
     until(lambda: not ready() & old, "the later controller ends those of the earlier one")
-    # It goes on: within its turn it makes drivers ready and starts an attempt.
+    # It goes on: within its tick it makes drivers ready and starts an attempt.
     for _ in range(3):
         stopped.prepare(1)
     assert new <= ready()
@@ -143,7 +143,7 @@ def test_what_a_controller_leaves_that_died_as_it_made_or_took_one_is_ended(
 ) -> None:
     died = RayLauncher(ready_drivers=2)
     made_ready(died, 1, 2)
-    # It took one, and wrote down for nobody that it has it.
+    # It took one, and stored for no attempt that it has it.
     assert died._ready_drivers.take() is not None
     # It wrote down that it makes one, and made none.
     with monkeypatch.context() as cut:

@@ -1,4 +1,4 @@
-"""A model that FSDP cuts over three nodes loses one of them, and goes on from the memory of the other two."""
+"""A model that FSDP shards over three nodes loses one of them, and goes on from the memory of the other two."""
 
 from __future__ import annotations
 

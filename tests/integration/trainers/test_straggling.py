@@ -37,7 +37,7 @@ for step in Loop(model, optimizer, data=torch.ones(64, 2), global_batch=8, shard
 def test_a_worker_that_the_others_wait_for_is_named(lab: Lab, tmp_path: Path) -> None:
     lab.nodes(2)
     run = lab.run({"train.py": UNEVEN}, "python", "train.py", str(tmp_path / "finish"))
-    (event,) = run.until(lambda: run.events("worker.straggles"), "somebody notices")
+    (event,) = run.until(lambda: run.events("worker.straggles"), "it is noticed")
     assert event["data"]["rank"] == 1
     assert event["data"]["own_s"] > 2 * event["data"]["others_s"]
     assert "Rank 1 is slower than the others" in event["message"]

@@ -69,7 +69,7 @@ def test_model_fit_with_its_own_backup_goes_on_after_a_loss_and_in_a_later_attem
     first.until(lambda: len(first.world_sizes) == 2, "it starts on the other node")
     before = len(epochs_begun(first))
     first.until(lambda: len(epochs_begun(first)) > before + 1, "it trains there")
-    assert epochs_begun(first).count(1) == 1, "it went on, and did not begin anew"
+    assert epochs_begun(first).count(1) == 1, "it went on, and did not start again"
     lab.stop(first, EndReason.CANCELLED)
     assert first.end()["end_reason"] == "cancelled"
     first.close()

@@ -39,7 +39,7 @@ def test_a_ratio_of_all_steps_medians_would_have_been_led_astray() -> None:
     assert ratio(ours, peer).figure == 1.0
 
 
-def test_quartiles_tell_how_far_pairs_differ() -> None:
+def test_quartiles_say_how_far_pairs_differ() -> None:
     peer = [[9.0, 1.0]] * 5
     found = ratio([[9.0, seconds] for seconds in (1.4, 1.0, 1.2, 1.1, 1.3)], peer)
     assert (found.figure, found.quartiles) == (1.2, [1.1, 1.3])
@@ -57,6 +57,6 @@ def test_ratios_stand_in_the_document_by_backend() -> None:
     }
 
 
-def test_neighbours_train_first_by_turns() -> None:
+def test_neighbours_train_first_alternately() -> None:
     names = ["torchrun", "remora", "sharded"]
     assert [order(names, number) for number in range(3)] == [names, ["sharded", "remora", "torchrun"], names]

@@ -25,8 +25,8 @@ def test_calls_between_workers_and_driver_hardly_grow_with_the_ranks() -> None:
     few, many = (driver_cost.cost(ranks).calls_per_s for ranks in (256, 2560))
     # A line a minute of every rank does.
     assert many["delivered"] - few["delivered"] < 200 + 1.1 * (2560 - 256) / 60
-    assert few["told"] <= 30.0
-    assert many["told"] <= 130.0
+    assert few["instructed"] <= 30.0
+    assert many["instructed"] <= 130.0
     assert many["asked"] == few["asked"]
 
 

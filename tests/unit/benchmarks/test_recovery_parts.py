@@ -67,7 +67,7 @@ def test_the_parts_of_a_loss_add_up_to_the_time_until_the_next_step() -> None:
     assert sum(parts.values()) == pytest.approx(520.0)
 
 
-def test_growth_is_told_from_the_ready_node_to_the_first_step_with_it() -> None:
+def test_growth_is_measured_from_the_ready_node_to_the_first_step_with_it() -> None:
     records = [
         event(50.0, "worker.ready", actor_s=9.0, command_s=9.0, load_s=9.0),
         event(103.0, "worker.ready", actor_s=0.4, command_s=0.1, load_s=0.5),

@@ -1,4 +1,4 @@
-"""A benchmark that could not measure a part says so and fails; what it left out as told is no fault."""
+"""A benchmark that could not measure a part says so and fails; what it left out as asked is no fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_framework_that_is_missing_is_said_and_fails(run: Run) -> None:
     assert document["missing"].keys() == {"mpi"}
 
 
-def test_what_was_left_out_as_told_is_said_and_is_no_fault(run: Run) -> None:
+def test_what_was_left_out_as_asked_is_said_and_is_no_fault(run: Run) -> None:
     status, _, document = run(*names())
     assert status == 0
     assert document == {"left_out": names()}

@@ -320,5 +320,5 @@ def views(draw: st.DrawFn) -> ClusterView:
                 today=draw(st.sampled_from([0.0, 5.0])), this_month=draw(st.sampled_from([5.0, 9.0]))
             )
         },
-        in_turns=draw(st.booleans()),
+        strict_order=draw(st.booleans()),
     )

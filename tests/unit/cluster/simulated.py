@@ -59,7 +59,7 @@ def without_backoff(losses: int) -> float | None:
 
 @dataclass(frozen=True)
 class Keep:
-    """Keeps so many nodes of one offering."""
+    """Keeps that number of nodes of one offering."""
 
     count: int
     offering: Offering = SPOT
@@ -87,8 +87,8 @@ class Wild:
             elif chance < 0.03:
                 deadline_at = now + self._random.choice([0.0, 30.0, 120.0])
                 actions.append(Drain(node_id=node.id, deadline_at=deadline_at, reason="chance"))
-        room = policies.pools["gpu"].max_nodes - len(alive)
-        count = self._random.randint(1, room) if room > 0 else 0
+        free = policies.pools["gpu"].max_nodes - len(alive)
+        count = self._random.randint(1, free) if free > 0 else 0
         actions.extend(launch(self._random.choice([SPOT, ON_DEMAND])) for _ in range(count))
         return tuple(actions)
 

@@ -1,4 +1,4 @@
-"""How long agents have been silent, by whoever listens to them."""
+"""How long agents have been silent, by the process that listens to them."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_one_that_beats_is_never_silent_whatever_its_machine_s_clock_says() -> N
         assert not listener.is_silent(at, SILENT_S)
 
 
-def test_a_time_in_which_nobody_listened_is_not_its_silence() -> None:
+def test_a_time_in_which_no_process_listened_is_not_its_silence() -> None:
     listener = Listener()
     listener.look(7.0)
     found = listener.look(7.0, after_s=10 * SILENT_S)
     assert found == AgentStatus(heartbeat=Heartbeat(at=7.0), unchanged_s=LONGEST_LOOK_S)
     assert not listener.is_silent(7.0, CLIENT_START_S + HEARTBEAT_S), (
-        "it may have to start its client of Ray anew"
+        "it may have to start its client of Ray again"
     )
 
 

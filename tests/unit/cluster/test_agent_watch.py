@@ -18,8 +18,8 @@ from cluster.node.agent.watch import (
     DrainNode,
     EndSoftly,
     Look,
+    Report,
     State,
-    Tell,
     acknowledged,
     drained,
     says,
@@ -42,8 +42,8 @@ class Watcher:
     def look(self, *events: ScheduledEvent, after_s: float = 0.0, **fields: Any) -> list[Action]:
         document = fields.pop("document", Document(incarnation=1, events=events))
         self.state, actions = step(self.state, "w0", Look(now=NOW + after_s, document=document, **fields))
-        self.reported += [action.message for action in actions if isinstance(action, Tell)]
-        return [action for action in actions if not isinstance(action, Tell)]
+        self.reported += [action.message for action in actions if isinstance(action, Report)]
+        return [action for action in actions if not isinstance(action, Report)]
 
     def accept(self, actions: Sequence[Action]) -> None:
         """The head drains, the cloud takes its answer."""
@@ -190,7 +190,7 @@ def test_a_clock_that_runs_unevenly_does_not_drain_again_and_again() -> None:
     assert watcher.look(PREEMPT, after_s=1, skew_s=4.6, is_empty=False) == []
 
 
-def test_events_of_other_machines_and_pauses_and_unknown_words_move_nobody() -> None:
+def test_events_of_other_machines_and_pauses_and_unknown_words_drain_no_node() -> None:
     watcher = Watcher()
     other = ScheduledEvent(id="e3", type="Preempt", resources=("w1",), not_before=NOW + 20.0)
     freeze = ScheduledEvent(id="e4", type="Freeze", resources=("w0",), duration_s=2.0)

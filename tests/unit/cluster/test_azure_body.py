@@ -145,7 +145,7 @@ def test_without_a_local_placement_the_disk_is_a_managed_one_that_goes_with_the_
     assert disk["deleteOption"] == "Delete"
 
 
-def test_the_node_is_told_what_it_is_in_a_cloud_init_document() -> None:
+def test_the_node_learns_what_it_is_in_a_cloud_init_document() -> None:
     text = start_up(body())
     assert text.startswith("#cloud-config\n")
     document = yaml.safe_load(text)
@@ -297,7 +297,7 @@ def test_a_set_on_demand_without_a_zone_names_neither() -> None:
     assert not {"priority", "evictionPolicy"} & set(made["properties"]["virtualMachineProfile"])
 
 
-def test_what_a_set_is_made_of_is_told_apart_by_a_tag_and_who_waits_is_not_part_of_it() -> None:
+def test_what_a_set_is_made_of_is_distinguished_by_a_tag_and_who_waits_is_not_part_of_it() -> None:
     def model(head: str = "10.1.0.4:6379", waits: str = "", **changed: str) -> str:
         node_request = replace(REQUEST, fabric="a100-job_7")
         settings = SETTINGS.model_copy(update=changed)

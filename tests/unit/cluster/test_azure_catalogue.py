@@ -94,7 +94,7 @@ def disk(reported: dict[str, str] | None, disk_gb: int) -> str | None:
     ("disk_gb", "lies_on"),
     [(64, "ResourceDisk"), (65, "CacheDisk"), (128, "CacheDisk"), (256, "CacheDisk"), (257, None)],
 )
-def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_network(
+def test_a_disk_lies_on_the_first_placement_that_is_large_enough_or_on_the_network(
     reported: dict[str, str] | None, disk_gb: int, lies_on: str | None
 ) -> None:
     assert disk(reported, disk_gb) == lies_on
@@ -115,13 +115,13 @@ def test_a_disk_lies_on_the_first_placement_that_has_the_room_for_it_or_on_the_n
         ({"EphemeralOSDiskSupported": "False"}, None),
     ],
 )
-def test_a_placement_counts_only_with_the_room_that_azure_says_it_has(
+def test_a_placement_counts_only_with_the_size_that_azure_says_it_has(
     reported: dict[str, str], lies_on: str | None
 ) -> None:
     assert disk(reported, 128) == lies_on
 
 
-def test_the_table_claims_an_ephemeral_disk_only_for_sizes_whose_room_is_known() -> None:
+def test_the_table_claims_an_ephemeral_disk_only_for_sizes_whose_disks_are_known() -> None:
     assert {size.name for size in SIZES if size.placements} == {A100}
 
 
@@ -143,7 +143,7 @@ def test_sizes_that_the_table_does_not_know_and_things_that_are_no_machines_are_
     assert found(sku("Standard_Unknown"), sku(resourceType="disks")) == {}
 
 
-def test_prices_and_evictions_that_azure_tells_replace_the_tables() -> None:
+def test_prices_and_evictions_that_azure_states_replace_the_tables() -> None:
     reported = offerings("eastus", prices={(A100, SPOT): 0.5}, evictions={A100.lower(): 0.01})
     by_id = {one.id: one for one in reported}
     assert by_id[f"{A100}/1/spot"].price_per_hour == 0.5

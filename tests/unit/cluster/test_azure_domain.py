@@ -43,7 +43,7 @@ def given(decision: Decision) -> dict[str, str]:
 def test_the_one_that_has_waited_longest_gets_the_first_instance_that_runs() -> None:
     decision = decide(seen("a", "b"), [instance(10), instance(9), instance(2, state="Creating")])
     assert given(decision) == {"9": "a", "10": "b"}
-    assert [one.instance for one in decision.named] == ["9", "10"], "written down before they are told"
+    assert [one.instance for one in decision.named] == ["9", "10"], "written down before they are sent"
     assert [one.id for one in decision.surplus] == ["2"]
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_bought_for_what_is_only_counted_less() -> None:
     assert (decision.capacity, decision.is_news) == (1, False)
 
 
-def test_a_capacity_that_nobody_needs_is_lowered() -> None:
+def test_a_capacity_that_no_node_needs_is_lowered() -> None:
     decision = decide(seen(capacity=5), [instance(0, "x")])
     assert (decision.capacity, decision.is_news) == (1, True)
 
@@ -129,7 +129,7 @@ def test_as_many_nodes_can_wait_as_a_domain_has_within_azures_limits_of_tags(len
     assert emptied.keys() == tags.keys(), "a request that only adds tags empties them, too"
 
 
-def test_words_that_somebody_else_wrote_are_passed_over() -> None:
+def test_words_that_another_program_wrote_are_passed_over() -> None:
     assert names(read_waiting({"remora:waits-0": "a@1.0 nonsense b@x c@2.0"})) == ["a", "c"]
 
 

@@ -180,7 +180,7 @@ def test_a_code_decides_whatever_the_status_says(code: str) -> None:
         assert raised.until == NOW + memory_s
 
 
-def test_throttling_and_a_used_up_quota_share_a_code_and_are_told_apart() -> None:
+def test_throttling_and_a_used_up_quota_share_a_code_and_are_distinguished() -> None:
     assert judge(failure("OperationNotAllowed", TOO_MANY, 429)).reason is Reason.THROTTLED
     assert judge(failure("OperationNotAllowed", "", 429)).reason is Reason.THROTTLED
     assert judge(failure("OperationNotAllowed", TOO_MANY, 409)).reason is Reason.THROTTLED
@@ -251,7 +251,7 @@ def test_a_family_that_is_used_up_closes_its_on_demand_machines_and_no_spot() ->
     )
 
 
-def test_a_family_that_nobody_knows_is_no_family_of_strangers() -> None:
+def test_an_unknown_family_is_not_taken_for_a_known_one() -> None:
     asked, other = offering(capacity=ON_DEMAND), offering(H100, capacity=ON_DEMAND)
     unknown = [Offering(**{**vars(one), "quota": ""}) for one in (asked, other)]
     elsewhere = Offering(**{**vars(unknown[0]), "zone": "3"})

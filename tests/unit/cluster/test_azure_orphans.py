@@ -1,4 +1,4 @@
-"""Which interfaces and disks are swept: those of ours that nobody has, after a while, and no other."""
+"""Which interfaces and disks are swept: those of ours that no machine has, after a while, and no other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_not_an_orphan_stays_for_ever(resource: SeenResource, being_made
     assert (left, seen) == ([], {})
 
 
-def test_one_that_found_a_machine_begins_anew_when_it_loses_it() -> None:
+def test_one_that_found_a_machine_starts_again_when_it_loses_it() -> None:
     _, seen = orphans("c1", [part()], [], {}, NOW)
     _, seen = orphans("c1", [part(is_attached=True)], [], seen, NOW + 100)
     left, _ = orphans("c1", [part()], [], seen, NOW + GRACE_S)

@@ -24,7 +24,7 @@ def item(price: float = 3.673, meter: str = "NC24ads A100 v4", **more: Any) -> d
     }
 
 
-def test_spot_and_on_demand_are_told_apart_by_the_meters_name() -> None:
+def test_spot_and_on_demand_are_distinguished_by_the_meters_name() -> None:
     prices = read_prices([item(), item(0.68, "NC24ads A100 v4 Spot")])
     assert prices == {(SIZE, CapacityType.ON_DEMAND): 3.673, (SIZE, CapacityType.SPOT): 0.68}
 

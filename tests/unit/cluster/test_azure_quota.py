@@ -1,4 +1,4 @@
-"""Quotas: what is left, and when it is certain that one has no room."""
+"""Quotas: what is left, and when it is certain that one has no capacity."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_on_demand_uses_its_familys_and_the_regions() -> None:
     assert "'cores'" in str(full_quota(reading(**{FAMILY: (0, 24), "cores": (1, 24)}), ON_DEMAND))
 
 
-def test_a_quota_that_nobody_tells_of_has_room() -> None:
+def test_a_quota_that_is_not_listed_is_no_limit() -> None:
     assert full_quota(reading(), SPOT) is None
 
 

@@ -68,7 +68,7 @@ def test_a_size_of_the_table_is_replaced_by_its_own_name() -> None:
     table = with_own(read_sizes(text))
     assert len(table) == len(BY_NAME)
     assert table["Standard_D4s_v5"].on_demand_usd == 0.1
-    assert "is Standard_D4s_v5 in other letters" in refused(text.replace("D4s", "d4S"))
+    assert "is Standard_D4s_v5 in another case" in refused(text.replace("D4s", "d4S"))
 
 
 @pytest.mark.parametrize(

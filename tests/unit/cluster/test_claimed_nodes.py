@@ -188,7 +188,7 @@ def test_each_thing_that_nodes_lack_is_said_once_with_the_nodes_that_lack_it() -
     assert "did not carry out" in said
 
 
-def test_where_commands_are_not_kept_apart_is_told() -> None:
+def test_where_commands_are_not_kept_apart_is_said() -> None:
     nodes = [
         NodeFacts(address="10.0.0.1", isolation="it has not the rights of root"),
         NodeFacts(address="10.0.0.2"),

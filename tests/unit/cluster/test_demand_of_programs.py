@@ -107,7 +107,7 @@ def planned(
         jobs=(*jobs, *found.waiting, *found.held.values()),
         nodes=tuple(found.on(nodes)),
         offerings=SOLD,
-        in_turns=True,
+        strict_order=True,
         **view,
     )
     return plan(shown, policies, NOW)
@@ -143,7 +143,7 @@ def test_a_placement_group_gets_as_many_nodes_as_its_strategy_needs(
 
 
 def test_bundles_of_a_spread_group_do_not_share_the_node_on_which_one_of_them_is_placed() -> None:
-    """One bundle has a node, the other lost its own: there is room beside the first, and it may not go there."""
+    """One bundle has a node, the other lost its own: there is capacity beside the first, and it may not go there."""
     one = ready()
     seen = RayDemand(
         gangs=(Gang("ab" * 18, Strategy.STRICT_SPREAD, (CPU,)),),
@@ -176,7 +176,7 @@ def test_what_no_pool_can_hold_is_refused_with_the_reason_and_nothing_is_bought_
         (RayDemand(tasks=((Bundle({"TPU": 1.0}), 1),)), "no node of the pools (cpu, gpu) has 1 TPU"),
         (
             gang(Strategy.STRICT_SPREAD, *[Bundle({"GPU": 1.0})] * 3),
-            "it needs 3 times 1 GPU, at most 1 on a node, and the complete pools (cpu, gpu) have room for 2",
+            "it needs 3 times 1 GPU, at most 1 on a node, and the complete pools (cpu, gpu) have capacity for 2",
         ),
         (
             RayDemand(tasks=((Bundle({"CPU": 1.0}, ((LabelTerm("kind", ("tpu",)),),)), 1),)),
@@ -371,7 +371,9 @@ def launched_by_share(ray: int, team: int, tasks: int, jobs: int) -> dict[str, i
     assert entitled is not None
     order = entitled.order(in_order([*waiting, *found.waiting]))
     demands = tuple(replace(one, place=place) for place, one in enumerate(order))
-    actions = plan(ClusterView(now=NOW, jobs=demands, nodes=(), offerings=SOLD, in_turns=True), shares, NOW)
+    actions = plan(
+        ClusterView(now=NOW, jobs=demands, nodes=(), offerings=SOLD, strict_order=True), shares, NOW
+    )
     whose = {one.id: one.project for one in demands}
     return dict(Counter(whose[str(one.job_id)] for one in actions if isinstance(one, Launch)))
 
@@ -387,14 +389,14 @@ def launched_by_share(ray: int, team: int, tasks: int, jobs: int) -> dict[str, i
         (1, 3, 20, 0, {"ray": 4}),
     ],
 )
-def test_tasks_of_one_shape_have_turns_by_the_share_of_their_project(
+def test_tasks_of_one_shape_are_ordered_by_the_share_of_their_project(
     ray: int, team: int, tasks: int, jobs: int, bought: dict[str, int]
 ) -> None:
     # What the other project does not use is borrowed.
     assert launched_by_share(ray, team, tasks, jobs) == bought
 
 
-def test_turns_are_of_one_request_and_few() -> None:
+def test_parts_are_of_one_request_and_few() -> None:
     shared = read_stored(DOCUMENT.replace("gpus: 3", "gpus: 3, share: 2"))
     found = programs(RayDemand(tasks=((CPU, 100),)), (), shared)
     assert [(one.min_workers, one.max_workers) for one in found.waiting] == [(1, 1)] * 31 + [(1, 69)]
@@ -407,23 +409,23 @@ def test_turns_are_of_one_request_and_few() -> None:
     assert len(programs(RayDemand(tasks=shapes), (), shared).waiting) <= 200
     whole = programs(gang(Strategy.PACK, CPU, CPU), (), shared)
     assert [(one.min_workers, one.max_workers) for one in whole.waiting] == [(2, 2)]
-    # Without shares nothing has to be told apart.
+    # Without shares nothing has to be distinguished.
     assert len(programs(RayDemand(tasks=((CPU, 100),))).waiting) == 1
 
 
-def test_a_node_of_a_turn_that_vanishes_is_for_another_turn_of_the_same_request() -> None:
+def test_a_node_of_a_part_that_vanishes_is_for_another_part_of_the_same_request() -> None:
     shared = read_stored(DOCUMENT.replace("gpus: 3", "gpus: 3, share: 2"))
     before = programs(RayDemand(tasks=((CPU, 3), (FOUR, 2))), (), shared)
     bought = [ready(f"n{at}", bought_for=one.id) for at, one in enumerate(before.waiting)]
     assert before.kept_in_use(bought) == bought
-    # The node of the first turn has got its task, and one task of the other shape is over.
+    # The node of the first part has got its task, and one task of the other shape is over.
     first = before.waiting[0].id
     after = programs(RayDemand(tasks=((CPU, 2), (FOUR, 1)), held={"n0": {"CPU": 1.0}}), bought, shared)
-    turns = [one.id for one in after.waiting]
+    parts = [one.id for one in after.waiting]
     owners = [one.bought_for for one in after.kept_in_use(bought)]
-    assert set(owners) == set(turns)
+    assert set(owners) == set(parts)
     assert [request_of(str(one)) for one in owners] == [request_of(str(one.bought_for)) for one in bought]
-    assert owners[:3] == [first, turns[1], first], "the turn that had no node left has one"
+    assert owners[:3] == [first, parts[1], first], "the part that had no node left has one"
     # What is not asked for any more is no one's, as before.
     gone = programs(RayDemand(tasks=((FOUR, 1),)), bought, shared).kept_in_use(bought)
     assert [one.bought_for for one in gone[:3]] == [one.bought_for for one in bought[:3]]

@@ -45,7 +45,7 @@ def launches(
 def test_of_equal_sizes_the_one_that_is_taken_back_less_often_is_bought_with_the_reason() -> None:
     (launch,) = launches([OFTEN, SELDOM])
     assert launch.offering == SELDOM.id
-    assert launch.reason == f"job j has no room for all its workers, {WHY}"
+    assert launch.reason == f"job j has no capacity for all its workers, {WHY}"
 
 
 def test_a_pool_says_so_of_its_own_nodes_too() -> None:
@@ -62,7 +62,7 @@ def test_a_spot_node_that_takes_over_from_an_on_demand_one_is_chosen_so_as_well(
 
 def test_sizes_in_order_of_preference_are_bought_in_that_order() -> None:
     (launch,) = launches([OFTEN, SELDOM], sizes_are_equal=False)
-    assert (launch.offering, launch.reason) == (OFTEN.id, "job j has no room for all its workers")
+    assert (launch.offering, launch.reason) == (OFTEN.id, "job j has no capacity for all its workers")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How much room nodes have for workers, and what is believed of machines that nobody has seen yet."""
+"""How many workers fit on nodes, and what is assumed of machines that have not joined yet."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_an_offering_has_no_more_memory_than_its_nodes_have_shown(
     assert as_shown([one, other], nodes) == (replace(one, resources=sold(believed)), other)
 
 
-def test_memory_that_nobody_announced_is_no_limit() -> None:
+def test_memory_that_no_machine_announced_is_no_limit() -> None:
     assert slots({"GPU": 4.0}, WORKER) == 4
     assert slots({"GPU": 4.0, "memory": 64 * GIB}, WORKER) == 2
     assert slots({"memory": 64 * GIB}, WORKER) == 0
 
 
-def test_as_many_workers_as_the_best_size_of_a_pool_has_room_for() -> None:
+def test_as_many_workers_as_the_best_size_of_a_pool_holds() -> None:
     both = [offering(resources=sold(16.0)), offering("b", resources={"GPU": 4.0, "memory": 70 * GIB})]
     assert most_workers(both, 3, WORKER) == 6
     assert most_workers(both[:1], 3, WORKER) == 0

@@ -73,7 +73,7 @@ def test_words_of_a_broken_gpu_where_a_counter_was_are_a_problem(cell: str, plac
 def test_words_that_are_not_known_make_no_fleet_sick(cell: str, place: int) -> None:
     cells = ["0", "No", "[N/A]", "[Not Supported]"]
     cells[place] = cell
-    unread = f"nvidia-smi says {cell!r} for {QUERY[place + 2]}, which tells nothing of the GPU"
+    unread = f"nvidia-smi says {cell!r} for {QUERY[place + 2]}, which says nothing about the GPU"
     history, report = HealthHistory(gpus=1), table(*cells)
     for _ in range(2 * FAILED_LOOKS):
         history, health = follow(history, report)
@@ -90,7 +90,7 @@ def test_words_that_are_not_known_hide_no_other_problem_and_are_logged_once(
     assert [gpus.look().problems for _ in range(2 * FAILED_LOOKS)] == [problems] * 2 * FAILED_LOOKS
     (record,) = caplog.records
     assert (
-        record.getMessage() == f"nvidia-smi says '{retired}' for {QUERY[3]}, which tells nothing of the GPU"
+        record.getMessage() == f"nvidia-smi says '{retired}' for {QUERY[3]}, which says nothing about the GPU"
     )
 
 
@@ -259,11 +259,11 @@ def test_what_a_driver_does_not_know_is_not_asked_again_and_the_rest_is_watched(
     health = Health(problems=("GPU 1: 1 uncorrected ECC errors since its start",), gpus=1)
     assert [gpus.look() for _ in range(FAILED_LOOKS)] == [health] * FAILED_LOOKS
     assert [record.getMessage() for record in caplog.records] == [
-        f"this driver does not tell remapped_rows.{what}, so it is not watched" for what in ("pending", "failure")
+        f"this driver does not report remapped_rows.{what}, so it is not watched" for what in ("pending", "failure")
     ]  # fmt: skip
 
 
-def test_a_tool_that_refuses_the_question_is_reported_and_makes_nobody_sick(
+def test_a_tool_that_refuses_the_question_is_reported_and_makes_no_node_sick(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpus = Gpus(
@@ -296,7 +296,7 @@ def test_a_tool_that_cannot_be_ended_is_not_waited_for(
     ]  # fmt: skip
     assert [look.is_well for look in looks] == [True, True, False]
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{WELL}'\n")
-    assert gpus.look() == Health(gpus=2), "it is asked anew once that has ended"
+    assert gpus.look() == Health(gpus=2), "it is asked again once that has ended"
 
 
 def test_tools_that_are_not_there_or_not_allowed_say_nothing(tmp_path: Path) -> None:

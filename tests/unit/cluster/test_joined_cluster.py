@@ -94,7 +94,7 @@ def test_certificates_are_passed_on_as_they_were_given(folders: ClusterFolders, 
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"address": "h:1", "variables": 3}'])
-def test_a_damaged_file_is_told_with_what_to_do(folders: ClusterFolders, content: str) -> None:
+def test_a_damaged_file_is_reported_with_what_to_do(folders: ClusterFolders, content: str) -> None:
     folders.home.mkdir()
     folders.joined.write_text(content)
     with pytest.raises(ProviderError, match="remove it, and start with --ray-address again"):

@@ -47,7 +47,7 @@ def test_it_is_kept_for_a_job_that_waits_from_its_order_on(state: NodeState) -> 
     ],
     ids=str,
 )
-def test_it_is_kept_for_nobody(changes: dict[str, Any]) -> None:
+def test_it_is_kept_for_no_job(changes: dict[str, Any]) -> None:
     assert kept([own(**changes)], job()) == {}
 
 
@@ -89,10 +89,10 @@ def test_where_machines_start_slowly_it_is_kept_for_longer() -> None:
     assert kept([one], job(), now=NOW + 2000.0, start_up_s=1000.0) == {}
 
 
-@pytest.mark.parametrize("in_turns", [True, False])
-def test_a_job_may_grow_onto_all_that_was_bought_for_it_before_others_begin_there(in_turns: bool) -> None:
+@pytest.mark.parametrize("strict_order", [True, False])
+def test_a_job_may_grow_onto_all_that_was_bought_for_it_before_others_begin_there(strict_order: bool) -> None:
     own = [node(f"n{at}", bought_for="grows") for at in range(3)]
-    asked = view([job("grows", (1, 3), place=1), job("next", place=2)], own, in_turns=in_turns)
+    asked = view([job("grows", (1, 3), place=1), job("next", place=2)], own, strict_order=strict_order)
     (launch,) = [one for one in plan(asked, rules(max_nodes=9), NOW) if isinstance(one, Launch)]
     assert launch.job_id == "next"
 
@@ -101,27 +101,27 @@ def test_no_job_grows_onto_what_is_kept_for_one_behind_it_but_one_that_is_next_b
     own = [node(f"n{at}", bought_for="behind") for at in range(2)]
     behind = job("behind", 3, place=1)
     grows = job("first", (1, 2), is_running=True)
-    asked = view([grows, behind], [node("w", jobs={"first": 1}), *own], in_turns=True)
+    asked = view([grows, behind], [node("w", jobs={"first": 1}), *own], strict_order=True)
     said = said_to(plan(asked, rules(max_nodes=3), NOW), "first")
-    assert said == "there is no room for 1 worker: pool 'p' may have 3 nodes"
-    asked = view([job("first", 2), behind], own, in_turns=True)
+    assert said == "there is no capacity for 1 worker: pool 'p' may have 3 nodes"
+    asked = view([job("first", 2), behind], own, strict_order=True)
     said = said_to(plan(asked, rules(max_nodes=2), NOW), "first")
-    assert said == "there is room for it on nodes that are ready"
+    assert said == "there is capacity for it on nodes that are ready"
 
 
 @pytest.mark.parametrize(
     "placement", [{"zones": ("2",)}, {"pools": ("q",)}, {"capacity": CapacityRule.ON_DEMAND}], ids=str
 )
-def test_what_is_kept_for_a_job_behind_is_no_room_for_one_that_may_not_use_it(
+def test_what_is_kept_for_a_job_behind_is_no_capacity_for_one_that_may_not_use_it(
     placement: dict[str, Any],
 ) -> None:
     jobs = [job("first", place=1, **placement), job("behind", place=2)]
     own = [node("n", offering=SPOT.id, bought_for="behind")]
-    said = said_to(plan(view(jobs, own, in_turns=True), rules(max_nodes=1), NOW), "first")
+    said = said_to(plan(view(jobs, own, strict_order=True), rules(max_nodes=1), NOW), "first")
     assert said.startswith("there is no ")
 
 
-def test_room_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_large_as_one_that_found_none() -> (
+def test_capacity_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_large_as_one_that_found_none() -> (
     None
 ):
     sold = [replace(SPOT, has_fabric=True)]
@@ -129,6 +129,6 @@ def test_room_that_a_job_leaves_on_its_own_node_is_found_by_the_next_one_as_larg
     queue = [("early", 2), ("small", 1), ("late", 2)]
     jobs = [job(name, size, needs_fabric=True, place=at) for at, (name, size) in enumerate(queue)]
     planned = plan(view(jobs, [large], sold), rules(max_nodes=1), NOW)
-    assert said_to(planned, "early") == "there is no room for 2 workers: pool 'p' may have 1 node"
+    assert said_to(planned, "early") == "there is no capacity for 2 workers: pool 'p' may have 1 node"
     for name in ("small", "late"):
-        assert said_to(planned, name) == "there is room for it on nodes that are ready"
+        assert said_to(planned, name) == "there is capacity for it on nodes that are ready"

@@ -41,9 +41,9 @@ def test_of_two_that_live_or_two_that_are_dead_the_newest_counts() -> None:
     assert counts(dead(OLD), dead(NEW)) == "new"
 
 
-def test_a_drain_is_told_of_the_one_that_takes_work() -> None:
+def test_a_drain_counts_for_the_one_that_takes_work() -> None:
     assert counts(OLD, draining(NEW)) == "new"
-    assert counts(draining(OLD), NEW) == "new", "nobody has drained that one yet"
+    assert counts(draining(OLD), NEW) == "new", "that one is not drained yet"
     assert counts(dead(draining(OLD)), NEW) == "new"
 
 
@@ -90,7 +90,7 @@ def test_the_agent_s_reason_is_reported_while_its_node_drains() -> None:
         (None, False),
     ],
 )
-def test_a_node_is_in_use_when_ray_has_given_some_of_it_away_besides_room_for_objects(
+def test_a_node_is_in_use_when_ray_has_given_some_of_it_away_besides_memory_for_objects(
     free: dict[str, float] | None, is_in_use: bool
 ) -> None:
     brings = {"CPU": 4.0, "GPU": 1.0, "object_store_memory": 100.0}

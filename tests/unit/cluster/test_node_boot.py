@@ -125,7 +125,7 @@ def test_a_machine_may_know_better_how_many_gpus_are_to_be_looked_for() -> None:
     assert agent[agent.index("--gpus") + 1] == "0"
 
 
-def test_both_are_told_where_the_secret_is_and_not_what_it_is() -> None:
+def test_both_learn_where_the_secret_is_and_not_what_it_is() -> None:
     environment = start_of(node(), "node_a", RUNTIME).environment
     assert environment["RAY_AUTH_MODE"] == "token"
     assert environment["RAY_AUTH_TOKEN_PATH"] == "/run/remora/ray.token"

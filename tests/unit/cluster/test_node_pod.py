@@ -48,7 +48,7 @@ class Store:
 def test_what_the_controller_writes_is_what_a_pod_reads() -> None:
     store = Store()
     names = RayPodNames(RayMembership(), lambda: store)
-    names.tell({"pod-1": NODE})
+    names.publish({"pod-1": NODE})
     (text,) = store.entries.values()
     assert read(text) == NODE
     names.forget(["pod-1", "pod-2"])
@@ -59,7 +59,7 @@ def test_nothing_is_written_through_a_connection_that_was_left() -> None:
     membership, store = RayMembership(), Store()
     membership.leave()
     with pytest.raises(MembershipUnknown):
-        RayPodNames(membership, lambda: store).tell({"pod-1": NODE})
+        RayPodNames(membership, lambda: store).publish({"pod-1": NODE})
     assert store.entries == {}
 
 

@@ -16,7 +16,7 @@ from cluster.scheduling.view import ClusterView, JobDemand, NodeView, Spending
 from remora.states import NodeState
 from tests.unit.cluster.planner_worlds import NOW, job, node, offering
 
-#: It was given work that nobody has reported yet.
+#: It was given work that no driver has reported yet.
 STARTED_ON = {"is_in_use": True, "idle_since": None}
 
 
@@ -72,7 +72,7 @@ def test_a_drain_ends_once_ray_knows_of_it_and_has_nothing_there_or_at_its_deadl
     assert done([leaving]) == ends
 
 
-def test_nodes_that_nobody_uses_go_before_those_on_which_workers_start() -> None:
+def test_nodes_that_no_job_uses_go_before_those_on_which_workers_start() -> None:
     there = [node("s1", **STARTED_ON), node("idle", created_at=NOW - 5000), node("s2", **STARTED_ON)]
     (drain,) = done(there, [job(workers=2, is_running=True)], max_nodes=2)
     assert drain.node_id == "idle"
@@ -94,7 +94,7 @@ def test_a_budget_that_shrinks_leaves_the_nodes_on_which_a_smallest_group_starts
     assert drain.node_id == "idle"
 
 
-def test_a_node_in_use_by_somebody_unknown_waits_to_be_unused() -> None:
+def test_a_node_in_use_by_an_unknown_program_waits_to_be_unused() -> None:
     policies = Policies.model_validate({"pools": {"p": {"sizes": ["a"], "zones": ["1"]}}})
     view = ClusterView(nodes=(node(**STARTED_ON),))
     (wait,) = plan(view, policies, NOW)

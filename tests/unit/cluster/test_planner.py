@@ -125,14 +125,14 @@ def test_an_urgent_job_does_not_wait_behind_one_that_waits_for_spot() -> None:
     first = job("first", created_at=NOW - 900)
     urgent = job("urgent", created_at=NOW - 100, deadline_at=NOW + 1400, work_left_s=900)
     sold = [ON_DEMAND]
-    assert bought(plan(view([first, urgent], sold=sold, in_turns=True), mixed, NOW)) == [ON_DEMAND.id]
+    assert bought(plan(view([first, urgent], sold=sold, strict_order=True), mixed, NOW)) == [ON_DEMAND.id]
     late = replace(urgent, deadline_at=NOW + 800)
-    assert bought(plan(view([first, late], sold=sold, in_turns=True), mixed, NOW)) == []
+    assert bought(plan(view([first, late], sold=sold, strict_order=True), mixed, NOW)) == []
     important = replace(first, priority=90)
-    assert bought(plan(view([important, urgent], sold=sold, in_turns=True), mixed, NOW)) == []
+    assert bought(plan(view([important, urgent], sold=sold, strict_order=True), mixed, NOW)) == []
 
 
-def test_a_running_job_that_may_not_lose_its_spot_nodes_moves_once_there_is_room_on_demand() -> None:
+def test_a_running_job_that_may_not_lose_its_spot_nodes_moves_once_there_is_capacity_on_demand() -> None:
     mixed = rules(capacity="mixed", on_demand_core=0, max_nodes=9)
     spot = [node(f"s{at}", offering=SPOT.id, jobs={"j": 1}) for at in range(2)]
     urgent = job(workers=2, is_running=True, deadline_at=NOW + 1500, work_left_s=1000)
@@ -170,27 +170,27 @@ def test_a_group_is_bought_whole_or_not_at_all() -> None:
     actions = plan(view([job("large", 4), job("small", 2, created_at=NOW + 1)]), rules(max_nodes=3), NOW)
     assert bought(actions) == [SPOT.id] * 2, "the smaller one overtakes"
     assert "pool 'p' may have 3 nodes" in said_to(actions, "large")
-    in_turns = view([job("large", 4), job("small", 2, created_at=NOW + 1)], in_turns=True)
-    assert bought(plan(in_turns, rules(max_nodes=3), NOW)) == [SPOT.id] * 2, (
-        "it could never start: no turn to wait for"
+    strict_order = view([job("large", 4), job("small", 2, created_at=NOW + 1)], strict_order=True)
+    assert bought(plan(strict_order, rules(max_nodes=3), NOW)) == [SPOT.id] * 2, (
+        "it could never start: there is nothing to wait for"
     )
     small_quota = replace(
-        in_turns, offerings=(offering("a", "1", quota="Spot", quota_units=6),), quota_left={"spot": 18}
+        strict_order, offerings=(offering("a", "1", quota="Spot", quota_units=6),), quota_left={"spot": 18}
     )
     assert bought(plan(small_quota, rules(), NOW)) == []
     assert "behind large" in said_to(plan(small_quota, rules(), NOW), "small")
 
 
 @pytest.mark.parametrize(
-    ("held", "room", "bought_for_it"), [(0, 5, 4), (2, 3, 2), (2, 1, 0), (3, 1, 1), (3, 2, 1)]
+    ("held", "free", "bought_for_it"), [(0, 5, 4), (2, 3, 2), (2, 1, 0), (3, 1, 1), (3, 2, 1)]
 )
 def test_a_model_that_two_workers_hold_gets_nodes_for_whole_copies_only(
-    held: int, room: int, bought_for_it: int
+    held: int, free: int, bought_for_it: int
 ) -> None:
     """A group that lost one of four workers, and is still three, gets the one that it lacks."""
     there = [node(f"n{at}", jobs={"j": 1}) for at in range(held)]
     demand = job(workers=(2, 8), multiple_of=2, is_running=held > 0)
-    assert len(bought(plan(view([demand], there), rules(max_nodes=held + room), NOW))) == bought_for_it
+    assert len(bought(plan(view([demand], there), rules(max_nodes=held + free), NOW))) == bought_for_it
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_infiniband_jobs_get_one_domain_of_one_offering() -> None:
     launches = acts(plan(view([job(workers=(2, 3), needs_fabric=True)], sold=[dry, fast]), rules(), NOW))
     assert {(one.offering, one.fabric) for one in launches if isinstance(one, Launch)} == {(fast.id, "p-j")}
     assert len(launches) == 3
-    # Two domains with one free node each are no room for two workers.
+    # Two domains with one free node each are no capacity for two workers.
     apart = [node(name, offering=fast.id, fabric=name) for name in ("d1", "d2")]
     more = plan(view([job(workers=2, needs_fabric=True)], apart, sold=[fast]), rules(max_nodes=3), NOW)
     assert [(one.offering, one.fabric) for one in more if isinstance(one, Launch)] == [(fast.id, "d1")]
@@ -237,7 +237,7 @@ def test_an_attempt_grows_in_its_own_domain_and_a_lost_domain_is_no_prison() -> 
         return [(one.offering, one.fabric) for one in actions if isinstance(one, Launch)]
 
     empty = [node(f"d{at}", offering=fast.id, fabric="d") for at in range(3)]
-    # Its workers start, one node of two is lost: the room of another domain is none for it.
+    # Its workers start, one node of two is lost: the capacity of another domain is none for it.
     own = node("n", offering=fast.id, fabric="p-j")
     assert launched(own, *empty) == [(fast.id, "p-j")] * 2
     # All are lost: any domain will do, and what is bought of the same offering is of the same domain.
@@ -249,7 +249,7 @@ def test_an_attempt_grows_in_its_own_domain_and_a_lost_domain_is_no_prison() -> 
 
 
 def test_the_planner_puts_jobs_into_the_domains_into_which_admission_puts_them() -> None:
-    """Else it would buy another domain for the second one, which has room."""
+    """Else it would buy another domain for the second one, which has capacity."""
     fast = offering("a", "1", has_fabric=True)
     there = [
         node(f"{name}{at}", offering=fast.id, fabric=name) for name in ("big", "tiny") for at in range(2)
@@ -259,7 +259,7 @@ def test_the_planner_puts_jobs_into_the_domains_into_which_admission_puts_them()
     assert bought(plan(view([small, large], there, sold=[fast]), rules(max_nodes=9), NOW)) == []
 
 
-def test_nodes_that_a_pool_keeps_for_whoever_comes_are_in_one_domain() -> None:
+def test_nodes_that_a_pool_keeps_for_any_job_are_in_one_domain() -> None:
     fast, dry = offering("a", "1", has_fabric=True), offering("a", "1")
     policy = rules(min_nodes=3, max_nodes=9)
     (name,) = {one.fabric for one in acts(plan(view(sold=[fast]), policy, NOW)) if isinstance(one, Launch)}
@@ -267,7 +267,7 @@ def test_nodes_that_a_pool_keeps_for_whoever_comes_are_in_one_domain() -> None:
     assert {one.fabric for one in acts(plan(view(sold=[dry]), policy, NOW)) if isinstance(one, Launch)} == {
         None
     }
-    # A job that needs InfiniBand has room there, and the nodes that it needs beyond join them.
+    # A job that needs InfiniBand has capacity there, and the nodes that it needs beyond join them.
     there = [node(f"n{at}", offering=fast.id, fabric=name) for at in range(3)]
     assert bought(plan(view([job(workers=3, needs_fabric=True)], there, sold=[fast]), policy, NOW)) == []
     more = acts(plan(view([job(workers=5, needs_fabric=True)], there, sold=[fast]), policy, NOW))
@@ -323,7 +323,7 @@ def test_nodes_of_a_domain_that_start_are_no_part_of_a_group_that_needs_fewer() 
     ready = [node(f"n{at}", fabric="d1") for at in range(2)]
     starts = node("s", fabric="d1", state=NodeState.LAUNCHED, is_member=False, created_at=NOW - 10.0)
     seen = view([job(workers=2, needs_fabric=True)], [*ready, starts], [replace(SPOT, has_fabric=True)])
-    assert said_to(plan(seen, rules(), NOW)) == "there is room for it on nodes that are ready"
+    assert said_to(plan(seen, rules(), NOW)) == "there is capacity for it on nodes that are ready"
 
 
 def test_pools_whose_names_begin_alike_have_domains_of_their_own() -> None:
@@ -349,10 +349,10 @@ def test_what_takes_over_from_a_stand_in_of_the_pool_is_in_a_domain_too() -> Non
     assert launch.fabric is not None
 
 
-def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_nobody() -> None:
+def test_a_mixed_pool_that_is_sold_infiniband_as_spot_only_holds_up_no_other_job() -> None:
     never, other = job("a", 2, needs_fabric=True), job("b", 1)
     sold = [offering("a", "1", has_fabric=True), offering("a", "1", CapacityType.ON_DEMAND)]
-    actions = plan(view([never, other], sold=sold, in_turns=True), rules(capacity="mixed"), NOW)
+    actions = plan(view([never, other], sold=sold, strict_order=True), rules(capacity="mixed"), NOW)
     assert {one.job_id for one in actions if isinstance(one, Launch)} == {"b"}
 
 
@@ -371,9 +371,9 @@ def _with_minimum(policies: Policies, pool: str) -> Policies:
     )
 
 
-def test_a_job_for_which_there_is_no_infiniband_holds_up_nobody() -> None:
+def test_a_job_for_which_there_is_no_infiniband_holds_up_no_other_job() -> None:
     never, other = job("a", 2, needs_fabric=True), job("b", 1)
-    actions = plan(view([never, other], in_turns=True), rules(), NOW)
+    actions = plan(view([never, other], strict_order=True), rules(), NOW)
     assert [one.job_id for one in actions if isinstance(one, Launch)] == ["b"]
     assert "InfiniBand" in said_to(actions, "a")
 
@@ -432,10 +432,10 @@ def test_a_pool_keeps_its_minimum_and_its_warm_nodes() -> None:
 def test_a_job_begins_on_a_node_that_is_ready_before_one_that_its_pool_has_just_ordered() -> None:
     actions = plan(view([job()], [node()]), rules(min_nodes=2), NOW)
     assert len(bought(actions)) == 1
-    assert said_to(actions) == "there is room for it on nodes that are ready"
+    assert said_to(actions) == "there is capacity for it on nodes that are ready"
 
 
-def test_what_nobody_uses_is_returned_after_its_time_at_its_pace() -> None:
+def test_what_no_job_uses_is_returned_after_its_time_at_its_pace() -> None:
     idle = [node(f"n{at}", idle_since=NOW - 300 + at) for at in range(3)]
     (end,) = acts(plan(view(nodes=idle), rules(drain_s=60), NOW))
     assert end == Drain(node_id="n0", deadline_at=NOW + 60, reason="it has been unused for 300 s")
@@ -515,7 +515,7 @@ def test_each_pool_goes_back_to_its_own_limit_at_its_own_pace() -> None:
         for at in range(4)
     ][1:]
     running = [job(name, is_running=True) for one in there for name in one.jobs]
-    plans = plan(view(running, there, in_turns=True), Policies.model_validate({"pools": pools}), NOW)
+    plans = plan(view(running, there, strict_order=True), Policies.model_validate({"pools": pools}), NOW)
     drained = [one.node_id.split()[0] for one in acts(plans) if isinstance(one, Drain)]
     assert drained == ["over"] * 2 + ["further"] * 2, "the first of them has as many nodes as it may have"
     later = "more go later: at most 2 a minute are returned"
@@ -549,7 +549,7 @@ def test_a_schedule_changes_the_limits_and_maintenance_keeps_everything_as_it_is
         (9.9, BudgetStep.PAUSE, set()),
     ],
 )
-def test_a_budget_degrades_in_steps_and_owners_are_told(
+def test_a_budget_degrades_in_steps_and_reports_them_to_owners(
     spent: float, step: BudgetStep | None, nodes_left: set[str]
 ) -> None:
     steps = {"stop-growing": 0.8, "spot-only": 0.85, "shrink": 0.9}
@@ -677,7 +677,7 @@ def test_a_stand_in_says_why_it_is_not_exchanged_yet() -> None:
         == "is exchanged from 1970-01-12 14:00:00 UTC on if spot is to be had"
     )
     assert said(capacity=CapacityRule.ON_DEMAND) == "stays, as what runs on it may not move to spot"
-    assert said() == "waits for its turn: nodes are exchanged one at a time"
+    assert said() == "waits: nodes are exchanged one at a time"
 
 
 @pytest.mark.parametrize("zones", [(), ("1",)])
@@ -756,7 +756,7 @@ def test_each_exchange_takes_one_node_of_what_the_cloud_allows() -> None:
     assert [one.pool for one in launches if isinstance(one, Launch)] == ["p", "q"]
 
 
-def test_no_stand_in_goes_for_spot_that_the_quota_of_the_cloud_has_no_room_for() -> None:
+def test_no_stand_in_goes_for_spot_that_the_quota_of_the_cloud_does_not_permit() -> None:
     sold = [replace(SPOT, quota="lowPriorityCores", quota_units=4), ON_DEMAND]
     running, stand_in = job(is_running=True), node("n", offering=ON_DEMAND.id, jobs={"j": 1})
     for most in (1, 2):
@@ -837,7 +837,7 @@ def test_what_is_of_no_use_goes(changes: dict[str, Any], is_failure: bool) -> No
         ("", "its machine is gone"),
     ],
 )
-def test_a_node_whose_machine_vanished_is_told_to_have_been_taken_back(capacity: str, said: str) -> None:
+def test_a_node_whose_machine_vanished_is_said_to_have_been_taken_back(capacity: str, said: str) -> None:
     (end,) = acts(plan(view(nodes=[node("b", **LOST, offering=f"a/1/{capacity}")]), rules(), NOW))
     assert isinstance(end, Terminate)
     assert end.reason == said

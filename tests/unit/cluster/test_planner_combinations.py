@@ -39,7 +39,7 @@ from tests.unit.cluster.planner_worlds import (
 )
 
 often = settings(max_examples=100, deadline=None)
-#: Seconds for which nobody keeps an unused node.
+#: Seconds for which no pool keeps an unused node.
 LONG_AGO = NOW - 100_000.0
 
 
@@ -87,7 +87,7 @@ def test_warm_nodes_are_neither_bought_nor_kept_once_a_budget_stops_growth(
 
 @st.composite
 def ask(draw: st.DrawFn) -> Ask:
-    """Nodes for so many workers, for nobody in particular."""
+    """Nodes for that number of workers, for no particular job."""
     return Ask(
         pool=draw(st.sampled_from(["p", "q"])),
         worker=draw(st.sampled_from([{}, {"GPU": 1.0}, {"GPU": 2.0}])),
@@ -159,10 +159,10 @@ def spot_is_back(most: int) -> Policies:
     slacks=st.lists(st.sampled_from([None, 0.0, 300.0, 600.0, 900.0, 3000.0]), min_size=1, max_size=4),
     starts=st.lists(st.booleans(), min_size=4, max_size=4),
     spare=st.integers(0, 2),
-    room=st.integers(0, 2),
+    free=st.integers(0, 2),
 )
 def test_a_node_on_demand_is_exchanged_for_spot_only_where_all_that_need_it_may_go_back(
-    slacks: list[float | None], starts: list[bool], spare: int, room: int
+    slacks: list[float | None], starts: list[bool], spare: int, free: int
 ) -> None:
     """Be it that they work there already, or that it was bought for them and has just become ready."""
     jobs = [
@@ -185,7 +185,7 @@ def test_a_node_on_demand_is_exchanged_for_spot_only_where_all_that_need_it_may_
         for at, one in enumerate(jobs)
     ]
     there = [*stand_ins, *(node(f"s{at}", offering=SPOT.id) for at in range(spare))]
-    actions = plan(view(jobs, there), spot_is_back(len(there) + room), NOW)
+    actions = plan(view(jobs, there), spot_is_back(len(there) + free), NOW)
     stays = {f"n{at}" for at, one in enumerate(jobs) if not may_return(one, NOW, START_UP_S)}
     gone = {one.node_id for one in actions if isinstance(one, Drain | Terminate)}
     assert not stays & gone
@@ -201,11 +201,11 @@ def test_a_node_that_was_bought_for_an_urgent_job_is_not_exchanged_before_the_jo
     ready = node("n", offering=ON_DEMAND.id, bought_for="j", ready_at=NOW - 1.0)
     actions = plan(view([urgent], [ready]), spot_is_back(most), NOW)
     assert acts(actions) == []
-    assert said_to(actions) == "there is room for it on nodes that are ready"
+    assert said_to(actions) == "there is capacity for it on nodes that are ready"
     (stays,) = [one.reason for one in actions if isinstance(one, Wait) and one.node_id == "n"]
     assert stays == "it stands in for spot, and stays, as what runs on it may not move to spot"
     forgotten = view([urgent], [replace(ready, ready_at=NOW - 10_000.0, bought_for="other")])
-    assert acts(plan(forgotten, spot_is_back(most), NOW)), "a node that is nobody's goes as before"
+    assert acts(plan(forgotten, spot_is_back(most), NOW)), "a node that is no job's goes as before"
 
 
 def test_a_node_on_which_nothing_runs_costs_nothing_to_drain_unless_something_just_starts_there() -> None:
@@ -256,7 +256,7 @@ def _starting(name: str, owner: str | None) -> NodeView:
 def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_hold_it(
     sizes: list[int], workers: int, has_infiniband: bool
 ) -> None:
-    """Nothing can be had now, so that whoever could ever start keeps the one behind it from being served."""
+    """Nothing can be had now, so that a job that could ever start keeps the one behind it from being served."""
     sold = [replace(one, has_fabric=has_infiniband) for one in (SPOT, ON_DEMAND)]
     limits = Policies.model_validate(
         {
@@ -267,14 +267,14 @@ def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_h
     )
     first = job("first", workers, needs_fabric=True, created_at=NOW - 900.0)
     second = job("second", 1, created_at=NOW)
-    # Room for neither: all nodes are at work.
+    # Capacity for neither: all nodes are at work.
     there = [
         node(f"n{pool}-{at}", pool=f"p{pool}", offering=SPOT.id, jobs={"runs": 1})
         for pool, most in enumerate(sizes)
         for at in range(most)
     ]
     runs = job("runs", len(there), is_running=True)
-    actions = plan(view([runs, first, second], there, sold, in_turns=True), limits, NOW)
+    actions = plan(view([runs, first, second], there, sold, strict_order=True), limits, NOW)
     could_ever = has_infiniband and max(sizes) >= workers
     assert ("behind first" in said_to(actions, "second")) is could_ever
 
@@ -287,7 +287,7 @@ def test_a_job_that_needs_one_domain_holds_up_others_only_where_one_pool_could_h
 def test_from_spot_only_on_nothing_that_costs_is_bought_on_demand_and_from_pause_on_nothing_at_all(
     seen: ClusterView, limits: Policies, step: BudgetStep
 ) -> None:
-    """Whoever asks: jobs, urgent ones, pools for their minimum or their warm nodes, or an exchange."""
+    """For each that asks: jobs, urgent ones, pools for their minimum or their warm nodes, or an exchange."""
     assume(step is not BudgetStep.STOP_GROWING)
     seen = replace(seen, budget_step=step)
     budget = limits.budget.model_copy(update={"usd_per_day": 1e6, "usd_per_month": None, "steps": {}})

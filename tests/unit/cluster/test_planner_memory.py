@@ -60,7 +60,7 @@ def crowds(draw: st.DrawFn) -> tuple[ClusterView, Policies]:
     offered = draw(st.sampled_from([(SPOT, ON_DEMAND), (ON_DEMAND,), (SPOT,)]))
     offered = [replace(one, has_fabric=is_joined) for one in offered]
     return view(
-        demands, there, offered, in_turns=draw(st.sampled_from([False, False, True]))
+        demands, there, offered, strict_order=draw(st.sampled_from([False, False, True]))
     ), policies.model_copy(update={"projects": quota.projects})
 
 

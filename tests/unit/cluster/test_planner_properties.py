@@ -38,7 +38,7 @@ def of(actions: Plan, kind: type) -> list:
 
 
 def changes(view: ClusterView, actions: Plan) -> list:
-    """What the actions begin; a node that is ending is told so until it is gone, which changes nothing."""
+    """What the actions begin; a node that is ending says so until it is gone, which changes nothing."""
     ending = {one.id for one in view.nodes if one.state is NodeState.TERMINATING or one.state in ENDED}
     return [
         action
@@ -53,8 +53,8 @@ def changes(view: ClusterView, actions: Plan) -> list:
 def test_it_settles(view: ClusterView, rules: Policies) -> None:
     """What was planned and done soon leaves nothing to do at the same time, but for what pace or failures held up.
 
-    Jobs whose nodes were held up may take others that are there, which a pool then has to have anew.  A machine that
-    was bought because it was all that is sold may have room for more than was requested, so that another one goes;
+    Jobs whose nodes were held up may take others that are there, which a pool then has to buy again.  A machine that
+    was bought because it was all that is sold may have capacity for more than was requested, so that another one goes;
     and a job may find a warm node in a pool that it prefers.
     """
     actions = plan(view, rules, NOW)
@@ -72,12 +72,14 @@ def stands_in(wait: Wait) -> bool:
 
 @always
 @given(views(), policies)
-def test_a_plan_that_does_not_tell_jobs_why_they_wait_is_the_same_otherwise(
+def test_a_plan_that_leaves_out_why_jobs_wait_is_the_same_otherwise(
     view: ClusterView, rules: Policies
 ) -> None:
     reported = plan(view, rules, NOW)
-    untold = tuple(one for one in reported if not isinstance(one, Wait) or not (one.job_id or stands_in(one)))
-    assert plan(view, rules, NOW, tells_jobs=False) == untold
+    without_waits = tuple(
+        one for one in reported if not isinstance(one, Wait) or not (one.job_id or stands_in(one))
+    )
+    assert plan(view, rules, NOW, explains_waits=False) == without_waits
 
 
 @always
@@ -167,7 +169,7 @@ def test_a_node_that_works_or_may_be_given_work_is_drained_and_never_ended(
 
 @always
 @given(views(), policies)
-def test_groups_get_room_whole_or_not_at_all_and_no_node_is_overfilled(
+def test_groups_get_capacity_whole_or_not_at_all_and_no_node_is_overfilled(
     view: ClusterView, rules: Policies
 ) -> None:
     space = space_of(view, rules)
@@ -190,7 +192,7 @@ def space_of(view: ClusterView, rules: Policies) -> Space:
 
 
 def packed_into(space: Space, view: ClusterView, rules: Policies) -> Packed:
-    """Where jobs find room."""
+    """Where jobs find capacity."""
     context = PlanningContext(view, rules, NOW)
     there = [one for one in view.nodes if one.is_usable]
     usable = {name: [one for one in there if one.pool == name] for name in rules.pools}
@@ -360,7 +362,7 @@ def test_everything_has_a_reason(view: ClusterView, rules: Policies) -> None:
     for wait in of(actions, Wait):
         if (said := re.match(r"(\d+) nodes? for it (is|are) starting", wait.reason)) is not None:
             assert int(said[1]) <= len(of(actions, Launch)) + starting, (
-                "nobody is told of nodes that do not start"
+                "no event says that nodes do not start"
             )
     reported_nodes = {action.node_id for action in actions if hasattr(action, "node_id")}
     wanted = [one for one in view.nodes if one.is_usable and not one.jobs and one.idle_since is not None]
@@ -377,7 +379,7 @@ def test_the_order_of_rows_is_no_matter(view: ClusterView, rules: Policies) -> N
 @always
 @given(views(), policies, st.integers(1, 40))
 def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: int) -> None:
-    """However much is running and requested, and however late within its time somebody looks."""
+    """However much is running and requested, and however late within its time the planner looks."""
     budget = rules.budget.model_copy(update={"usd_per_day": view.spent.today + limit, "steps": {}})
     rules = rules.model_copy(update={"budget": budget})
     burning = sum(BY_ID[one.offering].price_per_hour for one in view.nodes if one.is_paid)
@@ -394,7 +396,7 @@ def test_a_budget_is_never_exceeded(view: ClusterView, rules: Policies, limit: i
 
 
 def _a_look_later(view: ClusterView, spent: float) -> ClusterView:
-    """Requested nodes have become members on which nobody works yet, and what was ended is gone."""
+    """Requested nodes have become members on which no job runs yet, and what was ended is gone."""
     left = [one for one in view.nodes if one.state is not NodeState.TERMINATING]
     nodes = tuple(
         replace(one, state=NodeState.READY, provided=True, is_running=True, is_member=True)

@@ -40,7 +40,7 @@ def judged(document: str) -> None:
 
 
 def pools(count: int, *, schedules: int = 0, size: str = "Standard_NC1ads_A100_v4") -> str:
-    """So many pools with so many schedules each, no two windows alike, each pair of schedules in conflict or not."""
+    """Pools with schedules, no two windows alike, each pair of schedules in conflict or not."""
     lines = ["pools:"]
     for pool in range(count):
         lines += [

@@ -182,7 +182,7 @@ def test_a_group_that_was_sick_once_is_whole_again_within_minutes() -> None:
 
 
 def failed(name: str, at_s: float, **changes: Any) -> NodeView:
-    """A node that was requested a minute before it failed, so many seconds ago."""
+    """A node that was requested a minute before it failed, that number of seconds ago."""
     fields = {"state": NodeState.FAILED, "leaving_since": NOW - at_s, "offering": FIRST.id, **LOST}
     return node(name, **{**fields, "created_at": NOW - at_s - FAILED_AFTER_S, **changes})
 
@@ -236,7 +236,7 @@ def test_what_worked_since_counts_also_when_it_was_returned_meanwhile() -> None:
 def test_only_machines_that_cost_money_are_a_reason_to_close_an_offering() -> None:
     free = replace(FIRST, price_per_hour=0.0)
     assert bought(*three(300), sold=free) == 1
-    assert bought(*three(300, had_machine=False)) == 1, "the cloud refused them, for which nobody pays"
+    assert bought(*three(300, had_machine=False)) == 1, "the cloud refused them, which costs nothing"
 
 
 def test_spot_that_the_cloud_takes_while_it_boots_is_no_reason_to_close_an_offering() -> None:
@@ -254,7 +254,7 @@ def test_spot_that_the_cloud_takes_while_it_boots_is_no_reason_to_close_an_offer
 
 
 def sick(name: str, after_s: float, at_s: float = 300.0, **changes: Any) -> NodeView:
-    """A node that was found sick so long after it was ready, so many seconds ago."""
+    """A node that was found sick so long after it was ready, that number of seconds ago."""
     times = {"ready_at": NOW - at_s - after_s, "created_at": NOW - at_s - after_s - 60.0}
     return failed(name, at_s, **{"state": NodeState.GONE, "sick_since": NOW - at_s, **times, **changes})
 

@@ -103,7 +103,7 @@ def test_the_willing_end_by_sigterm_and_the_stubborn_by_sigkill(spawn: Spawn, ma
 def test_without_grace_everything_is_killed_at_once(spawn: Spawn, mark: str) -> None:
     process = spawn(WAIT)
     processes.end(processes.find_by_environment(MARK, mark), 0.0)
-    assert process.wait() == -signal.SIGKILL, "nobody asked it first"
+    assert process.wait() == -signal.SIGKILL, "no signal asked it first"
 
 
 def test_a_frozen_process_can_be_ended(spawn: Spawn, mark: str) -> None:
@@ -126,7 +126,7 @@ def test_an_identity_outlives_neither_its_process_nor_moves_to_another(spawn: Sp
     assert processes.identity(process.pid) is None
 
 
-def test_waiting_tells_who_still_runs(spawn: Spawn, mark: str) -> None:
+def test_waiting_says_which_processes_still_runs(spawn: Spawn, mark: str) -> None:
     process = spawn(WAIT)
     found = processes.find_by_environment(MARK, mark)
     assert processes.wait_ended(found, 0.0) == found

@@ -25,7 +25,7 @@ from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, Keep, Wild, job, launch, without_backoff
 
-TURNS = st.integers(0, 2**32)
+SEEDS = st.integers(0, 2**32)
 
 
 def replay(
@@ -142,7 +142,7 @@ def test_the_price_of_the_time_is_paid() -> None:
     assert report.cost_usd == pytest.approx(500 * 3.6 / 3600 + 630 * 7.2 / 3600)
 
 
-def test_a_job_that_fits_nowhere_fails_and_stops_nobody() -> None:
+def test_a_job_that_fits_nowhere_fails_and_stops_no_other_job() -> None:
     _, report = replay(job("a", workers=21), job("b"), planner=Keep(1))
     assert (report.succeeded, report.failed) == (1, 1)
 
@@ -175,7 +175,7 @@ def test_a_budget_that_nodes_without_jobs_have_used_up_stays_used_up_until_the_d
     assert len([at for at in launched_at if at < DAY_S]) == 24
 
 
-def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_is_told_what_is_left() -> None:
+def test_what_a_job_spent_before_it_was_lost_counts_and_the_planner_knows_what_is_left() -> None:
     left: dict[float, float] = {}
 
     def planner(view: ClusterView, policies: Policies, now: float) -> Plan:
@@ -206,7 +206,7 @@ def test_a_job_goes_on_with_whole_copies_of_its_model() -> None:
         seen.append(sum(node.jobs.get("b", 0) for node in view.nodes))
         return Keep(2)(view, policies, now)
 
-    # Of 8 GPUs a has one, and b three on each node, of which one goes: two workers go on, or two more find room.
+    # Of 8 GPUs a has one, and b three on each node, of which one goes: two workers go on, or two more find capacity.
     jobs = (
         job("a", workers=1, work_s=9000.0),
         job("b", 1.0, workers=6, least=2, work_s=9000.0, multiple_of=2),
@@ -250,7 +250,7 @@ def test_jobs_for_which_nothing_ever_comes_are_given_up() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_no_work_is_lost_or_done_twice_whatever_happens_to_the_nodes(seed: int) -> None:
     run, report = wild(seed)
     for sim in run.work.ended:
@@ -265,7 +265,7 @@ def test_no_work_is_lost_or_done_twice_whatever_happens_to_the_nodes(seed: int) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_the_cost_is_the_sum_of_node_seconds_times_their_price(seed: int) -> None:
     run, report = wild(seed)
     assert report.cost_usd == pytest.approx(sum(paid(node, run) for node in run.fleet.every))
@@ -273,7 +273,7 @@ def test_the_cost_is_the_sum_of_node_seconds_times_their_price(seed: int) -> Non
 
 
 @settings(max_examples=60, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_nodes_never_carry_more_than_they_have_and_jobs_stay_within_their_limits(seed: int) -> None:
     planner = Wild(seed)
     run, _ = wild(seed, planner)
@@ -289,7 +289,7 @@ def test_nodes_never_carry_more_than_they_have_and_jobs_stay_within_their_limits
 
 
 @settings(max_examples=40, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_worker_groups_are_whole_copies_and_budgets_are_kept_whatever_happens_to_the_nodes(seed: int) -> None:
     planner = Wild(seed)
     run, report = wild(seed, planner, copies=2, budget=0.4)
@@ -305,7 +305,7 @@ def test_worker_groups_are_whole_copies_and_budgets_are_kept_whatever_happens_to
 
 
 @settings(max_examples=20, deadline=None)
-@given(TURNS)
+@given(SEEDS)
 def test_equal_seeds_give_equal_reports(seed: int) -> None:
     assert wild(seed)[1] == wild(seed)[1]
 
@@ -313,7 +313,7 @@ def test_equal_seeds_give_equal_reports(seed: int) -> None:
 def wild(
     seed: int, planner: Wild | None = None, copies: int = 1, budget: float | None = None
 ) -> tuple[Replay, ReplayReport]:
-    """Half of the jobs have models on so many workers, and so much money."""
+    """Half of the jobs have models on numbers of workers, and an amount of money."""
     random = Random(seed)
     jobs = [
         job(

@@ -113,10 +113,10 @@ def test_impossible_values_are_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--cluster", "Ward"], "small letters"),
-        (["--cluster", "../ward"], "small letters"),
+        (["--cluster", "Ward"], "lowercase letters"),
+        (["--cluster", "../ward"], "lowercase letters"),
         (["--cluster", "a" * 33], "32 characters"),
-        (["--cluster", ""], "small letters"),
+        (["--cluster", ""], "lowercase letters"),
         ([word for number in range(9) for word in ("--cluster", f"c{number}")], "8 are possible"),
         (["--cluster", "ward", "--cloud", "azure-emulated"], "docs/clusters.md"),
     ],
@@ -151,7 +151,7 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: Path, capsys: pytest.Capture
         (["--ray-address", "127.0.0.1:1"], "no Ray head answers at 127.0.0.1:1"),
     ],
 )
-def test_a_cluster_that_cannot_be_joined_is_told_and_nothing_stays(
+def test_a_cluster_that_cannot_be_joined_is_reported_and_nothing_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     if "no Ray head" in said:

@@ -40,11 +40,11 @@ def test_other_jobs_use_what_is_left_of_these_nodes() -> None:
     assert first.workers == second.workers == (("a", 2),)
 
 
-def test_a_job_that_finds_too_few_nodes_is_told_the_limit() -> None:
+def test_a_job_that_finds_too_few_nodes_says_the_limit() -> None:
     (wait,) = starts([limited(1, 5)], [], [large("a"), large("b")], POOLS)
     assert isinstance(wait, Wait)
     assert "5 workers of 1 GPU, at most 1 on a node" in wait.reason
-    assert "the complete pools have room for 4" in wait.reason
+    assert "the complete pools have capacity for 4" in wait.reason
 
 
 def test_a_group_does_not_grow_onto_its_own_nodes_which_are_free_for_others() -> None:
@@ -82,10 +82,10 @@ def test_no_node_has_more_and_no_worker_is_refused_that_fits(
     per_node: int, workers: int, gpus: list[int]
 ) -> None:
     nodes = [node(f"n{at}", resources={"GPU": float(count)}) for at, count in enumerate(gpus)]
-    room = sum(min(per_node, count) for count in gpus)
-    assert room == sum(slots(one.resources, at_most(GPU, "j", per_node)) for one in nodes)
+    fitting = sum(min(per_node, count) for count in gpus)
+    assert fitting == sum(slots(one.resources, at_most(GPU, "j", per_node)) for one in nodes)
     (decided,) = starts([limited(per_node, workers)], [], nodes, POOLS)
-    assert isinstance(decided, StartJob) == (room >= workers)
+    assert isinstance(decided, StartJob) == (fitting >= workers)
     if isinstance(decided, StartJob):
         assert sum(count for _, count in decided.workers) == workers
         assert max(count for _, count in decided.workers) <= per_node

@@ -1,6 +1,6 @@
 """A small real HTTP server that speaks the API's routes, with faults on order.
 
-Everything lies in memory; a test reads what was asked (`requests`) and writes what shall happen (`faults`, `cuts`).
+Everything lies in memory; a test reads what was asked (`requests`) and writes what shall happen (`faults`, `breaks`).
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class FakeService:
     requests: list[Seen] = field(default_factory=list)
     #: Replies given instead of the real ones, first one first; None stands for a connection that is cut.
     faults: list[Reply | None] = field(default_factory=list)
-    #: Each stream is cut after so many items (and in the middle of the next), first one first.
-    cuts: list[int] = field(default_factory=list)
+    #: Each stream is cut after that number of items (and in the middle of the next), first one first.
+    breaks: list[int] = field(default_factory=list)
     page_limit: int = 200
     changed: threading.Condition = field(default_factory=threading.Condition)
     stopping: bool = False
@@ -259,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         place = int(seen.headers.get("last-event-id") or seen.query.get("after") or 0)
-        cut = self.state.cuts.pop(0) if self.state.cuts else None
+        cut = self.state.breaks.pop(0) if self.state.breaks else None
         sent = 0
         with self.state.changed:
             while not self.state.stopping:

@@ -24,10 +24,10 @@ def decoded(*chunks: bytes) -> list[Message]:
     return [message for chunk in chunks for message in decoder.feed(chunk)]
 
 
-@given(messages=st.lists(MESSAGES, max_size=6), cuts=st.lists(st.integers(0, 500), max_size=8))
-def test_any_message_arrives_whole_in_any_pieces(messages: list[Message], cuts: list[int]) -> None:
+@given(messages=st.lists(MESSAGES, max_size=6), ends=st.lists(st.integers(0, 500), max_size=8))
+def test_any_message_arrives_whole_in_any_chunks(messages: list[Message], ends: list[int]) -> None:
     stream = b"".join(encode(message) for message in messages)
-    places = sorted({0, len(stream), *(place for place in cuts if place < len(stream))})
+    places = sorted({0, len(stream), *(place for place in ends if place < len(stream))})
     assert decoded(*(stream[a:b] for a, b in pairwise(places))) == messages
 
 
@@ -52,7 +52,7 @@ def test_what_is_no_message_is_dropped_and_the_next_one_is_read(line: bytes) -> 
     assert decoded(line + b"\n" + encode({"type": "next"})) == [{"type": "next"}]
 
 
-def test_a_line_that_is_too_long_is_dropped_whole_in_whatever_pieces_it_comes() -> None:
+def test_a_line_that_is_too_long_is_dropped_whole_in_whatever_chunks_it_comes() -> None:
     hidden = b"x" * (LINE_LIMIT + 1), b"y" * 10, b'{"type":"hidden"}\n'
     assert decoded(*hidden, encode({"type": "next"})) == [{"type": "next"}]
     assert decoded(b"".join(hidden), encode({"type": "next"})) == [{"type": "next"}]

@@ -81,9 +81,7 @@ def test_what_contradicts_the_job_is_refused_with_both_values(
         (config(scheduler={"params": {"total_num_steps": "auto"}}), 2, 16, "scheduler.params.total_num_steps is"),
     ],
 )  # fmt: skip
-def test_what_nobody_knows_is_refused(
-    given: dict[str, Any], copies: int, asked: int | None, said: str
-) -> None:
+def test_what_is_unknown_is_refused(given: dict[str, Any], copies: int, asked: int | None, said: str) -> None:
     with pytest.raises(Refused, match=said):
         filled(given, copies, asked)
 

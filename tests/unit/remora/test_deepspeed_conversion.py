@@ -218,7 +218,7 @@ def test_processes_that_fail_together_are_followed_by_one_that_works_alone(
     [
         (
             "dies",
-            "was killed twice; give the workers more memory, or more room in their folders, or start as many",
+            "was killed twice; give the workers more memory, or more space in their folders, or start as many",
         ),
         (
             "refuses",

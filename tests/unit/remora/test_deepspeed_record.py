@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_refused_with_both_values(change: dict[str, Any], s
         check_fits(RECORD, replace(RECORD, **change), "5")
 
 
-def test_models_are_told_apart_by_names_and_shapes() -> None:
+def test_models_are_distinguished_by_names_and_shapes() -> None:
     one, other = ("a.weight", (3, 4)), ("a.bias", (3,))
     assert digest_of([one, other]) == digest_of([other, one])
     assert len({digest_of([one]), digest_of([("a.weight", (4, 3))]), digest_of([("b.weight", (3, 4))])}) == 3

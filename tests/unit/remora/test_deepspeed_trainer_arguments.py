@@ -34,7 +34,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def numbers(arguments: Arguments, monkeypatch: pytest.MonkeyPatch, workers: int) -> tuple[int, int, int]:
-    """Batch of a step, micro-batch and rounds, with so many workers; both places say the same."""
+    """Batch of a step, micro-batch and rounds, with that number of workers; both places say the same."""
     monkeypatch.setenv("WORLD_SIZE", str(workers))
     fit(arguments)
     said = arguments.deepspeed

@@ -1,4 +1,4 @@
-"""Files go to memory only where they fit, and leave room for others."""
+"""Files go to memory only where they fit, and leave capacity for others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_fits_goes_to_memory(memory: Path) -> None:
     assert memory_folder.folder_for(1001) is None
 
 
-def test_what_is_not_stored_yet_still_takes_room(memory: Path) -> None:
+def test_what_is_not_stored_yet_still_takes_space(memory: Path) -> None:
     (memory.parent / "taken" / "file").write_bytes(b"x" * 600)
     assert memory_folder.folder_for(400) == str(memory)
     assert memory_folder.folder_for(401) is None
@@ -39,7 +39,7 @@ def test_all_workers_of_a_machine_may_write_at_once(memory: Path, monkeypatch: p
     assert memory_folder.folder_for(1) == str(memory)
 
 
-def test_nobody_gets_memory_who_says_no_size_or_has_no_supervisor(
+def test_no_memory_is_given_without_a_size_or_without_a_supervisor(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert memory_folder.folder_for(None) is None

@@ -62,15 +62,15 @@ def test_what_is_packed_comes_out_and_the_digest_knows_only_the_tree(
     tree = {name: value for name, value in tree.items() if not _is_special(name)}
     chance = random.Random(seed)
     digests = set()
-    for turn in range(2):
-        folder = tmp / str(turn)
+    for number in range(2):
+        folder = tmp / str(number)
         folder.mkdir()
         names = list(tree)
         chance.shuffle(names)
         write(folder, {name: tree[name] for name in names})
         for path in folder.rglob("*"):
             os.utime(path, (chance.randrange(2**31), chance.randrange(2**31)))
-        packed = pack(folder, tmp / f"{turn}.zip")
+        packed = pack(folder, tmp / f"{number}.zip")
         digests.add(packed.digest)
     assert digests == {packed.digest} == {digest_of(tmp / "0.zip")}
     assert unpack(tmp / "1.zip", tmp / "out") == verify(tmp / "1.zip") == packed

@@ -60,7 +60,7 @@ COMMANDS = (
 )
 
 
-def test_nobody_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_service_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("remora.cli.session.SHORT_S", 0)
     monkeypatch.delenv("REMORA_SERVER", raising=False)
     monkeypatch.setenv("REMORA_HOME", str(tmp_path))
@@ -72,11 +72,11 @@ def test_nobody_there_is_exit_code_5(cli: Cli, monkeypatch: pytest.MonkeyPatch, 
 
 def test_an_unknown_job_is_exit_code_3(cli: Cli, service: FakeService) -> None:
     for command in ("show", "logs", "events", "metrics", "cancel", "wait", "checkpoints", "download"):
-        assert cli(command, "job_nobody") == ExitCode.NOT_FOUND
-        assert cli.err == "remora: there is no job 'job_nobody'; remora list shows the jobs\n"
+        assert cli(command, "job_unknown") == ExitCode.NOT_FOUND
+        assert cli.err == "remora: there is no job 'job_unknown'; remora list shows the jobs\n"
 
 
-def test_an_empty_name_is_refused_and_nobody_is_taken_for_it(cli: Cli, service: FakeService) -> None:
+def test_an_empty_name_is_refused_and_no_job_is_taken_for_it(cli: Cli, service: FakeService) -> None:
     job = service.add_job("only")
     for command in ("show", "logs", "events", "metrics", "cancel", "wait", "checkpoints", "download"):
         assert cli(command, "") == ExitCode.USAGE
@@ -88,9 +88,9 @@ def test_an_empty_name_is_refused_and_nobody_is_taken_for_it(cli: Cli, service: 
 
 
 def test_an_error_of_the_service_is_exit_code_1(cli: Cli, service: FakeService) -> None:
-    service.faults = [problem(500, "internal", "It broke\nin two lines.", hint="Tell us.")]
+    service.faults = [problem(500, "internal", "It broke\nin two lines.", hint="Report it.")]
     assert cli("nodes") == ExitCode.ERROR
-    assert cli.err == "remora: It broke in two lines; Tell us.\n"
+    assert cli.err == "remora: It broke in two lines; Report it.\n"
 
 
 def test_list_in_a_pipe_is_plain_columns(cli: Cli, service: FakeService) -> None:
@@ -135,7 +135,7 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     job = service.add_job(state=JobState.SUCCEEDED)
     for at in range(4):
         service.add_log(job, f"line {at}", rank=at % 2)
-    service.add_event(job, "job.queued", "Waits for its turn.")
+    service.add_event(job, "job.queued", "Waits in the queue.")
     service.nodes = [Node(id="node_1", pool="local", state="ready", resources={"CPU": 1.0}, created_at=1.0)]  # type: ignore[arg-type]
 
     assert cli("logs", "last", "--tail", "2") == ExitCode.OK
@@ -145,7 +145,7 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     assert cli("logs", "last", "-f", "--json") == ExitCode.OK
     assert [json.loads(line)["text"] for line in cli.out.splitlines()] == [f"line {at}" for at in range(4)]
     assert cli("events", "last", "-f") == ExitCode.OK
-    assert cli.out.endswith("job.queued                Waits for its turn.\n")
+    assert cli.out.endswith("job.queued                Waits in the queue.\n")
     assert cli("nodes") == ExitCode.OK
     assert cli.out.splitlines()[1].split()[:4] == ["node_1", "local", "ready", "CPU=1"]
     assert cli("nodes", "--json") == ExitCode.OK
@@ -199,7 +199,7 @@ def test_what_happened_to_a_node_and_what_is_planned_for_it(cli: Cli, service: F
     assert cli("nodes", "../jobs") == ExitCode.NOT_FOUND
 
 
-def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, service: FakeService) -> None:
+def test_pools_show_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, service: FakeService) -> None:
     assert cli("pools") == ExitCode.OK
     assert cli.err == "There are no pools.\n"
     waits = [PoolWait(reason="spot is sold out", since=5.0), PoolWait(reason="1 node goes later", since=9.0)]
@@ -230,7 +230,7 @@ def test_pools_tell_their_nodes_their_limits_and_what_holds_them_up(cli: Cli, se
     assert cli("pools", "--json") == ExitCode.OK
     assert cli.json[0]["waits"][0] == {"reason": "spot is sold out", "since": 5.0}
     assert cli("pools", "reopen", "gpu") == ExitCode.OK
-    assert cli.out == "gpu asks again at the next turn for all that it may buy.\n"
+    assert cli.out == "gpu asks again at the next tick for all that it may buy.\n"
     assert (service.requests[-1].method, service.requests[-1].path) == ("POST", "/v1/pools/gpu/reopen")
 
 
@@ -247,7 +247,7 @@ def test_prune_asks_until_nothing_is_left_and_never_without_a_yes(cli: Cli, serv
     ] * 2
 
 
-def test_a_running_job_tells_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
+def test_a_running_job_says_why_it_has_not_more_workers(cli: Cli, service: FakeService) -> None:
     service.add_job(state=JobState.RUNNING, why_short="pool 'p' may have 1 node")
     assert cli("show", "last") == ExitCode.OK
     assert "why not more    pool 'p' may have 1 node\n" in cli.out

@@ -21,7 +21,7 @@ from tests.command_line import ROOT, Cli
 from tests.unit.remora.fake_service import FakeService
 
 
-def test_follow_in_a_pipe_tells_events_and_steps(
+def test_follow_in_a_pipe_prints_events_and_steps(
     cli: Cli, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remora.cli.progress.LOOK_S", 0)

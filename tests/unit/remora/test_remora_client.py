@@ -160,13 +160,13 @@ def test_a_stream_that_breaks_everywhere_has_neither_gap_nor_double(service: Fak
     job = service.add_job(state=JobState.SUCCEEDED)
     for number in range(60):
         service.add_event(job, f"kind.{number}")
-    service.cuts = [0, 1, 5, 0, 2, 30, 1]
+    service.breaks = [0, 1, 5, 0, 2, 30, 1]
     service.faults = [None, problem(503, "starting", "not yet")]
 
     seqs = [event.seq for event in call("events", job.id, follow=True)]
 
     assert seqs == list(range(1, 61))
-    assert not service.cuts
+    assert not service.breaks
     assert not service.faults
     resumed = [seen.headers["last-event-id"] for seen in service.requests if "last-event-id" in seen.headers]
     assert resumed == ["1", "6", "6", "8", "38", "39"]
@@ -196,7 +196,7 @@ def test_a_stream_goes_on_after_the_service_was_away(call: Call) -> None:
 
 def test_following_an_unknown_job_says_so(service: FakeService, call: Call) -> None:
     with pytest.raises(NotFound, match="there is no job"):
-        call("events", "job_nobody", follow=True)
+        call("events", "job_unknown", follow=True)
 
 
 def test_wait_returns_the_ended_job(service: FakeService, call: Call) -> None:
@@ -383,7 +383,7 @@ def test_a_stream_of_something_else_is_named(service: FakeService, call: Call) -
         call("events", job.id, follow=True)
 
 
-def test_nobody_at_the_address_says_how_to_start_it(call: Call) -> None:
+def test_no_service_at_the_address_says_how_to_start_it(call: Call) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

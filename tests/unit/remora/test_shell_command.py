@@ -35,7 +35,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bytes]]:
     return found
 
 
-def said(*pieces: tuple[int, str, bytes], **fields: Any) -> ShellExchange:
+def said(*chunks: tuple[int, str, bytes], **fields: Any) -> ShellExchange:
     known: dict[str, Any] = {
         "number": 2,
         "attempt": 1,
@@ -47,7 +47,7 @@ def said(*pieces: tuple[int, str, bytes], **fields: Any) -> ShellExchange:
     }
     output = [
         ShellOutput(seq=seq, stream=stream, data=base64.b64encode(content).decode())
-        for seq, stream, content in pieces
+        for seq, stream, content in chunks
     ]
     return ShellExchange(shell=ShellSession(**{**known, **fields}), input_seq=0, output=output)
 

@@ -309,7 +309,7 @@ def test_messages_from_a_newer_supervisor_are_ignored(supervisor: Supervisor) ->
         supervisor.hear(kind)
 
 
-def test_a_supervisor_that_is_gone_stops_nobody(supervisor: Supervisor) -> None:
+def test_a_supervisor_that_is_gone_stops_no_script(supervisor: Supervisor) -> None:
     training.report(1)
     supervisor.socket.close()
     link = training._opened

@@ -1,4 +1,4 @@
-"""How many workers may train when so many could be had."""
+"""How many workers may train when a number of them could be had."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def waiting(job: JobRow, now: float = 0.0) -> JobDemand:
 def used(
     policies: Policies, held: Iterable[tuple[JobRow, int]] = (), spent: Mapping[str, Spending] | None = None
 ) -> Counting:
-    """What jobs that run with so many workers use of quotas, and what projects have spent."""
+    """What jobs that run with that number of workers use of quotas, and what projects have spent."""
     jobs = [(JobDemand(**_fields(job), is_running=True), workers) for job, workers in held]
     return Counting(policies, [job for job, _ in jobs], {job.id: n for job, n in jobs}, spent or {}, 0.0)
 

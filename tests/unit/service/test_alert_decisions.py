@@ -249,7 +249,7 @@ class TestWaits:
 
 class TestPace:
     def run(self, paces: list[int], **changes: Any) -> list[tuple[int, str]]:
-        """Minutes at which something is reported, and its key, of a job that makes so many steps in each minute."""
+        """Minutes at which something is reported, and its key, of a job with these steps in each minute."""
         alert, step = alert_of(AlertKind.JOB_SLOW), 0
         watch: Watch | None = Watch(
             alert_id="alert_1", kind=AlertKind.JOB_SLOW, about="job_1", due_at=0.0, state={"seq": 5}

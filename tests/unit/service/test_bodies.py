@@ -1,4 +1,4 @@
-"""Bodies are taken up to their limit, whatever their length is said to be, and in whatever pieces they come."""
+"""Bodies are taken up to their limit, whatever their length is said to be, and in whatever chunks they come."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from service.api.bodies import read_json, save
 from service.api.problem_documents import ApiProblem
 
 LIMIT = 1000
-pieces = st.lists(st.integers(0, 700), max_size=6)
+chunks = st.lists(st.integers(0, 700), max_size=6)
 
 
 class Sender:
-    """A client that sends a body in pieces of these sizes, and what of it was asked for."""
+    """A client that sends a body in chunks of these sizes, and what of it was asked for."""
 
     def __init__(self, sizes: list[int], length: str | None = None) -> None:
-        self.pieces = [bytes([at % 251]) * size for at, size in enumerate(sizes)]
+        self.chunks = [bytes([at % 251]) * size for at, size in enumerate(sizes)]
         self.asked = 0
         headers = [(b"content-type", b"application/json")]
         if length is not None:
@@ -32,12 +32,12 @@ class Sender:
 
     async def _receive(self) -> dict[str, Any]:
         self.asked += 1
-        body = self.pieces[self.asked - 1] if self.asked <= len(self.pieces) else b""
-        return {"type": "http.request", "body": body, "more_body": self.asked < len(self.pieces)}
+        body = self.chunks[self.asked - 1] if self.asked <= len(self.chunks) else b""
+        return {"type": "http.request", "body": body, "more_body": self.asked < len(self.chunks)}
 
     @property
     def whole(self) -> bytes:
-        return b"".join(self.pieces)
+        return b"".join(self.chunks)
 
     @property
     def fits(self) -> bool:
@@ -45,8 +45,8 @@ class Sender:
 
     @property
     def needed(self) -> int:
-        """Pieces after which it is known whether it fits."""
-        sizes = [len(piece) for piece in self.pieces]
+        """Chunks after which it is known whether it fits."""
+        sizes = [len(chunk) for chunk in self.chunks]
         return next((at + 1 for at in range(len(sizes)) if sum(sizes[: at + 1]) > LIMIT), max(1, len(sizes)))
 
 
@@ -55,7 +55,7 @@ def refusal(error: pytest.ExceptionInfo[ApiProblem]) -> tuple[int, str]:
 
 
 @settings(derandomize=True)
-@given(pieces)
+@given(chunks)
 def test_a_file_without_a_length_is_measured_as_it_comes(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
 ) -> None:
@@ -72,7 +72,7 @@ def test_a_file_without_a_length_is_measured_as_it_comes(
 
 
 @settings(derandomize=True)
-@given(pieces)
+@given(chunks)
 def test_json_without_a_length_is_measured_as_it_comes(sizes: list[int]) -> None:
     sender = Sender(sizes)
     if sender.fits:

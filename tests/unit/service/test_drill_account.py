@@ -119,7 +119,7 @@ def test_the_workers_of_now_are_counted_and_none_at_all_is_no_size() -> None:
     assert seen == [(3, 3), (2, 2), (0, 2), (1, 1), (3, 1)]
 
 
-def test_a_script_that_tells_no_steps_is_followed_by_its_worker_groups() -> None:
+def test_a_script_that_reports_no_steps_is_followed_by_its_worker_groups() -> None:
     silent = replace(BEFORE, step=None)
     hit = account(
         event(6, "node.lost", 4.0), event(7, "worker_group.started", 6.0, world_size=2), known=silent
@@ -145,7 +145,7 @@ class TestACloudThatGivesItsOwnNotice:
     )
     UNNOTIFIED = TakenNode(id="node_a", has_heard=False, is_gone=False)
 
-    def test_the_account_begins_anew_until_somebody_has_heard(self) -> None:
+    def test_the_account_starts_again_until_a_node_has_the_notice(self) -> None:
         later = follow_cloud(self.WAITING, [self.UNNOTIFIED], [replace(JOB, max_step=90)], STRUCK_AT)
         assert (later.struck_at, later.deadline_at) == (STRUCK_AT, STRUCK_AT + 30.0)
         assert [job.step for job in later.jobs] == [90]
@@ -226,7 +226,7 @@ class TestActing:
         assert is_due(NOTICED, STRUCK_AT + 30.0)
         assert not is_due(replace(NOTICED, taken_at=STRUCK_AT + 30.0), STRUCK_AT + 31.0)
 
-    def test_nodes_that_cannot_be_told_are_left_alone(self) -> None:
+    def test_nodes_that_cannot_be_notified_are_left_alone(self) -> None:
         two = replace(NOTICED, node_ids=["node_a", "node_b"])
         reported = notified(two, {"node_a": "it is not alive"}, STRUCK_AT)
         assert (reported.node_ids, reported.message, reported.noticed_at) == (

@@ -35,7 +35,7 @@ def job(least: int = 2, most: int = 4, **placement: Any) -> JobRow:
 
 
 def domain(name: str | None, nodes: int, gpus: float = 1.0, **more: Any) -> list[NodeView]:
-    """So many ready nodes of one fabric domain."""
+    """Ready nodes of one fabric domain."""
     return [ready(f"{name}-{at}", "p", {"GPU": gpus}, fabric=name, **more) for at in range(nodes)]
 
 
@@ -50,7 +50,7 @@ class TestTheChoice:
         assert apart.starts == ()
         assert apart.waits[0].reason == (
             "waits for nodes: it needs 3 workers of 1 GPU in one fabric domain and the 4 ready nodes with InfiniBand "
-            "have room for 2"
+            "have capacity for 2"
         )
         together = decide([wide], [*domain("a", 2), *domain("b", 3)])
         assert (together.starts, together.fabrics) == ((wide.id,), {wide.id: "b"})
@@ -76,7 +76,7 @@ class TestTheChoice:
             there = [*domain("other", 4), *domain("own", own, bought_for=one.id)]
             assert decide([one], there).fabrics == {one.id: chosen}
 
-    def test_what_runs_keeps_room_to_grow_in_its_own_domain_only(self) -> None:
+    def test_what_runs_keeps_capacity_to_grow_in_its_own_domain_only(self) -> None:
         placement = replace(job(least=1, most=3).placement, fabric="a")
         runs = running(WorkerSizes(3, 3), GPU, placement)
         waiting = job(least=2, most=2)
@@ -90,7 +90,7 @@ class TestTheChoice:
         decision = decide([first, second, third], [*domain("a", 2), *domain("b", 3)])
         assert decision.fabrics == {first.id: "a", second.id: "b"}
         assert decision.waits[0].reason == (
-            "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave room for 1"
+            "is next: it needs 2 workers of 1 GPU in one fabric domain and other jobs leave capacity for 1"
         )
 
     def test_who_asks_for_nothing_runs_anywhere_and_is_bound_to_nothing(self) -> None:
@@ -104,7 +104,7 @@ class TestTheChoice:
 
     @settings(derandomize=True)
     @given(nodes, demands)
-    def test_whoever_starts_has_a_domain_with_room_for_all_who_are_bound_to_it(
+    def test_a_job_that_starts_has_a_domain_with_capacity_for_all_workers_that_are_bound_to_it(
         self, nodes: list[tuple[str | None, float]], demands: list[tuple[int, int, bool]]
     ) -> None:
         there = [ready(f"n{at}", "p", {"GPU": gpus}, fabric=name) for at, (name, gpus) in enumerate(nodes)]
@@ -150,7 +150,7 @@ class TestWhoIsToldThatThereIsNone:
             ),
         ],
     )
-    def test_a_pool_without_it_is_no_place_and_holds_up_nobody(
+    def test_a_pool_without_it_is_no_place_and_holds_up_no_other_job(
         self, asked: dict[str, Any], pools: list[PoolSize], said: str
     ) -> None:
         never, small = job(**asked), job_row(worker_resources=GPU)
@@ -162,12 +162,12 @@ class TestWhoIsToldThatThereIsNone:
         two = [PoolSize(name, 3, GPU, with_fabric=(FAST,)) for name in ("p", "q")]
         (wait,) = queue_worlds.decide([job(least=4, most=4)], [], [], two).waits
         assert wait.reason == (
-            "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have room for 3: "
+            "it needs 4 workers of 1 GPU in one fabric domain and the complete pools have capacity for 3: "
             "lower `workers.min` or `resources`, or add nodes"
         )
         assert not queue_worlds.decide([job(least=3, most=3)], [], [], two).waits[0].is_hopeless
 
-    def test_a_worker_too_large_for_machines_with_infiniband_is_told_so(self) -> None:
+    def test_a_worker_too_large_for_machines_with_infiniband_says_so(self) -> None:
         large = PoolSize("p", 3, {"GPU": 8.0}, with_fabric=(FAST,))
         wide = replace(job(1, 1), worker_resources={"GPU": 2.0})
         (wait,) = queue_worlds.decide([wide], [], [], [large]).waits

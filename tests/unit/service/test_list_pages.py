@@ -1,4 +1,4 @@
-"""Pages of lists: as many items as were asked for, or as there is room for."""
+"""Pages of lists: as many items as were asked for, or as fit."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ def test_four_storages_are_read_at_the_same_time_and_the_others_wait() -> None:
     assert set(Counter(begun)) == set(jobs)
 
 
-def test_attempts_that_nobody_asks_after_are_forgotten_and_others_are_not() -> None:
+def test_attempts_that_no_loop_asks_for_are_forgotten_and_others_are_not() -> None:
     listing = Listing(lambda: 0.0, lambda *_: NOTHING)
     for number in range(3):
         listing.ask(f"att_{number}", "job", "/storage")
     listing.wait(30.0)
     listing.forget_others(["att_1"])
     assert listing.ask("att_1", "job", "/storage") == NOTHING
-    assert listing.ask("att_2", "job", "/storage") is None, "it is read anew"
+    assert listing.ask("att_2", "job", "/storage") is None, "it is read again"

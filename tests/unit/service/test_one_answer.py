@@ -40,7 +40,7 @@ SETTINGS = Settings()
 #: Rounds after which nothing may be left to do, and seconds between two of them.
 ROUNDS, ROUND_S = 14, 100.0
 #: What the planner says of a job that can start.
-HAS_ROOM = "there is room for it on nodes that are ready"
+HAS_CAPACITY = "there is capacity for it on nodes that are ready"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class World:
             jobs=tuple(self.demands()),
             nodes=tuple(self.views()),
             offerings=self.offerings,
-            in_turns=True,
+            strict_order=True,
         )
         return plan(view, self.policies, self.now)
 
@@ -120,7 +120,7 @@ class World:
         return Decided(starts(waiting, running, self.views(), self.pools(), kept=self.kept()))
 
     def kept(self) -> dict[str, str]:
-        """For which job each node is kept, as drivers are told."""
+        """For which job each node is kept, as drivers get it."""
         jobs = self.demands()
         waiting = [job for job in jobs if not job.is_running]
         refused = blocked_owners(waiting, {job.id for job in waiting}, self.pools(), None)
@@ -156,7 +156,7 @@ class World:
         )
 
     def start(self, job_id: str, fabric: str | None) -> None:
-        """Its driver starts, and finds room for a worker group that it accepts."""
+        """Its driver starts, and finds capacity for a worker group that it accepts."""
         job = next(one for one in self.jobs if one.id == job_id)
         attempt = AttemptRow(
             id=f"att_{job_id}",
@@ -196,7 +196,7 @@ class World:
         return True
 
     def _owns_enough(self, job: JobRow) -> bool:
-        """Its smallest group has room on what was bought for it and is still unused."""
+        """Its smallest group has capacity on what was bought for it and is still unused."""
         busy = workers_by_node(self.nodes, self.attempts.values())
         own = [one for one in self.nodes if one.bought_for == job.id and one.id not in busy]
         return sum(slots(one.resources, job.worker_resources) for one in own) >= job.sizes.min
@@ -238,9 +238,11 @@ class World:
         self.policies = self.policies.model_copy(update={"pools": pools})
 
     def look_after_growing(self) -> bool:
-        """The same where the groups that run grow first: what has room on its own nodes starts all the same."""
+        """The same where the groups that run grow first: what has capacity on its own nodes starts all the same."""
         has_moved = self.do(self.planned())
-        fitting = {one.job_id for one in self.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
+        fitting = {
+            one.job_id for one in self.planned() if isinstance(one, Wait) and one.reason == HAS_CAPACITY
+        }
         promised = {job.id for job in self.jobs if job.id in fitting and self._owns_enough(job)}
         grown = [self.grow(job) for job in self.jobs if job.id in self.attempts]
         decided = self.decided()
@@ -337,7 +339,7 @@ JOBS = st.builds(
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(KINDS, POLICIES, st.lists(JOBS, min_size=1, max_size=4))
-def test_what_is_hopeless_buys_nothing_and_what_has_room_starts(
+def test_what_is_hopeless_buys_nothing_and_what_has_capacity_starts(
     kinds: list[Kind], policies: Policies, wanted: list[dict[str, Any]]
 ) -> None:
     rows = [row for number, fields in enumerate(wanted) if (row := row_of(number, fields)) is not None]
@@ -346,11 +348,11 @@ def test_what_is_hopeless_buys_nothing_and_what_has_room_starts(
     while world.look():
         rounds += 1
         assert rounds < ROUNDS, "nodes are bought and returned for ever"
-    # What runs has a size that is possible, and what waits is given no room that nobody starts it in.
+    # What runs has a size that is possible, and what waits is given no capacity in which no start follows.
     for job in rows:
         if (attempt := world.attempts.get(job.id)) is not None:
             assert job.sizes.allows(sum(attempt.workers.values()))
-    fitting = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == HAS_ROOM}
+    fitting = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == HAS_CAPACITY}
     assert fitting == set()
     # Every node that is left has work.
     assert {one.id for one in world.nodes} == workers_by_node(world.nodes, world.attempts.values()).keys()
@@ -367,7 +369,7 @@ WIDE = st.builds(
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.integers(0, 3), st.lists(WIDE, min_size=2, max_size=4))
-def test_what_the_planner_counts_as_room_for_a_job_is_there_also_beside_groups_that_grow(
+def test_what_the_planner_counts_as_capacity_for_a_job_is_there_also_beside_groups_that_grow(
     most: int, wanted: list[dict[str, Any]]
 ) -> None:
     """Jobs come one after the other, and with each a node more, so that those before could grow into what it gets."""

@@ -14,7 +14,7 @@ from cluster.policies.policies import BudgetStep
 from remora.spec.spec import JobSpec
 from remora.states import JobState
 from service.queue import lifecycle, owners_changes, schedules
-from service.queue.arrays import Turn, counted, released
+from service.queue.arrays import ArrayQueue, counted, released
 from service.queue.dependencies import Dependency, Wanted, dependencies_of, waits_for, why_impossible
 from service.queue.rows import AttemptRow, JobRow
 from service.queue.schedules import Outcome, ScheduleRow, decide
@@ -88,7 +88,7 @@ class TestWaiting:
         assert (failed.state, failed.reason, failed.ended_at) == (JobState.FAILED, "dependency_unmet", NOW)
 
     def test_a_job_that_its_array_holds_back_waits_for_both(self) -> None:
-        job = lifecycle.submit(job_row(array_id="array_1"), [dependency()], held="waits for room").job
+        job = lifecycle.submit(job_row(array_id="array_1"), [dependency()], held="waits for its array").job
         assert (job.reason, job.is_held) == ("waiting_for_jobs", True)
         met = [dependency(ended_as=JobState.SUCCEEDED)]
         first = lifecycle.others_ended(job, met, NOW).job
@@ -98,7 +98,7 @@ class TestWaiting:
         other = lifecycle.release_from_array(job, [dependency()], NOW).job
         assert (other.reason, other.not_before, other.is_held) == ("waiting_for_jobs", inf, False)
 
-    def test_without_either_it_waits_for_its_turn(self) -> None:
+    def test_without_either_it_waits_in_the_queue(self) -> None:
         job = lifecycle.submit(job_row(), [dependency(ended_as=JobState.SUCCEEDED)]).job
         assert (job.reason, job.not_before, job.waits_from) == ("waiting_for_turn", 0.0, job.created_at)
         (event,) = lifecycle.submit(job_row(), origin="a clone of job_1").events
@@ -304,7 +304,7 @@ class TestArrays:
     @given(st.integers(1, 5), st.integers(0, 8), st.integers(0, 8))
     def test_no_more_than_may_run_at_once_are_released(self, most: int, active: int, held: int) -> None:
         ids = [str(number) for number in range(held)]
-        found = released([Turn(array_id="a", most_at_once=most, active=active, held=ids)])
+        found = released([ArrayQueue(array_id="a", most_at_once=most, active=active, held=ids)])
         assert found == ids[: len(found)]
         assert len(found) == min(held, max(0, most - active))
 

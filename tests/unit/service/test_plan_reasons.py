@@ -15,9 +15,9 @@ def row(reason: str, place: int = 0, since: float = 1.0) -> WaitRow:
     return WaitRow(kind=WaitKind.POOL, about="p", place=place, since=since, reason=reason)
 
 
-def test_pools_come_before_nodes_and_jobs_are_told_elsewhere() -> None:
+def test_pools_come_before_nodes_and_jobs_are_reported_elsewhere() -> None:
     waits = [
-        Wait(job_id="j", reason="no room"),
+        Wait(job_id="j", reason="no capacity"),
         Wait(node_id="n", reason="unused"),
         pool("full"),
         pool("slow"),

@@ -38,14 +38,14 @@ def reported(decision: Decided, row: JobRow) -> tuple[str | None, str]:
     return next((wait.waits_for, wait.reason) for wait in decision.waits if wait.job_id == row.id)
 
 
-def test_a_project_at_its_quota_holds_up_itself_and_nobody_else() -> None:
+def test_a_project_at_its_quota_holds_up_itself_and_no_other() -> None:
     running, next_one, small, other = job("v", 3), job("v", 2), job("v"), job("s", 2)
     decision = decided([next_one, small, other], used(policies(v={"gpus": 4}), [(running, 3)]))
     assert decision.starts == (other.id,)
     said = "waits for the quota of its project: project 'v' may use 4 GPUs at a time"
     assert reported(decision, next_one) == ("waiting_for_quota", said)
-    behind = "waits for its turn behind another job of its project"
-    assert reported(decision, small) == ("waiting_for_quota", behind), "nobody overtakes within a project"
+    behind = "waits in the queue behind another job of its project"
+    assert reported(decision, small) == ("waiting_for_quota", behind), "no job overtakes within a project"
 
 
 def test_what_starts_together_counts_together() -> None:
@@ -56,7 +56,7 @@ def test_what_starts_together_counts_together() -> None:
     assert decided([first, second], None).starts == (first.id, second.id)
 
 
-def test_a_group_that_is_larger_than_the_quota_stops_nobody() -> None:
+def test_a_group_that_is_larger_than_the_quota_stops_no_other_job() -> None:
     large, small = job("v", 5), job("v")
     decision = decided([large, small], used(policies(v={"gpus": 4})))
     assert decision.starts == (small.id,)
@@ -72,7 +72,7 @@ def test_a_project_without_money_waits_until_there_is_some() -> None:
     decision = decided([row, later, other], used(rule, spent=spent))
     assert decision.starts == (other.id,)
     assert "project 'v' has spent 9.50 of 9.00 USD of the day" in reported(decision, row)[1]
-    behind = "waits for its turn behind another job of its project"
+    behind = "waits in the queue behind another job of its project"
     assert reported(decision, later) == ("waiting_for_quota", behind)
     tomorrow = {"v": Spending(today=0.0, this_month=20.0)}
     assert decided([row, other], used(rule, spent=tomorrow)).starts == (row.id, other.id)
@@ -85,7 +85,7 @@ def test_what_was_bought_for_a_job_is_its_own_also_when_the_money_was_spent_mean
     whole = decide([row, other], [], there, [POOL], counting=used(rule, spent=spent))
     assert whole.starts == (row.id,)
     half = decide([row, other], [], there[:1], [POOL], counting=used(rule, spent=spent))
-    assert half.starts == (other.id,), "no second node is bought, so that nobody waits for it"
+    assert half.starts == (other.id,), "no second node is bought, so that no job waits for it"
     assert reported(half, row)[0] == "waiting_for_quota"
 
 
@@ -96,7 +96,7 @@ def test_an_attempt_counts_with_all_that_it_may_use_until_it_has_said_what_it_ha
         assert decided([second], used(rule, [(first, workers)]), 16).starts == starts
 
 
-def test_where_nobody_has_a_quota_nothing_is_counted() -> None:
+def test_where_no_project_has_a_quota_nothing_is_counted() -> None:
     assert not has_quotas(policies(v={"share": 2.0}))
 
 
@@ -107,7 +107,7 @@ def test_where_nobody_has_a_quota_nothing_is_counted() -> None:
     st.integers(0, 4),
     st.integers(0, 9),
 )
-def test_smallest_groups_stay_within_the_quota_and_others_lose_no_turn(
+def test_smallest_groups_stay_within_the_quota_and_others_lose_no_place(
     waiting: list[tuple[str, int]], limit: int, held: int, nodes: int
 ) -> None:
     queue = [job(project, least) for project, least in waiting]

@@ -114,7 +114,7 @@ def test_a_refusal_says_how_many_there_were_and_the_next_node_that_there_are_mor
         (500.0, SPOT.id, 1_000_000),
     ]
     assert trace.provisioning_s == 50.0
-    assert trace.offerings == (SPOT,), "what nobody used is not sold"
+    assert trace.offerings == (SPOT,), "what no job used is not sold"
 
 
 def test_a_refusal_that_nothing_followed_lasts_an_hour_and_a_failed_start_is_none() -> None:

@@ -297,8 +297,8 @@ class TestObservations:
             done = lifecycle.request_cancel(again, NOW + 12).job
         assert (done.state, done.lost_s, done.lost_since) == (JobState.CANCELLED, 10.0, None)
 
-    def test_a_second_loss_before_a_new_step_does_not_begin_the_lost_time_anew(self) -> None:
-        """Even where the second attempt had won back what the first one lost, which tells a later time of its step."""
+    def test_a_second_loss_before_a_new_step_does_not_begin_the_lost_time_again(self) -> None:
+        """Even where the second attempt had won back what the first one lost, which gives a later time of its step."""
         job, attempt = lost_and_started_again(at_step=10, lost_at=NOW + 2)
         won_back = lifecycle.observe_step(job, attempt, 10, NOW + 20)
         assert won_back.attempt is not None
@@ -475,7 +475,7 @@ class TestNodes:
     def test_a_controller_that_has_just_begun_to_listen_does_not_take_an_old_sign_for_a_new_one(self) -> None:
         silent = hear(READY, heartbeat_at=5.0, unchanged_s=SILENT_S + 1).node
         assert hear(silent, heartbeat_at=5.0, unchanged_s=0.0) == lifecycle.NodeDecision(silent)
-        # It had spoken while nobody listened, and was found silent again.
+        # It had spoken while no controller listened, and was found silent again.
         assert hear(silent, heartbeat_at=9.0, unchanged_s=SILENT_S + 1) == lifecycle.NodeDecision(silent)
 
     def test_an_agent_that_hears_nothing_of_its_cloud_is_recorded_like_a_silent_one(self) -> None:
@@ -535,9 +535,9 @@ class TestNodes:
     @pytest.mark.parametrize(("is_failure", "end"), [(True, NodeState.FAILED), (False, NodeState.GONE)])
     def test_the_reason_of_an_end_is_kept(self, is_failure: bool, end: NodeState) -> None:
         node = NodeRow(id="n", pool="p", created_at=NOW)
-        ending = lifecycle.terminate_node(node, "nobody wants it", is_failure, NOW).node
+        ending = lifecycle.terminate_node(node, "no job needs it", is_failure, NOW).node
         ended = lifecycle.observe_node(ending, NodeObservation(is_provided=False), NOW + 1).node
-        assert (ended.state, ended.message, ended.ended_at) == (end, "nobody wants it", NOW + 1)
+        assert (ended.state, ended.message, ended.ended_at) == (end, "no job needs it", NOW + 1)
 
 
 class LifeOfAJob(RuleBasedStateMachine):

@@ -14,7 +14,7 @@ from cluster.policies.policies import CapacityRule, Policies
 from cluster.scheduling.fitting import slots
 from cluster.scheduling.placing import beside, count_of, place
 from cluster.scheduling.pool_sizes import PoolSize, complete_pools
-from cluster.scheduling.queue_order import WAITS_FOR_TURN, in_order, placed
+from cluster.scheduling.queue_order import WAITS_IN_QUEUE, in_order, placed
 from cluster.scheduling.starts import describe
 from cluster.scheduling.view import NodeView
 from remora.spec.worker_sizes import WorkerSizes
@@ -72,10 +72,10 @@ class TestOrdering:
             (None, True, ""),
         ],
     )
-    def test_a_job_that_waits_for_its_turn_is_shown_its_place_and_no_other_one_is(
+    def test_a_job_that_waits_in_the_queue_is_shown_its_place_and_no_other_one_is(
         self, ahead: int | None, in_project: bool, said: str
     ) -> None:
-        assert placed(WAITS_FOR_TURN, ahead, in_project=in_project) == f"{WAITS_FOR_TURN}{said}"
+        assert placed(WAITS_IN_QUEUE, ahead, in_project=in_project) == f"{WAITS_IN_QUEUE}{said}"
         for other in ("waits for nodes", "", None):
             assert placed(other, ahead, in_project=in_project) == other
 
@@ -121,7 +121,7 @@ class TestAdmission:
         most: int,
         held: int,
     ) -> None:
-        """Nodes have room for one worker each, so that those that are kept can be counted off."""
+        """Nodes have capacity for one worker each, so that those that are kept can be counted off."""
         nodes = [ready(f"n{at}", pool, CPU, zone, paid) for at, (pool, zone, paid) in enumerate(spots)]
         mine = [one for one in nodes if grows.allows(*one.place)]
         here = mine[: min(held, most)]
@@ -153,26 +153,26 @@ class TestAdmission:
         by_workers = decide(queue, [runs] if taken else [], [held, *others], pools)
         assert decide(queue, [], [known, *others], pools) == by_workers
 
-    def test_nobody_overtakes_a_job_that_could_start_later(self) -> None:
+    def test_no_job_overtakes_a_job_that_could_start_later(self) -> None:
         large, small = job_row(min_workers=3, max_workers=3), job_row()
         decision = decide([large, small], [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert [wait.job_id for wait in decision.waits] == [large.id, small.id]
 
-    def test_a_job_that_can_never_fit_stops_nobody(self) -> None:
+    def test_a_job_that_can_never_fit_stops_no_other_job(self) -> None:
         never, small = job_row(min_workers=4, max_workers=4), job_row()
         decision = decide([never, small], [], ready_nodes(3), [POOL])
         assert decision.starts == (small.id,)
-        assert "room for 3" in decision.waits[0].reason
+        assert "capacity for 3" in decision.waits[0].reason
 
     @pytest.mark.parametrize("place", range(3))
-    def test_a_job_that_can_never_fit_is_told_so_wherever_it_is_in_the_queue(self, place: int) -> None:
+    def test_a_job_that_can_never_fit_says_so_wherever_it_is_in_the_queue(self, place: int) -> None:
         queue = [job_row(min_workers=3, max_workers=3), job_row()]
         queue.insert(place, never := job_row(min_workers=4, max_workers=4))
         decision = decide(queue, [running(WorkerSizes(1, 1), CPU)], ready_nodes(3), [POOL])
         assert decision.starts == ()
         assert [one.job_id for one in decision.waits if one.is_hopeless] == [never.id]
-        assert "the complete pools have room for 3" in decision.waits[place].reason
+        assert "the complete pools have capacity for 3" in decision.waits[place].reason
 
     @pytest.mark.parametrize(
         ("worker", "said"),
@@ -181,11 +181,11 @@ class TestAdmission:
             ({"CPU": 1.0, "GPU": 1.0}, "no node of the pools has 1 CPU, 1 GPU"),
         ],
     )
-    def test_a_worker_too_large_for_any_node_is_told_so(self, worker: dict[str, float], said: str) -> None:
+    def test_a_worker_too_large_for_any_node_says_so(self, worker: dict[str, float], said: str) -> None:
         (wait,) = decide([job_row(worker_resources=worker)], [], ready_nodes(3), [POOL]).waits
         assert said in wait.reason
 
-    def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_nobody(self) -> None:
+    def test_a_worker_that_fits_on_no_single_size_is_hopeless_and_stops_no_other_job(self) -> None:
         """One size has the processors, and another one the GPU: no node has both."""
         sold = [
             Offering(
@@ -261,7 +261,7 @@ class TestAdmission:
             ({"zones": ["7"]}, "no pool has nodes of zone 7: change `placement`; the pools are local"),
         ],
     )
-    def test_a_job_that_no_pool_can_ever_hold_is_told_why_and_stops_nobody(
+    def test_a_job_that_no_pool_can_ever_hold_says_why_and_stops_no_other_job(
         self, placement: dict[str, object], said: str
     ) -> None:
         pool = PoolSize("local", 3, CPU, ("any",), (CapacityType.ON_DEMAND,))
@@ -293,7 +293,7 @@ class TestAdmission:
 
     @settings(derandomize=True)
     @given(st.lists(demand, max_size=6), st.lists(demand, max_size=3), st.integers(0, 5))
-    def test_every_job_is_started_or_told_why_not(
+    def test_every_job_is_started_or_says_why_not(
         self,
         queue: list[tuple[int, int, dict[str, float]]],
         held: list[tuple[int, int, dict[str, float]]],
@@ -312,7 +312,7 @@ class TestAdmission:
         reported = [wait.job_id or "" for wait in decision.waits]
         assert sorted([*decision.starts, *reported]) == sorted(job.id for job in jobs)
         assert all(wait.reason for wait in decision.waits)
-        # What starts finds room together, beside what is held.
+        # What starts finds capacity together, beside what is held.
         free = [dict(node.resources) for node in nodes]
         for one in others:
             free = beside(free, place(free, one.max_workers, one.worker_resources), one.worker_resources)
@@ -546,7 +546,7 @@ class TestRecords:
             junk,
         ),
     )
-    def test_whatever_a_driver_tells_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
+    def test_whatever_a_driver_reports_is_read_or_refused(self, kind: str, body: dict[str, object]) -> None:
         said = read(Record(seq=1, at=1.0, kind=kind, body=body))  # type: ignore[arg-type]
         if isinstance(said, InvalidRecord):
             assert said.why

@@ -1,4 +1,4 @@
-"""Projects take turns by their shares."""
+"""Projects share the queue by their shares."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def ordered(shares: Shares, jobs: list[JobDemand]) -> list[str]:
     return [job.project for job in shares.order(in_order(jobs))]
 
 
-def test_a_project_with_twice_the_share_has_two_turns_for_each_of_the_other() -> None:
+def test_a_project_with_twice_the_share_has_two_places_for_each_of_the_other() -> None:
     shares = Shares(shares={"vision": 2.0, "speech": 1.0}, whole=WHOLE)
     jobs = waiting("speech", 3, at=0.0) + waiting("vision", 6, at=100.0)
-    turns = ordered(shares, jobs)
+    order = ordered(shares, jobs)
     for count in (3, 6, 9):
-        assert turns[:count].count("vision") == 2 * turns[:count].count("speech"), turns
+        assert order[:count].count("vision") == 2 * order[:count].count("speech"), order
 
 
 def test_who_holds_much_waits_until_the_others_hold_as_much() -> None:
@@ -79,7 +79,7 @@ def test_what_runs_is_held_by_its_project_as_a_part_of_the_complete_pools() -> N
     st.fixed_dictionaries({name: st.floats(0.5, 8.0) for name in "abc"}),
     st.fixed_dictionaries({name: st.floats(0.0, 1.0) for name in "abc"}),
 )
-def test_nobody_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
+def test_no_job_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
     wanted: list[tuple[str, int, int]], weights: dict[str, float], held: dict[str, float]
 ) -> None:
     jobs = [
@@ -87,8 +87,8 @@ def test_nobody_is_lost_priorities_hold_and_a_project_keeps_its_own_order(
         for number, (project, workers, priority) in enumerate(wanted)
     ]
     line = in_order(jobs)
-    turns = Shares(shares=weights, held=held, whole=WHOLE).order(line)
-    assert sorted(job.id for job in turns) == sorted(job.id for job in jobs)
-    assert [job.priority for job in turns] == sorted((job.priority for job in turns), reverse=True)
+    order = Shares(shares=weights, held=held, whole=WHOLE).order(line)
+    assert sorted(job.id for job in order) == sorted(job.id for job in jobs)
+    assert [job.priority for job in order] == sorted((job.priority for job in order), reverse=True)
     for project in "abc":
-        assert [job for job in turns if job.project == project] == [j for j in line if j.project == project]
+        assert [job for job in order if job.project == project] == [j for j in line if j.project == project]

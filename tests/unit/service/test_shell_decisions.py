@@ -22,7 +22,7 @@ from service.queue.shells import (
     after_answer,
     after_look,
     is_clear,
-    new_pieces,
+    new_chunks,
     open_shell,
     problem_of,
 )
@@ -100,7 +100,7 @@ def test_what_cannot_be_opened_is_refused(job: JobRow, known: list[ShellRow], ra
         ([], "dumb", (24, 4097), True),
     ],
 )
-def test_what_is_wrong_with_a_wish_is_said(
+def test_what_is_wrong_with_a_request_is_said(
     command: list[str], term: str, size: tuple[int, int] | None, is_bad: bool
 ) -> None:
     assert (problem_of(command, term, size) is not None) == is_bad
@@ -144,7 +144,7 @@ def test_one_ends_with_its_attempt_and_when_shells_are_turned_off() -> None:
     )
 
 
-def test_pieces_are_deleted_when_they_are_read_or_late() -> None:
+def test_chunks_are_deleted_when_they_are_read_or_late() -> None:
     ended = row(ended_at=NOW)
     assert not is_clear(row(), 0, NOW + 9e9)
     assert is_clear(ended, 0, NOW)
@@ -153,15 +153,15 @@ def test_pieces_are_deleted_when_they_are_read_or_late() -> None:
 
 
 def test_an_answer_opens_adds_what_follows_and_ends() -> None:
-    pieces = tuple((number, STDOUT, b"x") for number in (2, 3, 4, 6))
-    answer = ShellAnswer(number=1, is_open=True, taken=0, pieces=pieces)
+    chunks = tuple((number, STDOUT, b"x") for number in (2, 3, 4, 6))
+    answer = ShellAnswer(number=1, is_open=True, taken=0, chunks=chunks)
     before = row(output_seq=2)
-    assert [one[0] for one in new_pieces(before, answer)] == [3, 4]
+    assert [one[0] for one in new_chunks(before, answer)] == [3, 4]
     after = after_answer(before, answer, NOW + 1)
     assert (after.opened_at, after.output_seq, after.output_at, after.state) == (NOW + 1, 4, NOW + 1, "open")
-    again = after_answer(after, replace(answer, pieces=()), NOW + 2)
+    again = after_answer(after, replace(answer, chunks=()), NOW + 2)
     assert again == after
-    ended = after_answer(after, replace(answer, pieces=(), message="the end", exit_code=3), NOW + 3)
+    ended = after_answer(after, replace(answer, chunks=(), message="the end", exit_code=3), NOW + 3)
     assert (ended.state, ended.message, ended.exit_code) == ("ended", "the end", 3)
     assert after_answer(ended, answer, NOW + 4) == ended
-    assert new_pieces(ended, answer) == []
+    assert new_chunks(ended, answer) == []

@@ -162,7 +162,7 @@ def test_a_trace_that_is_not_recorded_has_no_spans(array_id: str | None) -> None
     ("kind", "reason", "name"),
     [
         ("job.waiting", "waiting_for_quota", "waiting_for_quota"),
-        ("job.waiting", "a text of somebody", None),
+        ("job.waiting", "a text of a user", None),
         ("job.waiting", None, None),
         ("job.paused", None, "paused"),
         ("job.queued", None, None),

@@ -98,7 +98,7 @@ def test_a_job_that_waits_becomes_urgent_at_the_time_that_is_named_and_not_befor
     assert is_urgent(job, at + 0.1, start_up_s) is (at + 0.1 <= last), "with no time to spare it is too late"
 
 
-def test_a_job_without_a_deadline_or_whose_work_nobody_knows_is_never_urgent() -> None:
+def test_a_job_without_a_deadline_or_whose_work_is_unknown_is_never_urgent() -> None:
     for fields in ({}, {"deadline_at": 1.0}, {"work_left_s": 1.0}):
         job = demand(**fields)
         assert may_rely_on_spot(job, 100.0, 300.0, 300.0)
@@ -133,7 +133,7 @@ def test_the_service_knows_which_of_its_jobs_are_urgent_and_which_keep_off_spot(
     # 1000 s of work, 60 s again, three starts of 300 + 10 s: from 8010 s on.
     assert urgent_among([job, other], 8009.0, 300.0) == frozenset()
     assert urgent_among([job, other], 8011.0, 300.0) == {job.id}
-    assert jobs_off_spot([job, other], [], [POOL], 8500.0, 300.0) == frozenset(), "nobody ordered a machine"
+    assert jobs_off_spot([job, other], [], [POOL], 8500.0, 300.0) == frozenset(), "no job ordered a machine"
     order = {"state": NodeState.LAUNCHED, "offering": ON_DEMAND, "bought_for": job.id}
     coming = node_view(NodeRow(id="n", pool="p", created_at=8400.0, **order), {})
     assert jobs_off_spot([job, other], [coming], [POOL], 8500.0, 300.0) == {job.id}

@@ -112,7 +112,7 @@ PACES = st.sampled_from([0.5, 1.0, 60.0])
 @settings(max_examples=20, deadline=None)
 # a job grows into a node that was bought for one that waits
 @example(8177, CapacityRule.SPOT, 0, 60.0, 60.0, None, {})
-@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0, None, {})  # nobody wants a node but the pool
+@example(8009, CapacityRule.SPOT, 3, 60.0, 60.0, None, {})  # only the pool asks for a node
 @example(1, CapacityRule.ON_DEMAND, 3, 0.5, 60.0, None, {})  # nothing happens until the pace allows a launch
 @example(6, CapacityRule.PREFER_SPOT, 0, 60.0, 60.0, 600.0, {"spot": 64})  # spot takes over one by one
 @example(30, CapacityRule.PREFER_SPOT, 0, 60.0, 0.5, 600.0, {})  # as the pace of returns allows it
@@ -202,7 +202,7 @@ def _beside_one_that_grows(deadline_s: float | None, **urgent: Any) -> Replay:
     )
 
 
-def test_nobody_grows_onto_the_node_that_was_bought_for_a_job_that_waits() -> None:
+def test_no_job_grows_onto_the_node_that_was_bought_for_a_job_that_waits() -> None:
     replay = _beside_one_that_grows(6200.0)
     waits, bought = (
         replay.work.sims["waits"],

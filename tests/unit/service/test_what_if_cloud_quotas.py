@@ -127,11 +127,11 @@ def test_the_cloud_refuses_what_is_above_the_quota_and_says_which() -> None:
     assert most_units(run.fleet.every, "afamily") == 2 * UNITS
     assert run.fleet.refused > 0
     (refusal,) = run.fleet.refusals(run.now)
-    assert refusal.reason == "the quota aFamily has no room for one more a/1/on-demand"
+    assert refusal.reason == "the quota aFamily has no capacity for one more a/1/on-demand"
 
 
 @pytest.mark.parametrize("units", [UNITS, UNITS - 1])
-def test_a_quota_without_room_for_one_node_keeps_every_job_waiting(units: int) -> None:
+def test_a_quota_too_small_for_one_node_keeps_every_job_waiting(units: int) -> None:
     report = report_of(
         replayed(
             trace(job("a", 0.0, 1), lowprioritycores=units), policies("spot"), Assumptions(stuck_s=7200.0)

@@ -60,7 +60,7 @@ def test_a_pool_whose_nodes_never_join_is_asked_for_few_and_at_the_times_of_a_pl
     hasty, stuck = policies(capacity, a="100s"), Assumptions(stuck_s=2 * 86_400.0)
     seldom = replayed(trace(begins_at), hasty, stuck)
     always = replayed(trace(begins_at), hasty, replace(stuck, asks_always=True))
-    assert seldom.now >= stuck.stuck_s, "nobody gives up before"
+    assert seldom.now >= stuck.stuck_s, "no node is given up before"
     assert len(seldom.fleet.every) < 100
     created = [
         [node.created_s for node in one.fleet.every if node.created_s < stuck.stuck_s]

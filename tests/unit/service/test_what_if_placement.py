@@ -97,7 +97,7 @@ class Watched:
 
     def __call__(self, view: ClusterView, asked: Policies, now: float) -> Plan:
         self.views.append(view)
-        return plan(view, asked, now, tells_jobs=False)
+        return plan(view, asked, now, explains_waits=False)
 
     def replayed(self, trace: Trace, rules: Policies, assumptions: Assumptions) -> Replay:
         run = Replay(trace, rules, self, backoff_in_a_replay, assumptions)
@@ -153,7 +153,7 @@ def test_a_job_that_asks_for_on_demand_is_given_it_while_all_spot_is_refused() -
     insists = job("b", Placement(capacity=CapacityRule.ON_DEMAND), at_s=650.0)
     rules = policies(patience_s=100_000)
     run, seen = run_of(more_is_wanted, insists, rules=rules, changes=(few, *none_of(*spot[1:])))
-    # Spot was refused at 600 s, until 900 s, and nobody has waited long enough to be given anything else.
+    # Spot was refused at 600 s, until 900 s, and no job has waited long enough to be given anything else.
     assert run.work.sims["b"].started_s == 660.0 + run.trace.provisioning_s
     assert seen.offerings_of("b") == {"gpu4/1/on-demand"}
 
@@ -230,7 +230,7 @@ def in_one_domain(seen: Watched, asked: Mapping[str, Placement]) -> None:
         (Placement(needs_fabric=True), 17),
     ],
 )
-def test_a_job_that_nothing_can_ever_hold_is_counted_and_stops_nobody(
+def test_a_job_that_nothing_can_ever_hold_is_counted_and_stops_no_other_job(
     placement: Placement, workers: int
 ) -> None:
     never = job("never", placement, workers=(workers, workers))
@@ -238,7 +238,7 @@ def test_a_job_that_nothing_can_ever_hold_is_counted_and_stops_nobody(
     assert (run.work.impossible, report_of(run).succeeded, report_of(run).failed) == (1, 1, 1)
 
 
-def test_what_a_pool_may_have_but_nobody_sells_holds_nobody() -> None:
+def test_what_a_pool_may_have_but_no_cloud_sells_holds_no_job() -> None:
     rules = policies(CapacityRule.SPOT)
     fits = job("a", Placement(zones=("2",)), workers=(16, 16))
     sold = tuple(one for one in OFFERINGS if one.zone == "1")

@@ -59,7 +59,7 @@ def most_at_once(sims: list[SimJob]) -> int:
     return most
 
 
-def test_a_project_at_its_quota_holds_up_itself_and_nobody_else() -> None:
+def test_a_project_at_its_quota_holds_up_itself_and_no_other() -> None:
     jobs = [*(job("v", n, 0.0, 2) for n in range(5)), *(job("s", n, 60.0) for n in range(4))]
     ended = run(jobs, policies(v={"gpus": 4}))
     assert len(ended) == len(jobs)
@@ -105,7 +105,7 @@ def test_days_and_months_in_which_a_project_spends_more_than_it_may_are_counted(
     assert violations({"usd_per_day": 30.0, "usd_per_month": 100.0, **free}, v={"usd_per_day": 5.0}) == (2, 2)
 
 
-def test_nodes_that_stand_free_are_for_whoever_comes_and_for_the_project_once_it_has_money() -> None:
+def test_nodes_that_stand_free_are_for_any_job_and_for_the_project_once_it_has_money() -> None:
     jobs = [job("v", 0, 3600.0, hours=3.0), job("v", 1, 3600.0, hours=3.0), job("v", 2, 10 * 3600.0)]
     jobs.append(job("s", 0, 11 * 3600.0))
     ended = run(jobs, policies(min_nodes=1, v={"usd_per_day": 3 * PRICE}))
@@ -123,7 +123,7 @@ def test_more_jobs_than_a_look_at_the_line_sees_keep_the_quota() -> None:
     assert most_at_once(list(ended.values())) == 55
 
 
-def test_the_lines_of_projects_at_their_quota_hide_nobody() -> None:
+def test_the_lines_of_projects_at_their_quota_hide_no_job() -> None:
     names = ("a", "b", "c", "d")
     jobs = [job(name, n, 0.0, hours=10.0) for name in names for n in range(60)]
     jobs.append(job("z", 0, 10.0))

@@ -77,7 +77,7 @@ def test_a_launch_that_a_rule_refuses_waits_until_it_does_not() -> None:
     assert [node.created_s for node in run(("crowd", crowd)).fleet.every] == [7260.0, 7260.0]
 
 
-def test_a_rule_is_told_the_time_of_the_trace() -> None:
+def test_a_rule_gets_the_time_of_the_trace() -> None:
     from_midnight = run(("nights", nights))
     assert [node.created_s for node in from_midnight.fleet.every] == [3600.0, 7260.0]
     trace = replace(TRACE, begins_at=dt.datetime(2026, 7, 1, 19, 30, tzinfo=dt.UTC).timestamp())

@@ -1,4 +1,4 @@
-"""A replay lets projects take turns by their shares, as the service does."""
+"""A replay lets projects share the queue by their shares, as the service does."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def test_a_project_with_many_jobs_does_not_keep_another_waiting() -> None:
     assert fair[8:] == ["many"] * 8
 
 
-def test_a_larger_share_has_more_turns() -> None:
+def test_a_larger_share_starts_more_often() -> None:
     jobs = [*(job("many", n, 0.0) for n in range(12)), *(job("few", n, 0.0) for n in range(9))]
-    turns = starts(jobs, {"few": {"share": 4.0}, "many": {"share": 1.0}}, nodes=5)
-    assert turns[:10].count("few") == 8, "four of five nodes are theirs"
+    order = starts(jobs, {"few": {"share": 4.0}, "many": {"share": 1.0}}, nodes=5)
+    assert order[:10].count("few") == 8, "four of five nodes are theirs"
 
 
-def test_nodes_are_bought_for_whose_turn_it_is() -> None:
+def test_nodes_are_bought_for_the_job_that_is_next() -> None:
     large = job("many", 1, 1000.0, (8, 8))
     trace = Trace(offerings=OFFERINGS, jobs=(job("many", 0, 0.0), large, job("few", 0, 1001.0)))
     replay = replayed(trace, policies({"few": {"share": 1.0}}, nodes=3), Assumptions())
     first_end = min(sim.ended_s or 0.0 for sim in replay.work.ended)
     bought = [node.created_s for node in replay.fleet.every]
-    # The large job is the older one, and its two nodes have no room beside one for the other project.
+    # The large job is the older one, and its two nodes have no capacity beside one for the other project.
     assert sum(created_s < first_end for created_s in bought) == 2
     assert replay.work.sims["few-00"].started_s == pytest.approx(1080.0 + trace.provisioning_s, abs=60.0)
 

@@ -50,7 +50,7 @@ class Story:
         self._take(lifecycle.observe_pause(self.job, self.attempt, pause_s, at))
         return self
 
-    def told(self) -> list[tuple[float, str]]:
+    def reported(self) -> list[tuple[float, str]]:
         assert [row.number for row in self.rows] == list(range(1, len(self.rows) + 1))
         return [(row.began_at, row.phase.value) for row in self.rows]
 
@@ -59,7 +59,7 @@ def test_an_attempt_starts_prepares_runs_trains_and_is_drained() -> None:
     story = Story().hear(110.0, preparing="2 of 7 packages").hear(115.0, preparing="7 of 7 packages")
     story.hear(120.0, state=RUNNING, world_size=2).hear(130.0, phase="training").step(130.0, 1).step(131.0, 2)
     story.stop(140.0).hear(141.0, step=3)
-    assert story.told() == [
+    assert story.reported() == [
         (100.0, "starting"), (110.0, "preparing"), (120.0, "running"), (130.0, "training"), (140.0, "draining"),
     ]  # fmt: skip
     assert story.events.count("training.began") == 1
@@ -93,7 +93,7 @@ def test_metrics_that_are_polled_behind_their_counters_repeat_nothing() -> None:
         if step % 5 == 0:
             story.journal.count(120.0 + step, {"step": step})
             story.poll()
-    assert story.told() == [(100.0, "starting"), (110.0, "running"), (121.0, "training")]
+    assert story.reported() == [(100.0, "starting"), (110.0, "running"), (121.0, "training")]
     assert story.job.max_step == 30
 
 
@@ -111,14 +111,14 @@ def test_metrics_that_are_polled_late_do_not_make_a_start_training() -> None:
     story.journal.append(290.0, "progress", {"phase": "recomputing"})
     story.journal.append(300.0, "progress", {"phase": "training"})
     story.poll()
-    assert story.told()[2:] == [
+    assert story.reported()[2:] == [
         (120.0, "training"), (201.0, "starting"), (230.0, "running"), (290.0, "recomputing"), (300.0, "training"),
     ]  # fmt: skip
 
 
 def test_what_a_driver_of_the_release_before_runs_has_a_first_step_and_no_phases_of_steps() -> None:
     story = Story().hear(110.0, state=RUNNING).step(120.0, 5).step(121.0, 6)
-    assert story.told() == [(100.0, "starting"), (110.0, "running")]
+    assert story.reported() == [(100.0, "starting"), (110.0, "running")]
     assert story.events.count("training.began") == 1
     assert story.attempt.trained_at == 120.0
 
@@ -126,19 +126,19 @@ def test_what_a_driver_of_the_release_before_runs_has_a_first_step_and_no_phases
 def test_a_driver_says_so_itself_where_no_metrics_do() -> None:
     story = Story().hear(110.0, state=RUNNING).hear(120.0, phase="recomputing").hear(125.0, repeated_steps=3)
     story.hear(130.0, phase="training").hear(131.0, step=9)
-    assert story.told()[-2:] == [(120.0, "recomputing"), (130.0, "training")]
+    assert story.reported()[-2:] == [(120.0, "recomputing"), (130.0, "training")]
     assert story.attempt.trained_at == 120.0
 
 
 def test_short_stalls_are_collected_until_they_are_a_second() -> None:
     story = Story().hear(110.0, state=RUNNING).hear(120.0, phase="training")
     story.hear(130.0, stalled_s=0.4).hear(140.0, stalled_s=0.8)
-    assert story.told()[-1] == (120.0, "training")
+    assert story.reported()[-1] == (120.0, "training")
     story.hear(150.0, stalled_s=1.3)
-    assert story.told()[-2:] == [(148.7, "checkpoint"), (150.0, "training")]
+    assert story.reported()[-2:] == [(148.7, "checkpoint"), (150.0, "training")]
     assert story.attempt.stalled_s == 1.3
     story.hear(151.0, stalled_s=500.0)
-    assert story.told()[-2:] == [(150.0, "checkpoint"), (151.0, "training")], (
+    assert story.reported()[-2:] == [(150.0, "checkpoint"), (151.0, "training")], (
         "no longer than since the newest phase"
     )
 
@@ -146,10 +146,10 @@ def test_short_stalls_are_collected_until_they_are_a_second() -> None:
 def test_workers_that_are_changed_in_place_start_for_that_time() -> None:
     story = Story().hear(110.0, state=RUNNING).hear(120.0, phase="training")
     story.changed_in_place(140.0, 3.0)
-    assert story.told()[-2:] == [(137.0, "starting"), (140.0, "training")]
-    before = story.told()
+    assert story.reported()[-2:] == [(137.0, "starting"), (140.0, "training")]
+    before = story.reported()
     story.hear(150.0, state=STARTING).changed_in_place(151.0, 0.5)
-    assert story.told() == [*before, (150.0, "starting")], "what had not begun was not interrupted"
+    assert story.reported() == [*before, (150.0, "starting")], "what had not begun was not interrupted"
 
 
 def test_an_attempt_has_a_bounded_number_of_phases_and_its_end_is_one_of_them() -> None:

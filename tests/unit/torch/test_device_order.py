@@ -1,6 +1,6 @@
 """After a lost peer the device is not touched before the communicators are aborted.
 
-The device is a double: from the loss on whatever waits for it waits until `abort` was called, and fails where nobody
+The device is a double: from the loss on whatever waits for it waits until `abort` was called, and fails where no thread
 calls it, as with NCCL it would wait for a collective that cannot end.
 """
 
@@ -29,7 +29,7 @@ WAITS = {
     "aten.nonzero.default",
 }
 
-#: Seconds after which a wait is one that nobody ends.
+#: Seconds after which a wait is one that no thread ends.
 FOR_EVER_S = 5.0
 
 
@@ -55,13 +55,13 @@ class Device:
         self.aborted.set()
 
     def touch(self, name: str) -> None:
-        """Wait as long as the device is held, which is for ever where nobody but the waiting thread would abort."""
+        """Wait as long as the device is held, which is for ever where only the waiting thread would abort."""
         if name in WAITS and self.is_held and not self.aborted.wait(FOR_EVER_S):
             raise AssertionError(f"{name} waits for a collective that cannot end")
 
 
 class Watching(TorchDispatchMode):
-    """Tells the device of all that is computed in this thread."""
+    """Records on the device all that is computed in this thread."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Backend:
     def _allgather_base(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
         def act() -> None:
             if self.device.collectives == 1:
-                # Both come from a checkpoint, so that nobody has to be given the state.
+                # Both come from a checkpoint, so that no worker has to be sent the state.
                 sent[1] = 0
             received.copy_(torch.cat([sent, sent]))
 
@@ -138,9 +138,9 @@ class Supervisor:
     def lose(self) -> None:
         """As the thread that reads the channel does it."""
         self.parted = 0
-        telling = threading.Thread(target=self.on_leave, args=(0,))
-        telling.start()
-        telling.join()
+        notifying = threading.Thread(target=self.on_leave, args=(0,))
+        notifying.start()
+        notifying.join()
 
     def send(self, message: dict[str, Any]) -> None:
         self.said.append(message["type"])

@@ -13,7 +13,7 @@ from remora.free_ports import free_port
 
 pytestmark = pytest.mark.slow
 
-#: Two of them meet in several groups; the one that is told to leave them under way, and ends with 5.
+#: Two of them meet in several groups; the one that is asked to leave them under way, and ends with 5.
 SCRIPT = """
 import os, sys, time
 import torch

@@ -71,7 +71,7 @@ def test_what_travels_is_what_is_read() -> None:
     assert decode([0] * 8) == {}
 
 
-def test_processors_are_told_apart_by_maker_and_instructions() -> None:
+def test_processors_are_distinguished_by_maker_and_instructions() -> None:
     text = "vendor_id\t: GenuineIntel\nmodel name\t: X\nflags\t\t: fpu avx2 fma avx512f amx_tile\n\nvendor_id : other\n"
     assert parse_processor(text) == "GenuineIntel amx_tile avx2 avx512f fma"
     arm = "processor\t: 0\nFeatures\t: fp asimd sve aes\nCPU implementer\t: 0x41\n"

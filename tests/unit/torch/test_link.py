@@ -72,7 +72,7 @@ def link(supervisor: Supervisor) -> Link:
     return opened
 
 
-def test_a_regroup_tells_the_new_place_and_the_environment(
+def test_a_regroup_sends_the_new_place_and_the_environment(
     link: Link, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor.say("regroup", generation=2, **PLACE)
@@ -117,7 +117,7 @@ def test_boundaries_count_alike_for_those_who_came_later(link: Link, supervisor:
     assert supervisor.hear() == {"type": "held", "token": 5, "boundary": 41}
 
 
-def test_who_waits_at_a_boundary_leaves_it_when_told_to_part(link: Link, supervisor: Supervisor) -> None:
+def test_who_waits_at_a_boundary_leaves_it_when_asked_to_part(link: Link, supervisor: Supervisor) -> None:
     supervisor.say("hold", token=5)
     supervisor.hear()
     answers: list[object] = []

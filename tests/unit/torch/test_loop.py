@@ -217,7 +217,7 @@ def test_a_script_may_stop_after_the_step_that_it_is_in() -> None:
     assert (numbers, loop.steps_done) == ([1, 2, 3], 3)
 
 
-def test_parameters_that_nobody_used_keep_no_gradient() -> None:
+def test_parameters_that_no_sample_used_keep_no_gradient() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -294,7 +294,7 @@ def test_augmentations_draw_the_same_whatever_the_script_draws() -> None:
 
 
 class Endless(IterableDataset):
-    """Random numbers of its own making, `size` per epoch; tells which epoch it is in."""
+    """Random numbers of its own making, `size` per epoch; reports which epoch it is in."""
 
     def __init__(self, size: int) -> None:
         self.size, self.epochs = size, []
@@ -444,7 +444,7 @@ def test_a_script_that_contradicts_its_job_is_refused(
         loop_of(*make(), exactness="sample-exact")
 
 
-def test_a_loop_that_nobody_tells_its_batch_says_how() -> None:
+def test_a_loop_without_a_batch_says_how() -> None:
     with pytest.raises(ValueError, match=r"global_batch=\.\.\. to Loop, or write elastic\.global_batch"):
         Loop(*make(), data=Numbers(), epochs=1, shards=1)
 

@@ -1,4 +1,4 @@
-"""The result of a step outlives the next one that does not end, and nobody overwrites what a peer may still read."""
+"""The result of a step outlives the next one that does not end, and no worker overwrites what a peer may still read."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_both_have_the_sum_over_all_shards(pair: tuple[Worker, Worker]) -> None:
     assert [one.gradients for one in pair] == [of_step(2), of_step(2)]
 
 
-def test_whoever_is_ahead_gives_the_result_to_one_that_missed_it(pair: tuple[Worker, Worker]) -> None:
+def test_a_worker_that_is_ahead_gives_the_result_to_one_that_missed_it(pair: tuple[Worker, Worker]) -> None:
     """Also after it has put its own gradients of the next step where results are reduced."""
     first, second = pair
     lose_in_step_2(first)

@@ -25,12 +25,12 @@ from remora.torch.sharded.reshard_plan import (
 
 sizes = st.integers(0, 40)
 counts = st.integers(1, 7)
-#: What a script fixes, the number of workers, and the dimension that tensor parallelism cuts.
+#: What a script fixes, the number of workers, and the dimension that tensor parallelism splits.
 Layout = tuple[Parallel, int, tuple[int, ...]]
 
 
 @given(sizes, counts)
-def test_rows_are_cut_as_torch_cuts_them(size: int, parts: int) -> None:
+def test_rows_are_split_as_torch_splits_them(size: int, parts: int) -> None:
     chunks = [chunk.tolist() for chunk in torch.arange(size).chunk(parts)] if size else []
     ours = [list(rows_of(size, parts, part)) for part in range(parts)]
     assert [rows for rows in ours if rows] == [chunk for chunk in chunks if chunk]
@@ -42,7 +42,7 @@ def test_rows_are_cut_as_torch_cuts_them(size: int, parts: int) -> None:
 def test_a_box_is_what_torch_takes_for_it(
     rows: int, columns: int, shard: int, tensor: int, cut_by_tensor: int | None
 ) -> None:
-    """Tensor parallelism cuts first; torch calls what FSDP does along the same dimension strided."""
+    """Tensor parallelism splits first; torch calls what FSDP does along the same dimension strided."""
     if cut_by_tensor == 0:
         rows *= tensor  # others are refused, because torch is wrong about them
     splits = [Split(0, shard, tensor)]
@@ -77,7 +77,7 @@ def splits(grid: Grid, by_tensor: tuple[int, ...]) -> list[Split]:
 
 @pytest.mark.parametrize(("old", "new"), [*itertools.product(LAYOUTS, LAYOUTS)])
 def test_everything_arrives_whatever_the_layouts(old: Layout, new: Layout) -> None:
-    """From so many workers in one layout to so many in another one, for a matrix that both cut."""
+    """From a number of workers in one layout to another number in another one, for a matrix that both split."""
     size, whole = (7, 6), torch.arange(7 * 6).view(7, 6)
     before, after = old[0].arrange(old[1]), new[0].arrange(new[1])
     held, ranks = torch.arange(before.state_shards), range(new[1])
@@ -152,10 +152,10 @@ def shape_of(box: torch.Tensor) -> tuple[int, ...]:
 @given(st.lists(sizes, min_size=1, max_size=3), st.data())
 def test_many_boxes_at_once_are_those_of_each_shard(size: list[int], data: st.DataObject) -> None:
     dims, strides = st.integers(0, len(size) - 1), st.integers(1, 3)
-    cuts = data.draw(st.lists(st.builds(Split, dims, counts, strides), max_size=3))
+    splits = data.draw(st.lists(st.builds(Split, dims, counts, strides), max_size=3))
     shards = list(range(data.draw(counts)))
-    boxes = boxes_of(size, cuts, torch.tensor(shards))
-    expected = [[[rows.start, rows.stop] for rows in box_of(size, cuts, shard)] for shard in shards]
+    boxes = boxes_of(size, splits, torch.tensor(shards))
+    expected = [[[rows.start, rows.stop] for rows in box_of(size, splits, shard)] for shard in shards]
     assert boxes.tolist() == expected
 
 

@@ -103,7 +103,7 @@ def test_a_buffer_of_another_shape_is_a_cache_and_one_of_the_same_shape_goes_bac
     mean = module.mean
     buffers.begin()
     module.see(9)
-    assert set(buffers.held()) == {"mean"}, "what is not saved is nobody else's"
+    assert set(buffers.held()) == {"mean"}, "what is not saved belongs to one rank"
     assert buffers.held()["mean"] is module.mean
     buffers.restore()
     assert module.mean is mean

@@ -38,7 +38,7 @@ def test_a_snapshot_is_kept_on_another_node_where_that_is_possible(nodes: list[i
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=8), st.integers(0, 3), st.integers(0, 2))
 def test_the_loss_of_one_node_leaves_a_whole_snapshot(nodes: list[int], lost: int, late: int) -> None:
-    """Every rank has its own pieces of the last two snapshots; the newest exchange may not have ended."""
+    """Every rank has its own chunks of the last two snapshots; the newest exchange may not have ended."""
     if max(nodes.count(node) for node in nodes) * 2 > len(nodes) or set(nodes) == {lost}:
         return
     backup, parts = neighbours(nodes), len(nodes)
@@ -59,10 +59,10 @@ def test_the_loss_of_one_node_leaves_a_whole_snapshot(nodes: list[int], lost: in
 
 
 labels = st.builds(SnapshotId, st.integers(0, 4), st.integers(1, 3))
-pieces = st.lists(st.tuples(labels, st.sets(st.integers(0, 2))), max_size=4)
+chunks = st.lists(st.tuples(labels, st.sets(st.integers(0, 2))), max_size=4)
 
 
-@given(st.lists(pieces, min_size=1, max_size=4))
+@given(st.lists(chunks, min_size=1, max_size=4))
 def test_the_newest_whole_snapshot_is_taken_and_groups_are_not_mixed(
     reported: list[list[tuple[SnapshotId, set[int]]]],
 ) -> None:

@@ -123,7 +123,9 @@ def test_messages_are_bounded_and_as_few_as_their_order_allows(
     assert sum(part.numel() for one in made for _, part in one) == sum(one.numel() for one in tensors)
     for one, following, end in zip(made, made[1:], ends, strict=False):
         first = following[0][1]
-        assert -(-end // 16) * 16 + first.numel() * first.element_size() > limit, f"{one} had room for more"
+        assert -(-end // 16) * 16 + first.numel() * first.element_size() > limit, (
+            f"{one} had capacity for more"
+        )
 
 
 class Counting:

@@ -28,7 +28,7 @@ def test_the_most_advanced_worker_gives_to_those_who_lack(given: list[WorkerStat
     assert plan_sync(given) == plan
 
 
-def test_nobody_with_a_state_is_reported() -> None:
+def test_that_no_worker_has_a_state_is_reported() -> None:
     with pytest.raises(WorkersDiffer, match="resume from a checkpoint"):
         plan_sync(states(-1, -1))
 

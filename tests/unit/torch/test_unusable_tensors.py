@@ -1,4 +1,4 @@
-"""A tensor that cannot be sent is the script's error, and nobody is lost by it."""
+"""A tensor that cannot be sent is the script's error, and no worker is lost by it."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_another_machine_checks_where_there_is_one(nodes: list[int]) -> None:
             assert asked == [one for one in sorted(set(both)) if nodes.count(one) > both.count(one)]
 
 
-def test_each_shard_has_its_turn() -> None:
+def test_each_shard_is_checked() -> None:
     drawn = {checks_of(step, 0, 6, [0, 1]).shards[0] for step in range(50)}
     assert drawn == {0, 1, 2}
 

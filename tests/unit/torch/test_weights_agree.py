@@ -51,7 +51,7 @@ def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
             ("empty", (0,)),
         )
     }
-    # Neither begins at a multiple of eight bytes, nor in one piece.
+    # Neither begins at a multiple of eight bytes, nor in one chunk.
     return {**made, "odd": made["b"][1:], "turned": made["a"].t()}
 
 
@@ -153,7 +153,7 @@ def test_modules_that_a_function_uses_are_found_and_what_is_no_function_is_taken
 
 
 class Listener:
-    """A supervisor that writes down what it is told."""
+    """A supervisor that writes down what it gets."""
 
     stops = False
 
@@ -186,7 +186,7 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Listener:
     return one
 
 
-def test_the_supervisor_is_told_before_the_script_ends(listener: Listener) -> None:
+def test_the_supervisor_knows_before_the_script_ends(listener: Listener) -> None:
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""A storage that takes so many bytes a second, until a test lets go of it."""
+"""A storage that takes that number of bytes a second, until a test lets go of it."""
 
 from __future__ import annotations
 

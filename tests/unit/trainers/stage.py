@@ -1,4 +1,4 @@
-"""Workers without processes: scripts that park, join and agree as told, until a test makes them fail."""
+"""Workers without processes: scripts that park, join and agree as asked, until a test makes them fail."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Stage:
 
     def __init__(self, workers: int = 3, *, min_workers: int = 1, max_workers: int = 4, **plan: Any) -> None:
         self.dead: set[int] = set()
-        #: Their processes and nodes stand still: nobody answers, and nobody is known to be dead.
+        #: Their processes and nodes stand still: none answers, and none is known to be dead.
         self.frozen: set[int] = set()
         #: Their supervisors answer, and their scripts do nothing.
         self.hanging: set[int] = set()
-        #: Scripts that need so many seconds before they notice that they shall park.
+        #: Scripts that need that number of seconds before they notice that they shall park.
         self.slow: dict[int, float] = {}
         #: Messages, by slot and kind, that scripts are too busy to notice.
         self.unheard: set[tuple[int, str]] = set()
@@ -42,7 +42,7 @@ class Stage:
         self.joined: Callable[[], None] = lambda: None
         self._assigned: dict[int, dict[int, dict[str, Any]]] = {}
         self.loop = asyncio.get_running_loop()
-        #: Seconds by which somebody has set the clock.
+        #: Seconds by which the clock was set.
         self.set_by_s = 0.0
         self.account = Account(1 << 30, self.clock)
         self.group_members = GroupMembers(self)

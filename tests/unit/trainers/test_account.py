@@ -1,4 +1,4 @@
-"""What an attempt tells: once, within the limit of its log, and nothing after its last word."""
+"""What an attempt reports: once, within the limit of its log, and nothing after its last word."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def bodies(account: Account, kind: str) -> list[dict[str, Any]]:
 
 def test_records_carry_the_time_at_which_they_happened_and_are_forgotten_once_stored() -> None:
     account = Account(1000, now=lambda: 42.0)
-    account.event("worker_group.grow", "There is room.", deadline_at=None)
+    account.event("worker_group.grow", "There is capacity.", deadline_at=None)
     account.progress(state="running", world_size=2)
     first, second = account.records(0, 10)
     assert (first.seq, first.at, first.kind) == (1, 42.0, "event")
     assert first.body == {
         "kind": "worker_group.grow",
-        "message": "There is room.",
+        "message": "There is capacity.",
         "data": {"deadline_at": None},
     }
     assert second.body == {"state": "running", "world_size": 2}
@@ -98,7 +98,7 @@ def test_a_text_is_cut_at_the_line_with_which_the_log_is_full() -> None:
 
 
 def filled(mib: int, *, line: str = "1234567") -> tuple[Account, int, int]:
-    """An account that took so many MiB of short lines, what it held at most, and how many lines that were."""
+    """An account that took that number of MiB of short lines, what it held at most, and how many lines that were."""
     text = "\n".join([line] * (65_536 // (len(line.encode()) + 1)))
     tracemalloc.start()
     account = Account(1 << 40)
@@ -117,7 +117,7 @@ def test_lines_are_held_in_about_their_bytes() -> None:
     account, large, _ = filled(10)
     assert small < 3 << 20
     assert large < 12 << 20
-    assert account.log_room(1) == 0
+    assert account.free_log_bytes(1) == 0
 
 
 def test_other_alphabets_are_held_in_the_bytes_of_their_encoding() -> None:
@@ -173,23 +173,23 @@ def test_of_lines_that_are_not_fetched_the_newest_are_stored_and_the_others_coun
 def test_workers_hold_lines_back_only_while_lines_are_fetched() -> None:
     now = [0.0]
     account = Account(1 << 40, monotonic=lambda: now[0])
-    assert account.log_room(8) == HOLD_BYTES // 8
+    assert account.free_log_bytes(8) == HOLD_BYTES // 8
     account.line(0, "stdout", "the first")
     account.records(0, 1)
-    while account.log_room(8):
+    while account.free_log_bytes(8):
         account.line(0, "stdout", "x" * 65_536)
-    # Somebody asks every quarter of a second, and stores nothing.
+    # A client asks every quarter of a second, and stores nothing.
     for _ in range(1000):
         now[0] += 0.25
         account.records(0, 1)
-        assert account.log_room(8) == 0
+        assert account.free_log_bytes(8) == 0
     now[0] += AWAY_S + 1.0
-    assert account.log_room(8) > 0, "training goes on without anybody who stores its lines"
+    assert account.free_log_bytes(8) > 0, "training goes on without anybody who stores its lines"
     drained(account)
-    assert account.log_room(8) == HOLD_BYTES // 8
+    assert account.free_log_bytes(8) == HOLD_BYTES // 8
 
 
-def test_what_training_tells_does_not_wait_behind_lines() -> None:
+def test_what_training_reports_does_not_wait_behind_lines() -> None:
     account, _, _ = filled(4)
     account.event("node.lost", "It is gone.")
     account.measure({"step": 1, "world_size": 1, "values": {"loss": 0.5}})
@@ -246,7 +246,7 @@ def test_metrics_that_are_not_fetched_are_stored_within_a_bound_from_the_first_t
 
 
 def kept(reports: int, names: int) -> list[int]:
-    """Steps that are stored of a job that somebody asks all the time."""
+    """Steps that are stored of a job that a client asks all the time."""
     pending = PendingMetrics()
     values = {f"name {number}": 0.5 for number in range(names)}
     steps: list[int] = []

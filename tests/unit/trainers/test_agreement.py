@@ -50,7 +50,7 @@ class Rank:
 
 
 def may_step(rank: Rank, ranks: list[Rank]) -> bool:
-    """A collective lies between two boundaries: nobody passes it before everybody has come to it."""
+    """A collective lies between two boundaries: no rank passes it before every rank has come to it."""
     if rank.waits:
         return not rank.is_held
     passed = [one.boundary - int(one.waits) for one in ranks]
@@ -66,8 +66,8 @@ def test_all_ranks_checkpoint_at_the_same_boundary_and_none_waits_for_ever(
     ranks = [Rank() for _ in range(count)]
     round_ = agreement(count)
     decided: int | None = None
-    for turn in range(10_000):
-        if turn == warm_up:
+    for number in range(10_000):
+        if number == warm_up:
             for rank in ranks:
                 rank.inbox.append(("hold", 0))
         choices = [("step", rank) for rank in ranks if rank.asked_at is None and may_step(rank, ranks)]
@@ -84,7 +84,7 @@ def test_all_ranks_checkpoint_at_the_same_boundary_and_none_waits_for_ever(
             boundary = round_.answer(ranks.index(rank), 1, rank.outbox.pop(0))
             if boundary is not None:
                 decided = boundary
-                assert all(one.boundary - int(one.waits) < boundary for one in ranks), "nobody has passed it"
+                assert all(one.boundary - int(one.waits) < boundary for one in ranks), "no rank has passed it"
                 for one in ranks:
                     one.inbox.append(("decide", boundary))
     assert [rank.asked_at for rank in ranks] == [decided] * count

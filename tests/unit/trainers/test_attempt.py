@@ -161,7 +161,7 @@ def test_a_checkpoint_that_is_refused_is_reported() -> None:
     play(scene())
 
 
-def test_a_step_that_a_new_rank_0_tells_again_is_not_done_again() -> None:
+def test_a_step_that_a_new_rank_0_reports_again_is_not_done_again() -> None:
     async def scene() -> None:
         stage = Stage(2)
         stage.kill(0)
@@ -236,7 +236,7 @@ def test_after_a_stop_no_worker_group_begins() -> None:
 def test_starts_that_fail_are_reported_once_per_cause_and_not_for_ever() -> None:
     async def scene() -> None:
         stage = Stage(2)
-        for error in ("no room", "no room", "no network"):
+        for error in ("no capacity", "no capacity", "no network"):
             stage.attempt.group_could_not_start(error)
         assert len(stage.events("worker_group.not_started")) == 2
         assert not stage.attempt.is_over()
@@ -245,7 +245,7 @@ def test_starts_that_fail_are_reported_once_per_cause_and_not_for_ever() -> None
         assert stage.attempt.verdict is not None
         assert stage.attempt.verdict.message.endswith("The last try failed: no network")
         stage.attempt.group_started()
-        assert stage.attempt.group_could_not_start("no room") == 1
+        assert stage.attempt.group_could_not_start("no capacity") == 1
 
     play(scene())
 

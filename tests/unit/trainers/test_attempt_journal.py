@@ -1,4 +1,4 @@
-"""What an attempt tells is kept until it is stored elsewhere."""
+"""What an attempt reports is kept until it is stored elsewhere."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_records_are_numbered_without_gaps_and_forgotten_once_acknowledged() -> 
 def test_threads_do_not_disturb_the_numbering() -> None:
     journal = Journal()
 
-    def tell() -> None:
+    def report() -> None:
         for _ in range(200):
             journal.append(0.0, "event", {})
 
-    threads = [threading.Thread(target=tell) for _ in range(4)]
+    threads = [threading.Thread(target=report) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -47,4 +47,4 @@ def test_of_what_says_everything_only_the_newest_waits_to_be_asked_for() -> None
     assert [one.body for one in journal.after(4, 10) if one.kind == "output"] == [
         {"files": 2},
         {"files": 3},
-    ], "what somebody was given stays as it is"
+    ], "what a worker was given stays as it is"

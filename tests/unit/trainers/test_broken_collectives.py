@@ -126,13 +126,13 @@ async def test_an_error_before_it_is_the_cause() -> None:
 @scene
 async def test_all_that_abort_in_one_worker_group_count_once_and_too_many_groups_end_the_attempt() -> None:
     stage = Stage(8, max_workers=8)
-    for turn in range(MOST_KILLS + 1):
+    for kill in range(MOST_KILLS + 1):
         stage.group_members.elastic.clear()
         slots = list(stage.order)
         for slot in slots:
             end(stage, slot, TIMEOUT, signal=signal.SIGABRT.value)
-        assert await stage.attempt.judge(set(), set()) is (turn < MOST_KILLS)
-        if turn < MOST_KILLS:
+        assert await stage.attempt.judge(set(), set()) is (kill < MOST_KILLS)
+        if kill < MOST_KILLS:
             stage.attempt.open_group(stage.new_members(8), None)
     assert stage.attempt.verdict is not None
     assert stage.attempt.verdict.end_reason is EndReason.SIGNAL

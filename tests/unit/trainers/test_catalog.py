@@ -204,7 +204,7 @@ def test_what_is_no_file_in_the_place_of_one_is_passed_over(
     assert shelf.folders() == [folder_name(61, 1, 2)], "it goes like any other leftover"
 
 
-def test_a_fence_of_before_that_is_no_file_keeps_nobody_out(shelf: Shelf) -> None:
+def test_a_fence_of_before_that_is_no_file_fences_no_attempt(shelf: Shelf) -> None:
     shelf.save(10, attempt=3)
     shelf.storage.write_bytes(f"jobs/{JOB}/fence/inside", b"x")
     assert shelf.catalog.is_fenced(2)
@@ -309,7 +309,7 @@ def test_a_list_takes_as_many_questions_however_many_files_there_are(
 
 
 def test_a_checkpoint_that_is_taken_again_leaves_the_one_before_as_it_was(shelf: Shelf) -> None:
-    """Whoever dies while it is written, or before its manifest, has lost nothing."""
+    """A writer that dies while it is written, or before its manifest, has lost nothing."""
     shelf.save(10)
     shelf.save(20)
     again = shelf.put(20, take=2)
@@ -333,7 +333,7 @@ def test_files_of_a_committed_checkpoint_are_never_written_again(shelf: Shelf) -
     assert shelf.newest() == 20
 
 
-def test_what_else_lies_in_the_folder_is_nobodys_business(shelf: Shelf) -> None:
+def test_what_else_lies_in_the_folder_is_left_alone(shelf: Shelf) -> None:
     shelf.save(10)
     for foreign in ("readme.txt", "000000000099", "abc-1-1", "000000000099-1-x"):
         shelf.storage.write_bytes(f"jobs/{JOB}/checkpoints/{foreign}/{MANIFEST_NAME}", b"{}")
@@ -395,7 +395,7 @@ def test_an_older_attempt_may_not_commit_any_more(shelf: Shelf) -> None:
 
 
 @pytest.mark.parametrize("torn", [b"", b"two", b"\0\0"])
-def test_a_torn_fence_of_before_keeps_nobody_out_for_ever(shelf: Shelf, torn: bytes) -> None:
+def test_a_torn_fence_of_before_fences_no_attempt_for_ever(shelf: Shelf, torn: bytes) -> None:
     shelf.save(10, attempt=3)
     shelf.storage.write_bytes(f"jobs/{JOB}/fence", torn)
     assert shelf.catalog.is_fenced(2), "attempt 3 has written a checkpoint, so it has fenced 2"
@@ -471,7 +471,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(shelf: Shelf, fault: str) -> N
     assert shelf.newest() == 80
 
 
-def test_what_was_read_once_is_read_again_only_when_somebody_wrote_to_it(
+def test_what_was_read_once_is_read_again_only_when_it_was_written_to(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (10, 20, 30):

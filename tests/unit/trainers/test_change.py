@@ -29,7 +29,7 @@ from trainers.driver.change import (
     Limits,
     Prepare,
     ReportShort,
-    TellToPark,
+    SendPark,
     WrongState,
 )
 from trainers.driver.regrouping import Cause, Regrouping
@@ -141,7 +141,7 @@ def happen(one: Watched, event: str, now: float) -> Effects:
         assert one.state is ChangeState.DROPPED
     if one.state is not before:
         expected = {
-            ChangeState.PARTING: TellToPark,
+            ChangeState.PARTING: SendPark,
             ChangeState.SHORT: ReportShort,
             ChangeState.PREPARING: Prepare,
             ChangeState.JOINING: AssignRanks,
@@ -181,8 +181,8 @@ def test_a_move_without_an_edge_is_refused() -> None:
 
 def test_the_way_of_a_loss() -> None:
     one = Watched(slots=(0, 1, 2), began_at=5.0)
-    told = TellToPark(frozenset({0, 1, 2}), 1)
-    assert one.begin(5.0) == (CountLoss(), FindDead((0, 1, 2)), told)
+    sent = SendPark(frozenset({0, 1, 2}), 1)
+    assert one.begin(5.0) == (CountLoss(), FindDead((0, 1, 2)), sent)
     assert one.lose({1}, 5.5) == (), "the others are awaited"
     assert parks(0)(one, 6.0) == ()
     assert parks(2)(one, 7.0) == (Prepare((0, 2)),)
@@ -207,12 +207,12 @@ def test_what_is_not_as_agreed_is_a_loss(breaks_by: str) -> None:
     parks(0, is_planned=True)(one, 0.1)
     match breaks_by:
         case "a loss":
-            assert one.lose({1}, 1.0) == (CountLoss(), FindDead((0, 2)), TellToPark(frozenset({2}), 1))
+            assert one.lose({1}, 1.0) == (CountLoss(), FindDead((0, 2)), SendPark(frozenset({2}), 1))
         case "a park":
-            assert parks(1)(one, 1.0) == (CountLoss(), FindDead((0, 1, 2)), TellToPark(frozenset({2}), 1))
+            assert parks(1)(one, 1.0) == (CountLoss(), FindDead((0, 1, 2)), SendPark(frozenset({2}), 1))
         case _:
             assert CountLoss() not in one.tick(PARK_S - 0.01)
-            assert one.tick(PARK_S) == (CountLoss(), TellToPark(frozenset({1, 2}), 1)), "a look is under way"
+            assert one.tick(PARK_S) == (CountLoss(), SendPark(frozenset({1, 2}), 1)), "a look is under way"
     assert one.state is ChangeState.PARTING
 
 
@@ -304,7 +304,7 @@ def test_a_joiner_that_comes_while_the_group_is_formed_is_for_the_next_try() -> 
     assert one.admit({2: -1}, set(), 1.0) == ()
     assert one.lose({2}, 1.0) == (), "it was of no group"
     assert one.admit({3: -1}, set(), 1.0) == ()
-    assert one.lose({0}, 2.0) == (TellToPark(frozenset({1}), 2),)
+    assert one.lose({0}, 2.0) == (SendPark(frozenset({1}), 2),)
     assert parks(1)(one, 3.0) == (Prepare((1, 3)),)
 
 
@@ -315,7 +315,7 @@ def test_a_joiner_with_a_rank_is_lost_like_any_other() -> None:
     parks(0, is_planned=True)(one, 0.0)
     parks(1, is_planned=True)(one, 0.0)
     prepared(0, 1, 2)(one, 0.0)
-    assert one.lose({2}, 1.0) == (CountLoss(), FindDead((0, 1)), TellToPark(frozenset({0, 1}), 2))
+    assert one.lose({2}, 1.0) == (CountLoss(), FindDead((0, 1)), SendPark(frozenset({0, 1}), 2))
 
 
 @pytest.mark.parametrize("by", ["a loss", "a park", "time"])
@@ -325,9 +325,9 @@ def test_a_group_that_does_not_form_parks_again(by: str) -> None:
     joins(0)(one, 0.0)
     event: Event = {"a loss": EVENTS["loses_0"], "a park": parks(1), "time": Change.tick}[by]
     awaited = {"a loss": {1}, "a park": {0}, "time": {0, 1}}[by]
-    told = event(one, JOIN_S)
-    assert told[-1] == TellToPark(frozenset(awaited), 2)
-    assert CountLoss() not in told, "that was counted"
+    sent = event(one, JOIN_S)
+    assert sent[-1] == SendPark(frozenset(awaited), 2)
+    assert CountLoss() not in sent, "that was counted"
     assert joins(1)(one, JOIN_S) == (), "it is too late for that group"
 
 
@@ -336,9 +336,9 @@ def test_every_try_to_form_a_group_gets_more_time() -> None:
     now, patience_s = 0.0, JOIN_S
     for _ in range(10):
         prepared(0, 1)(one, now)
-        assert not any(isinstance(effect, TellToPark) for effect in one.tick(now + patience_s - 0.01))
+        assert not any(isinstance(effect, SendPark) for effect in one.tick(now + patience_s - 0.01))
         now += patience_s
-        assert any(isinstance(effect, TellToPark) for effect in one.tick(now))
+        assert any(isinstance(effect, SendPark) for effect in one.tick(now))
         parks(0)(one, now)
         parks(1)(one, now)
         patience_s = min(JOIN_CAP_S, 2 * patience_s)
@@ -371,7 +371,7 @@ def test_a_step_that_fails_again_and_again_ends_the_attempt() -> None:
     assert "after step 7" in last.verdict.message
 
 
-def test_a_script_that_was_told_to_park_has_not_failed() -> None:
+def test_a_script_that_was_asked_to_park_has_not_failed() -> None:
     failures = RepeatedFailures()
     for _ in range(MOST_FAILURES + 1):
         failures.join(0)
@@ -424,7 +424,7 @@ def test_a_joiner_is_lost_once() -> None:
 
 
 class World:
-    """Workers that park and join when told, unless they are dead, frozen or hang; and a clock."""
+    """Workers that park and join when asked, unless they are dead, frozen or hang; and a clock."""
 
     def __init__(self, cause: Cause, workers: int, least: int) -> None:
         self.now = 0.0
@@ -452,10 +452,10 @@ class World:
             match effect:
                 case FindDead(slots):
                     self.pending.append(lambda slots=slots: self.look(set(slots)))  # type: ignore[misc]
-                case TellToPark(told, generation):
+                case SendPark(slots, generation):
                     assert generation == self.generation
                     self.is_noticed = True
-                    for slot in told:
+                    for slot in slots:
                         self.pending.append(lambda slot=slot: self.park(slot))  # type: ignore[misc]
                 case LeaveBehind(left):
                     self.lost |= left
@@ -564,7 +564,7 @@ def test_whatever_happens_a_change_ends_once_and_forgets_no_event(
     well = set(world.steps) - world.lost
     match end:
         case End(None):
-            assert not any(world.steps[slot] >= 0 for slot in well & world.parked), "nobody holds the state"
+            assert not any(world.steps[slot] >= 0 for slot in well & world.parked), "no worker has the state"
         case End():
             assert not world.sizes.fit(len(well - world.dead)), "there are too few"
     for act, slot in product(["is lost", "parks", "comes", "drains", "passes"], range(3)):

@@ -1,4 +1,4 @@
-"""Changes in place, played without processes and in virtual time: the living go on, and nobody waits for ever."""
+"""Changes in place, played without processes in virtual time: living workers go on, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_group_whose_workers_hold_other_weights_does_not_go_on_without_o
 
 
 @scene
-async def test_patience_begins_anew_with_every_try() -> None:
+async def test_patience_begins_again_with_every_try() -> None:
     stage = Stage(4)
     stage.hanging.add(3)
     stage.slow = {0: 3.0, 2: 3.0}
@@ -746,7 +746,7 @@ async def test_whatever_happens_no_worker_waits_for_ever(seed: int) -> None:
     if stage.attempt.verdict is not None:
         assert len(well) < stage.attempt.plan.sizes.min, "it ends only when there are too few"
     elif group.is_stopping:
-        assert all(stage.steps[slot] < 0 for slot in well), "it goes back only when nobody holds the state"
+        assert all(stage.steps[slot] < 0 for slot in well), "it goes back only when no worker has the state"
     else:
         assert len(stage.group_members.present) >= stage.attempt.plan.sizes.min
         assert all(stage.steps[slot] >= 10 for slot in well), "no step is lost"

@@ -16,12 +16,12 @@ histories = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 9), scores), mi
 
 
 def written(history: list[tuple[int, int, float | None]]) -> list[Manifest]:
-    """Manifests of one job; the first number says what began anew: nothing, the group, or the attempt."""
+    """Manifests of one job; the first number says what started again: nothing, the group, or the attempt."""
     attempt, generation, step, found = 1, 1, 0, []
-    for anew, count, score in history:
-        if anew == 2:
+    for started, count, score in history:
+        if started == 2:
             attempt, generation, step = attempt + 1, 1, max(0, step - 2)
-        elif anew == 1:
+        elif started == 1:
             generation, step = generation + 1, max(0, step - 2)
         step += count
         found.append(
@@ -60,6 +60,6 @@ def test_the_smallest_or_the_greatest_is_the_best_and_of_equal_ones_the_youngest
     assert best_of([replace(one, score=None) for one in manifests], "max") is None
 
 
-def test_nobody_can_ask_for_the_newest_one_to_be_deleted() -> None:
+def test_no_request_can_ask_for_the_newest_one_to_be_deleted() -> None:
     manifests = written([(0, 1, None), (0, 1, None)])
     assert surplus(manifests, 0) == [min(manifests, key=age)]

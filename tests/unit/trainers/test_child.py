@@ -30,7 +30,7 @@ from trainers.processes.fork_server import PADDING_VARIABLE, SINGLE_THREADED
 from trainers.processes.fork_server_client import ForkServer, server_environment
 
 ROOT = Path(__file__).parents[3]
-#: A process of every kind that wants to outlive its command, each telling its pid by a file.
+#: A process of every kind that wants to outlive its command, each reporting its pid by a file.
 OUTLIVERS = {
     "daemon": """
 import os, signal, subprocess, sys

@@ -1,4 +1,4 @@
-"""Somebody sets the clock of the driver's machine, an hour forth or back: no attempt notices."""
+"""The clock of the driver's machine is set, an hour forth or back: no attempt notices."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def until_closed(launcher: RayLauncher, storage: Path) -> None:
                 thread.join(10.0)
 
 
-def test_a_slow_storage_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_storage_holds_up_no_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     create = Storage.create_bytes
 

@@ -31,7 +31,7 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Job:
-    """One worker whose checkpoints go into a real storage, which refuses to delete when it is told so."""
+    """One worker whose checkpoints go into a real storage, which refuses to delete when it is asked to."""
 
     def __init__(self, folder: Path, stage: Stage) -> None:
         self.stage = stage
@@ -261,7 +261,7 @@ def test_a_step_that_is_stored_while_its_older_checkpoint_is_deleted_is_not_repo
         monkeypatch.setattr("trainers.driver.commits.asyncio.to_thread", slow_to_delete)
         job.begin(12)
         await job.stage.after(1.0)
-        assert job.steps == [12], "it is deleted, and nobody was told yet"
+        assert job.steps == [12], "it is deleted, and not reported yet"
         job.begin(11, generation=2)
         await job.stage.after(1.0)
         assert job.reported == [(11, False), (12, False), (11, False)]
@@ -288,8 +288,8 @@ class Next:
         return [one["step"] for one in record.body["checkpoints"]]
 
 
-def test_an_attempt_tells_what_the_one_before_it_left(tmp_path: Path) -> None:
-    """Whatever that one committed, deleted or found damaged, and had no time to tell."""
+def test_an_attempt_reports_what_the_one_before_it_left(tmp_path: Path) -> None:
+    """Whatever that one committed, deleted or found damaged, and had no time to report."""
 
     async def scene() -> None:
         job = Job(tmp_path, Stage(1, checkpoint_keep=9))

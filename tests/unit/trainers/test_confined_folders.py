@@ -123,7 +123,7 @@ def test_a_moved_folder_is_the_same_one_whatever_its_old_name_is_now(
             assert file.read() == b"saved"
 
 
-def test_only_files_are_opened_and_a_pipe_is_waited_for_by_nobody(confined: ConfinedFolder) -> None:
+def test_only_files_are_opened_and_no_call_waits_for_a_pipe(confined: ConfinedFolder) -> None:
     os.mkfifo(confined.path / "pipe")
     (confined.path / "folder").mkdir()
 

@@ -1,4 +1,4 @@
-"""What a worker computes on: what the node has, what the job asks for, and what its command is told."""
+"""What a worker computes on: what the node has, what the job asks for, and what its command gets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_what_is_not_there_is_refused_in_one_sentence(
         ("0x1002", "fpu avx512_bf16", Devices(frozenset(), has_bf16=False)),
     ],
 )
-def test_a_node_is_read_from_what_linux_tells(
+def test_a_node_is_read_from_what_linux_reports(
     tmp_path: Path, vendor: str, flags: str, devices: Devices
 ) -> None:
     card = tmp_path / "sys/class/drm/renderD128/device"

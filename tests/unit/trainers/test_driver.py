@@ -112,7 +112,9 @@ async def test_nonsense_from_a_script_does_not_reach_the_supervisor_as_an_error(
 
 
 @desk
-async def test_a_driver_without_room_takes_steps_and_no_lines_until_their_command_is_over(at: Desk) -> None:
+async def test_a_driver_without_free_memory_takes_steps_and_no_lines_until_their_command_is_over(
+    at: Desk,
+) -> None:
     line = {"type": "log", "stream": "stdout", "text": "x" * 65_536}
     while (answer := await at.deliver(0, line))["log_room"]:
         assert answer["log_is_taken"] is True
@@ -127,7 +129,7 @@ async def test_a_driver_without_room_takes_steps_and_no_lines_until_their_comman
 
 
 @desk
-async def test_one_that_prints_has_all_the_room_and_many_share_it(at: Desk) -> None:
+async def test_one_that_prints_may_send_all_bytes_and_many_share_them(at: Desk) -> None:
     line = {"type": "log", "stream": "stdout", "text": "hello"}
     alone = (await at.deliver(0, line))["log_room"]
     both = (await at.deliver(1, line))["log_room"]

@@ -503,7 +503,7 @@ def test_requirements_are_a_file_of_the_code(code: Path, tmp_path: Path) -> None
             pass
 
 
-def test_a_failure_shows_what_uv_said_and_the_next_try_begins_anew(code: Path, tmp_path: Path) -> None:
+def test_a_failure_shows_what_uv_said_and_the_next_try_starts_again(code: Path, tmp_path: Path) -> None:
     file, log = wheel(code), Log()
     whole = (code / file).read_bytes()
     (code / file).write_bytes(whole[:40])

@@ -1,4 +1,4 @@
-"""A command with an environment is forked from the node's interpreter where no script could tell the difference."""
+"""A command with an environment is forked from the node's interpreter where no script could see the difference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainers.processes.fork_server_client import ForkServer, server_environment
 from trainers.processes.fork_server_layer import unfit_layer
 from trainers.processes.fork_server_rules import WarmState
 
-#: Prints all that tells one interpreter from another.
+#: Prints all that distinguishes one interpreter from another.
 WHAT_IT_SEES = """
 import os, sys
 print(sys.path)

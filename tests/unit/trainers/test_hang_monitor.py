@@ -1,4 +1,4 @@
-"""Nobody makes progress: every rank is asked, who can go on does, and otherwise the attempt ends with `hang`."""
+"""No rank makes progress: every rank is asked, those that can go on do, and otherwise the attempt ends with `hang`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEVER = 9e9
 
 
 class Scene:
-    """A stage on which somebody looks whether steps end."""
+    """A stage on which a monitor looks whether steps end."""
 
     def __init__(self, workers: int = 3, *, elastic: bool = True) -> None:
         self.stage = Stage(workers)
@@ -27,7 +27,7 @@ class Scene:
         self.stacks_asked = Stacks(self.stage.group_members)
         self.monitor = HangMonitor(self.stage.attempt, self.stage.in_place, self.stacks_asked)
         self.stage.watch = self._react
-        #: Slots whose supervisor never tells what it is asked.
+        #: Slots whose supervisor never answers what it is asked.
         self.mute: set[int] = set()
         self.step = 10
 
@@ -198,7 +198,7 @@ async def test_scripts_that_own_their_training_begin_again_once_for_each_checkpo
 
 
 @scene
-async def test_a_supervisor_that_does_not_tell_is_not_waited_for() -> None:
+async def test_a_supervisor_that_does_not_answer_is_not_waited_for() -> None:
     at = Scene(2, elastic=False)
     at.mute.add(1)
     await at.train()

@@ -35,7 +35,7 @@ def test_only_sizes_that_divide_it_are_formed_from_then_on() -> None:
     plan = with_batch(a_plan(), 8, 2)
     assert plan is not None
     assert [size for size in range(5) if plan.sizes.allows(size)] == [1, 2]
-    assert plan.sizes.fit(3) == 2, "room for a third worker is of no use"
+    assert plan.sizes.fit(3) == 2, "capacity for a third worker is of no use"
     assert plan.elastic_variables == {"REMORA_GLOBAL_BATCH": "8"}
 
 

@@ -135,19 +135,19 @@ def test_a_checkpoint_that_is_in_memory_is_not_copied(worker: Worker, tmp_path: 
         def fetch(target: Path) -> None:
             worker.catalog.fetch(manifest, target, near=kept.give)
 
-        above, name = kept.room_for(manifest, 2, tmp_path)
+        above, name = kept.place_for(manifest, 2, tmp_path)
         assert above.is_relative_to(tmp_path / "memory")
         found = fill_once(above, name, fetch, lambda: None)
         (origin,) = above.glob(f"{manifest.folder}/0/deep/part-0")
         assert (found / "deep" / "part-0").samefile(origin)
         # The next group has a folder of its own, and that of the one before goes; workers of a node share it.
-        again, _ = kept.room_for(manifest, 3, tmp_path)
+        again, _ = kept.place_for(manifest, 3, tmp_path)
         fill_once(again, "resume-3", fetch, lambda: None)
         shutil.rmtree(above / manifest.folder)
-        assert kept.room_for(manifest, 3, tmp_path) == (above, "resume-3")
+        assert kept.place_for(manifest, 3, tmp_path) == (above, "resume-3")
         assert not found.exists()
         # Of what is not whole in memory nothing is put there.
-        assert kept.room_for(manifest, 4, tmp_path) == (tmp_path, "resume")
+        assert kept.place_for(manifest, 4, tmp_path) == (tmp_path, "resume")
 
 
 def test_a_node_keeps_the_newest_checkpoints_of_an_attempt(worker: Worker) -> None:
@@ -173,7 +173,7 @@ def test_what_is_kept_has_a_bound_in_bytes(worker: Worker) -> None:
         worker.save(kept, 1)
         worker.save(kept, 2)
         worker.save(kept, 3, size=20)
-        assert steps() == {3: ["0"]}, "older ones make room"
+        assert steps() == {3: ["0"]}, "older ones are deleted"
         worker.save(kept, 4, size=30)
         assert steps() == {3: ["0"]}, "what is larger than the bound is not kept"
 

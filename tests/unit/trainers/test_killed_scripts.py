@@ -240,7 +240,7 @@ async def test_the_last_one_that_is_killed_fails() -> None:
     stage.say(0, "killed")
     stage.say(1, "killed")
     assert stage.in_place.absorb({0}, set(), set()) == {0}
-    assert stage.in_place.absorb({1}, set(), set()) == set(), "nobody is left to go on"
+    assert stage.in_place.absorb({1}, set(), set()) == set(), "no worker is left to go on"
     assert stage.events("worker.killed") == [{"rank": 0}]
 
 

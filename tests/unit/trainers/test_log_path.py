@@ -92,8 +92,8 @@ def test_a_script_that_prints_waits_for_a_slow_service_and_no_line_is_lost(stage
     driver = stage.driver
     assert isinstance(driver, RealDriver)
     stage.start(PRINTS, rank=0, log_limit_bytes=1 << 40)
-    # 1. Nobody fetches a line: the driver has what it may have, and asks again and again find no room.
-    driver.until(lambda: driver.real._account.log_room(1) == 0)
+    # 1. No service fetches a line: the driver has what it may have, and repeated requests find no free space.
+    driver.until(lambda: driver.real._account.free_log_bytes(1) == 0)
     asked = driver.deliveries
     driver.until(lambda: driver.deliveries >= asked + 20)
     assert driver.held_bytes <= HOLD_BYTES + 2 * outbox._BATCH_BYTES

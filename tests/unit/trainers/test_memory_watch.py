@@ -35,7 +35,7 @@ def own() -> Iterator[str]:
             path.unlink(missing_ok=True)
 
 
-#: Told when a watch has written down what it has seen.
+#: Set when a watch has written down what it has seen.
 WRITTEN = threading.Condition()
 
 
@@ -50,7 +50,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Script:
-    """A process that does what it is told, line by line."""
+    """A process that carries out orders, line by line."""
 
     def __init__(self) -> None:
         loop = (
@@ -155,7 +155,7 @@ def test_files_of_others_stay(script: Script, tmp_path: Path, own: str) -> None:
     try:
         other.write_bytes(b"x")
         read.write_bytes(b"x")
-        # It writes to what was there before, and only reads what somebody made meanwhile.
+        # It writes to what was there before, and only reads what another process made meanwhile.
         script.do(f"b = open('{before}', 'r+b'); b.write(b'y'); b.flush(); r = open('{read}', 'rb')")
         made(script, MEMORY / f"{own}-a")
         watched.until(f"{own}-a")
@@ -185,7 +185,7 @@ def test_a_file_that_took_the_place_of_one_stays(script: Script, watched: Watche
     assert (canary / "bird").read_text() == "sings"
 
 
-def test_a_folder_in_which_somebody_else_has_put_a_file_stays(
+def test_a_folder_in_which_another_user_has_put_a_file_stays(
     script: Script, watched: Watched, own: str
 ) -> None:
     folder = MEMORY / f"{own}-folder"
@@ -269,7 +269,7 @@ def test_a_memory_that_holds_too_much_is_left_alone(
     script.end()
     assert watched.remove()
     assert watched.excess == []
-    assert (MEMORY / f"{own}-a").exists(), "nobody knows whose it is"
+    assert (MEMORY / f"{own}-a").exists(), "its owner is unknown"
 
 
 @pytest.mark.parametrize("content", ["", "[", "[1]", "{}", '[["x", "y"]]', "[" * 100_000, "null"])
@@ -339,7 +339,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     memory.mkdir()
     mounted = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(memory)]
     if os.getuid() or subprocess.run(mounted, capture_output=True, check=False).returncode:
-        pytest.skip("nobody may mount a file system here")
+        pytest.skip("no user may mount a file system here")
     yield memory
     subprocess.run(["umount", "--lazy", str(memory)], check=True)
 

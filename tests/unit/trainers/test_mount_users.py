@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mount(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Users]:
-    """The users of a mount, which is served; in the end nobody uses it."""
+    """The users of a mount, which is served; in the end no worker uses it."""
     monkeypatch.setattr(users, "_FIRST_S", 10.0)
     monkeypatch.setattr(users, "_NEXT_S", 1.0)
     monkeypatch.setattr(users, "_LOOK_S", 0.05)

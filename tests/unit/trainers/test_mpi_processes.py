@@ -65,7 +65,7 @@ def test_a_command_gets_the_place_that_mpirun_assigned(
     assert giver.wait() == 0
 
 
-def test_the_word_that_a_rank_is_over_needs_nobody_who_hears_it(tmp_path: Path) -> None:
+def test_the_word_that_a_rank_is_over_needs_no_reader(tmp_path: Path) -> None:
     report_return(str(tmp_path), 0)
 
 
@@ -97,7 +97,7 @@ def test_a_command_server_answers_the_key_of_its_group_only(
         assert "node node-b did not run its part of mpirun" in errors
 
 
-def test_a_command_server_is_blocked_by_nobody_who_only_connects(
+def test_a_command_server_is_not_blocked_by_a_client_that_only_connects(
     started: list[subprocess.Popen[str]],
 ) -> None:
     port = free_port()
@@ -111,7 +111,7 @@ def test_a_command_server_is_blocked_by_nobody_who_only_connects(
 
 
 def _knock(port: int) -> socket.socket:
-    """A connection that says nothing, as soon as somebody listens."""
+    """A connection that says nothing, as soon as a server listens."""
     while True:
         try:
             knocking = socket.create_connection(("127.0.0.1", port))

@@ -178,7 +178,7 @@ def test_folders_that_a_script_has_put_into_each_other_are_removed(root: Path) -
     assert left == []
 
 
-def test_a_work_folder_that_somebody_else_has_made_is_refused(
+def test_a_work_folder_that_another_user_has_made_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REMORA_WORK_DIR")
@@ -197,7 +197,7 @@ def test_a_work_folder_that_somebody_else_has_made_is_refused(
     assert work_root() == theirs
 
 
-def test_a_folder_in_memory_that_somebody_else_has_made_is_left_alone(
+def test_a_folder_in_memory_that_another_user_has_made_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory").mkdir()

@@ -43,14 +43,14 @@ def test_all_lines_come_once_and_in_order(
     assert waiting.size_bytes == 0
 
 
-def test_a_piece_has_at_most_a_line_more_than_there_is_room_for() -> None:
+def test_a_chunk_has_at_most_a_line_more_than_the_driver_accepts() -> None:
     waiting = WaitingLines()
     waiting.add("stdout", "\n".join(["x" * 9] * 100))
     (message,) = waiting.take(95)
     assert 95 <= len(message["text"]) + 1 <= 105
 
 
-def test_taking_pieces_is_linear() -> None:
+def test_taking_chunks_is_linear() -> None:
     def take(texts: int) -> int:
         waiting = WaitingLines()
         for number in range(texts):
@@ -65,7 +65,7 @@ def test_taking_pieces_is_linear() -> None:
     assert grows_linearly(take, 100, times=10)
 
 
-def test_room_is_shared_by_workers_that_print() -> None:
+def test_accepted_bytes_are_shared_by_workers_that_print() -> None:
     printers = Printers()
     assert printers.count(0.0) == 1
     for slot in range(8):

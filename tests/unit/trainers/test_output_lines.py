@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from trainers.processes.line_cutter import LineCutter
 
-PIECES = st.sampled_from(
+TEXTS = st.sampled_from(
     [b"a", b"step 12", b"\n", b"\r", b"\r\n", b"\0", b"\xff\xfe", "ü".encode(), b"x" * 40]
 )
-STREAMS = st.lists(PIECES, max_size=60).map(b"".join)
+STREAMS = st.lists(TEXTS, max_size=60).map(b"".join)
 
 
 def cut(chunks: list[bytes], limit: int = 32) -> list[str]:
@@ -44,9 +44,9 @@ def test_lines_of_a_stream(printed: bytes, lines: list[str]) -> None:
     assert cut([printed]) == lines
 
 
-@given(stream=STREAMS, cuts=st.lists(st.integers(0, 400), max_size=20))
-def test_the_chunks_in_which_a_stream_arrives_make_no_difference(stream: bytes, cuts: list[int]) -> None:
-    places = sorted({0, len(stream), *(place for place in cuts if place < len(stream))})
+@given(stream=STREAMS, ends=st.lists(st.integers(0, 400), max_size=20))
+def test_the_chunks_in_which_a_stream_arrives_make_no_difference(stream: bytes, ends: list[int]) -> None:
+    places = sorted({0, len(stream), *(place for place in ends if place < len(stream))})
     chunks = [stream[a:b] for a, b in pairwise(places)]
     assert cut(chunks) == cut([stream]) == cut([stream[i : i + 1] for i in range(len(stream))])
 

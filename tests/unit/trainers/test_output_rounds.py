@@ -59,7 +59,7 @@ class Group:
         return set(self.files)
 
     def rest(self, *ranks: int) -> set[str]:
-        """A round in which nobody has anything new."""
+        """A round in which no rank has anything new."""
         self.ask()
         for rank in ranks:
             self.say(rank)
@@ -168,7 +168,7 @@ def test_a_folder_that_another_rank_has_removed_stays_where_rank_0_wrote_to_it()
     assert group.rest(0, 1) == {"m/checkpoint-20/model", "m/checkpoint-20/end"}
 
 
-def test_logs_wait_for_nobody() -> None:
+def test_logs_wait_for_no_rank() -> None:
     group = both_wrote()
     group.say(0, "m/events.out.tfevents.1")
     assert "m/events.out.tfevents.1" in group.rest(0, 1)
@@ -226,7 +226,7 @@ class World:
         self.under_way: dict[int, deque[Changes]] = {rank: deque() for rank in self.ranks}
         self.content: dict[str, str] = {}
         self.published: set[int] = set()
-        #: Stands still while anything may happen: nobody stops waiting for a rank that is late.
+        #: Stands still while anything may happen: no rank stops waiting for a rank that is late.
         self.now = 0.0
 
     def write(self, rank: int) -> None:
@@ -318,7 +318,7 @@ class World:
                     self.write(rank)
 
     def settle(self) -> None:
-        """All let each other finish, and are asked until nobody is waited for."""
+        """All let each other finish, and are asked until no rank is waited for."""
         self.end_save()
         for _ in range(3):
             self.now += LATE_S

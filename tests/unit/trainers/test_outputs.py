@@ -73,10 +73,10 @@ def test_a_worker_takes_back_what_it_wrote_and_rank_0_whatever_it_saw() -> None:
     assert set(merge({"a": version("a", 1, 2)}, Changes(rank=0, group=(1, 1), removed=("a",)))) == {"a"}
 
 
-@pytest.mark.parametrize("turn", [1, -1])
-def test_of_a_file_and_a_folder_of_one_name_the_lower_rank_s_stays(turn: int) -> None:
+@pytest.mark.parametrize("direction", [1, -1])
+def test_of_a_file_and_a_folder_of_one_name_the_lower_rank_s_stays(direction: int) -> None:
     files: dict[str, OutputFile] = {}
-    for file in [version("x", 0), version("x/y", 1), version("x/y/z", 2), version("xy", 2)][::turn]:
+    for file in [version("x", 0), version("x/y", 1), version("x/y/z", 2), version("xy", 2)][::direction]:
         files = without_clashes(merge(files, wrote(file)))
     assert set(files) == {"x", "xy"}
     files = without_clashes(merge(files, wrote(version("x/y", 1, generation=2))))
@@ -560,11 +560,11 @@ def test_an_attempt_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
     next_one = Head(tmp_path, attempt=4)
     assert len(stored(tmp_path)) == 1
     next_one.acknowledge()
-    assert stored(tmp_path) == [], "what nobody names is swept when an attempt has begun"
+    assert stored(tmp_path) == [], "what no manifest names is swept when an attempt has begun"
     assert next_one.bodies("output") == []
 
 
-def test_an_attempt_tells_once_what_the_one_before_may_have_kept_to_itself(tmp_path: Path) -> None:
+def test_an_attempt_reports_once_what_the_one_before_may_have_kept_to_itself(tmp_path: Path) -> None:
     first, worker = Head(tmp_path), Worker(tmp_path)
     assert first.bodies("output") == []
     for text in ("a", "b", "cc"):
@@ -938,9 +938,9 @@ def test_a_folder_that_is_too_large_at_the_end_leaves_the_version_before(tmp_pat
 
 def test_files_of_several_ranks_are_counted_together(tmp_path: Path) -> None:
     pair = saved_together(tmp_path, max_output_bytes=1000)
-    for turn in range(5):
+    for number in range(5):
         for rank in (0, 1):
-            pair.write(rank, f"checkpoint-20/random-{rank}", str(turn) * 600)
+            pair.write(rank, f"checkpoint-20/random-{rank}", str(number) * 600)
         pair.rounds()
     (body,) = too_large(pair.head)
     assert body["message"].startswith("3 files of the outputs have 1.2 KiB (1201 bytes), and ")
@@ -990,7 +990,7 @@ def test_a_file_that_grows_while_it_is_read_is_not_copied(
     path = worker.folder / "log"
 
     class Growing:
-        """Reads a file to which somebody adds as much as was read."""
+        """Reads a file to which another process adds as much as was read."""
 
         def __init__(self, opened: IO[bytes]) -> None:
             self.opened = opened

@@ -333,7 +333,7 @@ async def _act(stage: Stage, act: str, chance: random.Random) -> None:
         case "drain":
             stage.in_place.drain({f"node-{slot}"}, stage.now() + 30.0)
         case "grow":
-            attempt.request_stop("grow", "There is room.", None)
+            attempt.request_stop("grow", "There is capacity.", None)
         case "wait":
             await stage.after(chance.choice([0.005, 0.05, 1.0]))
         case "wait long":

@@ -1,4 +1,4 @@
-"""Workers are asked how they are: so many in a second, however many there are, and those that end at once."""
+"""Workers are asked how they are: a fixed number a second, however many there are, and those that end at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_all_workers_together_are_asked_so_often_in_a_second(workers: int) -> No
     seconds = 200.0
     counted = asked(workers, seconds)
     assert sum(counted.values()) <= (seconds + 1.0) * min(POLLS_PER_S, 5.0 * workers)
-    assert set(counted) == set(range(workers)), "nobody is forgotten"
+    assert set(counted) == set(range(workers)), "no worker is forgotten"
     assert max(counted.values()) <= min(counted.values()) + 1
 
 
@@ -76,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_only_those_whose_turn_it_is_are_asked_and_the_others_are_as_they_were(clock: list[float]) -> None:
+def test_only_those_that_are_due_are_asked_and_the_others_are_as_they_were(clock: list[float]) -> None:
     actors, polls = [Actor(), Actor(), Actor()], Polls(600.0)
     actors[1].answer = WorkerStatus(running=False, return_value=7)
     assert [one.running for one in polls.statuses(actors, {0, 1}, 0.2)] == [True, False, True]

@@ -40,13 +40,13 @@ class Scene:
         )
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, Any]]:
         records = self.stage.account.records(0, 10_000)
         return [one.body for one in records if one.kind == "profile"]
 
     @property
     def why(self) -> str:
-        (only,) = self.told
+        (only,) = self.reported
         return str(only["message"])
 
 
@@ -66,7 +66,7 @@ async def test_the_supervisor_of_the_rank_stores_the_trace_under_the_drivers_nam
     await at.stage.after(1.0)
     ((slot, message),) = at.asked
     assert (slot, message["steps"]) == (1, 5)
-    assert at.told == [{"number": 1, "file": message["token"], **STORED}]
+    assert at.reported == [{"number": 1, "file": message["token"], **STORED}]
     assert at.stage.events("worker.profile") == [{"rank": 1, "profile": 1}]
 
 
@@ -101,7 +101,7 @@ async def test_a_rank_that_takes_no_step_ends_the_request_in_time() -> None:
     at = Scene()
     at.ask()
     await at.stage.after(PROFILE_S)
-    assert at.told == []
+    assert at.reported == []
     await at.stage.after(70.0)
     assert at.why == "it did not take 5 steps within 300 s: ask for fewer of them"
 
@@ -133,11 +133,11 @@ async def test_a_rank_goes_on_when_another_one_is_lost() -> None:
     await at.stage.after(5.0)
     at.stage.kill(2)
     await at.stage.after(30.0)
-    assert at.told == []
+    assert at.reported == []
     (slot, message) = at.asked[0]
     at.profiles.receive(slot, {"type": "profile", "token": message["token"], **STORED})
     await at.stage.after(1.0)
-    assert [one["file"] for one in at.told] == [message["token"]]
+    assert [one["file"] for one in at.reported] == [message["token"]]
 
 
 @scene
@@ -150,8 +150,8 @@ async def test_one_is_made_at_a_time_and_answers_to_another_question_do_not_coun
     at.profiles.receive(slot, {"type": "profile", "token": "of before", **STORED})
     at.profiles.receive(1, {"type": "profile", "token": first["token"], **STORED})
     await at.stage.after(2.0)
-    assert at.told == []
+    assert at.reported == []
     at.profiles.receive(slot, {"type": "profile", "token": first["token"], **STORED})
     await at.stage.after(2.0)
-    assert [one["number"] for one in at.told] == [1]
+    assert [one["number"] for one in at.reported] == [1]
     assert len(at.asked) == 2

@@ -109,7 +109,7 @@ def test_what_a_script_says_is_passed_on_without_secrets_and_an_answer_to_no_que
     assert len(stage.driver.all("profile")) == 1
 
 
-def test_a_script_without_the_library_is_told_what_it_needs(stage: Stage) -> None:
+def test_a_script_without_the_library_gets_the_reason(stage: Stage) -> None:
     supervisor = stage.start("print('begins', flush=True)\nimport time\ntime.sleep(60)")
     stage.driver.wait_for("log")
     supervisor.instruct({"type": "profile", "token": TOKEN, "steps": 3, "within_s": 60.0})

@@ -34,13 +34,13 @@ def test_when_nodes_went_the_newest_ones_end() -> None:
 
 
 def test_those_of_earlier_tokens_end_and_those_of_later_ones_are_left_alone() -> None:
-    earlier, later, nobodys = "driver-ready-6-x", "driver-ready-8-x", "driver-spare-0f"
-    found = {A, earlier, later, nobodys}
-    assert plan_pool(7, [A], found, most=1, slots=1, may_start=True).end == (earlier, nobodys)
+    earlier, later, orphan = "driver-ready-6-x", "driver-ready-8-x", "driver-spare-0f"
+    found = {A, earlier, later, orphan}
+    assert plan_pool(7, [A], found, most=1, slots=1, may_start=True).end == (earlier, orphan)
 
 
 def test_one_of_the_same_token_that_this_process_does_not_know_ends() -> None:
-    """It reached the cluster anew, and what it had made before it cannot tell from what is taken."""
+    """It reached the cluster again, and what it had made before it cannot distinguish from what is taken."""
     assert plan_pool(7, [A], {A, B}, most=1, slots=1, may_start=True).end == (B,)
 
 

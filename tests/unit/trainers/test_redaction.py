@@ -136,11 +136,11 @@ def test_however_a_stream_is_cut_it_says_what_the_whole_text_says_and_no_value(d
     printed = st.one_of(values, few, st.sampled_from(sorted(secrets.values())))
     text = "".join(data.draw(st.lists(printed, max_size=6)))
     raw = text.encode()
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
+    ends = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=8)))
     redactor = Redactor(secrets)
     stream = redactor.stream()
-    ends = zip([0, *cuts], [*cuts, len(raw)], strict=True)
-    passed = [stream.feed(raw[first:last]) for first, last in ends]
+    parts = zip([0, *ends], [*ends, len(raw)], strict=True)
+    passed = [stream.feed(raw[first:last]) for first, last in parts]
     whole = b"".join([*passed, stream.finish()])
     assert whole.decode("utf-8", "replace") == redactor.redact(text)
     for value in secrets.values():

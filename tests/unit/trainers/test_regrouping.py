@@ -1,4 +1,4 @@
-"""A worker group changes in place: ranks are assigned anew, and whoever holds the state leads."""
+"""A worker group changes in place: ranks are assigned again, and a worker that has the state leads."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_for_any_parked_workers_there_is_a_group_or_a_reason_for_none(
         assert len(next_members) >= min_workers
         assert max(steps[slot] for slot in next_members) == max(steps.values()), "no step is lost"
         assert steps[next_members[0]] >= 0, "rank 0 holds a state"
-        assert set(steps) - set(next_members) <= draining, "nobody else is left behind"
+        assert set(steps) - set(next_members) <= draining, "no other worker is left behind"
 
 
 def test_three_survivors_of_a_layout_of_two_train_with_two() -> None:

@@ -194,7 +194,7 @@ def test_no_more_comes_than_was_offered(stage: Stage) -> None:
     asyncio.run(scene())
 
 
-def test_a_disk_without_room_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_space_refuses(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = SimpleNamespace(free=module._SPARE_BYTES + SHARD.size_bytes)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     assert stage.relay.offer(SHARD)
@@ -221,7 +221,7 @@ def test_a_storage_that_fails_is_reported_as_an_abandoned_checkpoint(
     assert stage.kept() == []
 
 
-def test_a_worker_sends_all_its_files_in_pieces(
+def test_a_worker_sends_all_its_files_in_chunks(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "source"

@@ -1,4 +1,4 @@
-"""Ranks that wait for others: whoever can still come is waited for, and nobody else."""
+"""Ranks that wait for others: ranks that can still come are waited for, and no others."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ async def test_a_worker_group_that_does_steps_is_left_alone() -> None:
 
 
 @scene
-async def test_scripts_that_tell_no_steps_are_looked_at_a_few_times_only() -> None:
+async def test_scripts_that_report_no_steps_are_looked_at_a_few_times_only() -> None:
     at = Scene(LOADING, LOADING)
     await at.after(LAST_S * 3)
     assert (at.verdict, at.looks) == (None, 5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.ray_train.reservations import room_on, spread_out
+from trainers.ray_train.reservations import capacity_on, spread_out
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_two_that_start_at_once_do_not_want_the_same_node() -> None:
         ({"CPU": -1.0}, {"CPU": 1.0}, 8, 0),
     ],
 )
-def test_room_is_counted_in_whole_workers(
+def test_capacity_is_counted_in_whole_workers(
     free: dict[str, float], worker: dict[str, float], most: int, workers: int
 ) -> None:
-    assert room_on({"a": free}, worker, most) == {"a": workers}
+    assert capacity_on({"a": free}, worker, most) == {"a": workers}

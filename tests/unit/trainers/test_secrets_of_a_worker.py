@@ -19,7 +19,7 @@ from tests.traces_of_a_value import memory_has
 from tests.unit.trainers.supervisor_stage import Driver, Stage
 from trainers.environments.commands import EnvironmentFailed
 from trainers.processes.fork_server_client import ForkServer
-from trainers.secret_values import PIECE_BYTES, pieces_of, values_of
+from trainers.secret_values import CHUNK_BYTES, chunks_of, values_of
 from trainers.supervisor import secret_files as files_module
 from trainers.supervisor import supervisor as module
 from trainers.supervisor.node_sweep import sweep_node
@@ -183,13 +183,13 @@ def test_the_secrets_of_a_killed_supervisor_are_swept(driver: Driver, stage: Sta
     assert list(stage.secrets.iterdir()) == []
 
 
-def test_values_travel_in_pieces_that_ray_passes_in_the_call_itself() -> None:
+def test_values_travel_in_chunks_that_ray_passes_in_the_call_itself() -> None:
     values = {f"S{number}": "\u00e4" * 60_000 for number in range(3)}
-    pieces = pieces_of(values)
-    assert len(pieces) > 3
-    assert max(len(piece) for piece in pieces) <= PIECE_BYTES < 100 * 1024
-    assert values_of(pieces) == values
-    assert (pieces_of({}), values_of(())) == ((), {})
+    chunks = chunks_of(values)
+    assert len(chunks) > 3
+    assert max(len(chunk) for chunk in chunks) <= CHUNK_BYTES < 100 * 1024
+    assert values_of(chunks) == values
+    assert (chunks_of({}), values_of(())) == ((), {})
 
 
 def test_stacks_are_redacted_before_a_command_line_is_cut(stage: Stage) -> None:

@@ -11,33 +11,33 @@ import pytest
 from tests.unit.trainers.stage import Stage
 from tests.unit.trainers.virtual_time import scene
 from trainers.driver.shells import Shells
-from trainers.shells import BUFFER_BYTES, FORGOTTEN_S, PIECE_BYTES, STDOUT, ShellAnswer, ShellTurn, as_answer
+from trainers.shells import BUFFER_BYTES, CHUNK_BYTES, FORGOTTEN_S, STDOUT, ShellAnswer, ShellTurn, as_answer
 
 
 class Scene:
-    """A stage with one shell, and a service that sends turns."""
+    """A stage with one shell, and a service that sends states."""
 
     def __init__(self, workers: int = 3) -> None:
         self.stage = Stage(workers)
         self.shells = Shells(self.stage.group_members, self.stage.attempt.spawn)
         self.stage.watch = self._react
         self.asked: list[tuple[int, dict[str, Any]]] = []
-        self.known = turn()
+        self.known = state()
         self._calls = 0
 
     def _react(self, slot: int, message: dict[str, Any]) -> None:
         if message["type"] == "shell":
             self.asked.append((slot, message))
 
-    async def turn(self, *turns: ShellTurn, order: tuple[int, int] | None = None) -> list[ShellAnswer]:
+    async def exchange(self, *states: ShellTurn, order: tuple[int, int] | None = None) -> list[ShellAnswer]:
         self._calls += 1
-        found = await self.shells.turn(order or (1, self._calls), list(turns))
+        found = await self.shells.exchange(order or (1, self._calls), list(states))
         return [as_answer(one) for one in found]
 
     async def opened(self, **more: Any) -> str:
         """What the supervisor calls the shell, which it has opened."""
-        self.known = turn(**more)
-        asking = asyncio.ensure_future(self.turn(self.known))
+        self.known = state(**more)
+        asking = asyncio.ensure_future(self.exchange(self.known))
         await self.stage.after(0.5)
         token = str(self.asked[-1][1]["token"])
         await self.shells.output(token, [])
@@ -47,7 +47,7 @@ class Scene:
         return token
 
 
-def turn(**more: Any) -> ShellTurn:
+def state(**more: Any) -> ShellTurn:
     known: dict[str, Any] = {
         "number": 1,
         "rank": 1,
@@ -68,7 +68,7 @@ async def test_the_supervisor_of_the_rank_opens_it_once_whatever_is_repeated() -
     token = await at.opened(command=("ls",))
     for _ in range(2):
         at.known = replace(at.known, inputs=((1, b"a"), (2, b"b")))
-        asking = asyncio.ensure_future(at.turn(at.known))
+        asking = asyncio.ensure_future(at.exchange(at.known))
         await at.stage.after(0.1)
     ((slot, message),) = at.asked
     assert (slot, message["command"], message["size"]) == (1, ["ls"], (24, 80))
@@ -77,7 +77,7 @@ async def test_the_supervisor_of_the_rank_opens_it_once_whatever_is_repeated() -
     later = asyncio.ensure_future(at.shells.input(token, 2, (24, 80)))
     (answer,) = await asking
     assert answer.taken == 2
-    await at.turn(replace(at.known, inputs=((3, b"c"),), size=(30, 90)))
+    await at.exchange(replace(at.known, inputs=((3, b"c"),), size=(30, 90)))
     assert (await later)["pieces"] == [(3, b"c")]
     assert (await at.shells.input(token, 3, (24, 80)))["size"] == (30, 90)
 
@@ -86,21 +86,21 @@ async def test_the_supervisor_of_the_rank_opens_it_once_whatever_is_repeated() -
 async def test_output_is_kept_until_it_is_known_to_be_stored_and_stops_the_shell_when_there_is_much() -> None:
     at = Scene()
     token = await at.opened()
-    piece = bytes(PIECE_BYTES)
-    said = [await at.shells.output(token, [(STDOUT, piece)]) for _ in range(1 + BUFFER_BYTES // PIECE_BYTES)]
-    assert said == [*["taken"] * (BUFFER_BYTES // PIECE_BYTES), "full"]
+    chunk = bytes(CHUNK_BYTES)
+    said = [await at.shells.output(token, [(STDOUT, chunk)]) for _ in range(1 + BUFFER_BYTES // CHUNK_BYTES)]
+    assert said == [*["taken"] * (BUFFER_BYTES // CHUNK_BYTES), "full"]
     for _ in range(2):
-        (answer,) = await at.turn(replace(at.known, room=3 * PIECE_BYTES + 1))
-        assert [number for number, _, _ in answer.pieces] == [1, 2, 3], "the answer before may be lost"
-    (answer,) = await at.turn(replace(at.known, after=3))
-    assert [number for number, _, _ in answer.pieces] == [4, 5, 6, 7, 8]
+        (answer,) = await at.exchange(replace(at.known, room=3 * CHUNK_BYTES + 1))
+        assert [number for number, _, _ in answer.chunks] == [1, 2, 3], "the answer before may be lost"
+    (answer,) = await at.exchange(replace(at.known, after=3))
+    assert [number for number, _, _ in answer.chunks] == [4, 5, 6, 7, 8]
     assert await at.shells.output(token, [(STDOUT, b"more")]) == "taken"
     await at.shells.ended(token, "the shell has ended", 0)
     await at.shells.ended(token, "again", 1)
-    (answer,) = await at.turn(replace(at.known, after=3, room=PIECE_BYTES))
-    assert (answer.message, len(answer.pieces)) == (None, 1), "not before its last output"
-    (answer,) = await at.turn(replace(at.known, after=4))
-    assert (answer.message, answer.exit_code, answer.pieces[-1][2]) == ("the shell has ended", 0, b"more")
+    (answer,) = await at.exchange(replace(at.known, after=3, room=CHUNK_BYTES))
+    assert (answer.message, len(answer.chunks)) == (None, 1), "not before its last output"
+    (answer,) = await at.exchange(replace(at.known, after=4))
+    assert (answer.message, answer.exit_code, answer.chunks[-1][2]) == ("the shell has ended", 0, b"more")
 
 
 @scene
@@ -109,7 +109,7 @@ async def test_a_shell_that_is_not_named_any_more_is_over() -> None:
     token = await at.opened()
     waiting = asyncio.ensure_future(at.shells.input(token, 0, (24, 80)))
     await at.stage.after(0.1)
-    assert await at.turn() == []
+    assert await at.exchange() == []
     assert (await waiting)["is_over"]
     assert await at.shells.output(token, [(STDOUT, b"x")]) == "over"
     assert (await at.shells.input("another", 0, None))["is_over"]
@@ -119,10 +119,10 @@ async def test_a_shell_that_is_not_named_any_more_is_over() -> None:
 async def test_an_earlier_controller_changes_nothing() -> None:
     at = Scene()
     token = await at.opened()
-    assert await at.turn(order=(0, 99)) == []
+    assert await at.exchange(order=(0, 99)) == []
     assert await at.shells.output(token, [(STDOUT, b"x")]) == "taken"
-    (answer,) = await at.turn(at.known, order=(2, 1))
-    assert answer.pieces == ((1, STDOUT, b"x"),)
+    (answer,) = await at.exchange(at.known, order=(2, 1))
+    assert answer.chunks == ((1, STDOUT, b"x"),)
 
 
 @scene
@@ -133,7 +133,7 @@ async def test_one_that_the_service_has_forgotten_ends_and_is_not_opened_again()
     assert await at.shells.output(token, []) == "taken"
     await at.stage.after(10)
     assert await at.shells.output(token, []) == "over"
-    (answer,) = await at.turn(at.known)
+    (answer,) = await at.exchange(at.known)
     assert "has not asked for it" in (answer.message or "")
     assert len(at.asked) == 1
 
@@ -152,8 +152,8 @@ async def test_one_without_a_worker_ends_with_a_sentence(how: str, text: str) ->
     at = Scene()
     if how == "frozen":
         at.stage.frozen.add(1)
-    wanted = turn(rank=7) if how == "no rank" else turn()
-    asking = asyncio.ensure_future(at.turn(wanted))
+    wanted = state(rank=7) if how == "no rank" else state()
+    asking = asyncio.ensure_future(at.exchange(wanted))
     await at.stage.after(2.0)
     if how == "lost":
         at.stage.kill(1)
@@ -174,8 +174,8 @@ async def test_one_without_a_worker_ends_with_a_sentence(how: str, text: str) ->
         [1, True, 0, [[1, 3, b"x"]], None, None],
         [1, True, 0, [[1, 1, b""]], None, None],
         [1, True, 0, [[1, 1, "x"]], None, None],
-        [1, True, 0, [[1, 1, bytes(PIECE_BYTES + 1)]], None, None],
-        [1, True, 0, [[n, 1, bytes(PIECE_BYTES)] for n in range(1, 50)], None, None],
+        [1, True, 0, [[1, 1, bytes(CHUNK_BYTES + 1)]], None, None],
+        [1, True, 0, [[n, 1, bytes(CHUNK_BYTES)] for n in range(1, 50)], None, None],
         [1, True, 0, [], "ended", 300],
         [1, True, 0, [], "ended", True],
         [1, True, 0, [], 5, None],

@@ -18,7 +18,7 @@ from remora.isolation import Isolation
 from trainers.isolation.confined import confined_job
 from trainers.isolation.mounts import Shown
 from trainers.processes.shell_process import ShellPlace
-from trainers.shells import PIECE_BYTES, STDERR, STDOUT
+from trainers.shells import CHUNK_BYTES, STDERR, STDOUT
 from trainers.supervisor.shells import DriverAway, WorkerShells
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a job a user of its own")
@@ -41,36 +41,36 @@ class Driver:
         self._changed = threading.Condition()
         #: Input was asked for before all that came was taken.
         self.asked_again = False
-        #: The newest piece of input, which comes again until it is taken.
+        #: The newest chunk of input, which comes again until it is taken.
         self._number = 0
-        self._piece: tuple[int, bytes] | None = None
+        self._chunk: tuple[int, bytes] | None = None
 
     def input(self, token: str, taken: int, size: tuple[int, int] | None) -> dict[str, Any]:
         assert token == "the token"
         with self._changed:
             self.asked_again |= taken < self._number
             if taken == self._number:
-                self._piece = None
+                self._chunk = None
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: self._piece or not self.inputs.empty() or self._is_done() or self.size != size, 20
+                lambda: self._chunk or not self.inputs.empty() or self._is_done() or self.size != size, 20
             )
-            if self._piece is None and not self.inputs.empty():
+            if self._chunk is None and not self.inputs.empty():
                 self._number += 1
-                self._piece = (self._number, self.inputs.get())
+                self._chunk = (self._number, self.inputs.get())
                 self._changed.notify_all()
-        pieces = [] if self._piece is None else [self._piece]
-        return {"pieces": pieces, "size": self.size, "is_over": self._is_done()}
+        chunks = [] if self._chunk is None else [self._chunk]
+        return {"pieces": chunks, "size": self.size, "is_over": self._is_done()}
 
-    def output(self, token: str, pieces: Sequence[tuple[int, bytes]]) -> str:
+    def output(self, token: str, chunks: Sequence[tuple[int, bytes]]) -> str:
         if self.calls_refused:
             raise DriverAway("it is gone")
         if not self.may_take.wait(0.05):
             self.was_full.set()
             return "over" if self.is_over else "full"
         with self._changed:
-            for stream, content in pieces:
-                assert 0 < len(content) <= PIECE_BYTES
+            for stream, content in chunks:
+                assert 0 < len(content) <= CHUNK_BYTES
                 self.seen[stream] += content
             self._changed.notify_all()
         return "over" if self.is_over else "taken"
@@ -153,7 +153,7 @@ def test_without_a_terminal_it_reads_commands_and_its_streams_stay_apart(
 def test_the_end_of_the_input_ends_what_reads_it(shells: WorkerShells, driver: Driver) -> None:
     ask(shells, "cat")
     content = os.urandom(300_000)
-    driver.type(*(content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)), b"")
+    driver.type(*(content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)), b"")
     assert driver.wait_end() == ("the shell has ended", 0)
     assert driver.seen[STDOUT] == content
 
@@ -230,7 +230,7 @@ def test_one_that_neither_reads_nor_prints_ends_with_its_session(
     ask(shells, "sh", "-c", "echo $$; exec sleep 600")
     driver.wait_for(b"\n")
     process = psutil.Process(int(driver.seen[STDOUT]))
-    driver.type(*[b"x" * PIECE_BYTES] * 16)
+    driver.type(*[b"x" * CHUNK_BYTES] * 16)
     with driver._changed:
         assert driver._changed.wait_for(lambda: driver._number > 8, 20)
     driver.change(lambda: setattr(driver, "is_over", True))
@@ -243,8 +243,8 @@ def test_input_that_is_read_late_arrives_whole_and_once(
 ) -> None:
     (tmp_path / "wait").touch()
     ask(shells, "sh", "-c", "while [ -e wait ]; do sleep 0.05; done; cat")
-    content = os.urandom(20 * PIECE_BYTES)
-    driver.type(*(content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES)), b"")
+    content = os.urandom(20 * CHUNK_BYTES)
+    driver.type(*(content[at : at + CHUNK_BYTES] for at in range(0, len(content), CHUNK_BYTES)), b"")
     with driver._changed:
         assert driver._changed.wait_for(lambda: driver.asked_again, 20)
     (tmp_path / "wait").unlink()

@@ -131,7 +131,7 @@ def test_an_attempt_that_is_served_no_more_is_not_answered(
     asked = red.polls.get(timeout=10.0)
     assert blue.ask(1).refusal == "jobs/blue"
     serve({"b": BLUE})
-    # A turn passes in which it is no longer served.
+    # A step passes in which it is no longer served.
     assert blue.ask(2).refusal == "jobs/blue"
     asked.set_result([(1, REQUEST)])
     for number in range(3, 6):

@@ -12,7 +12,7 @@ from trainers.driver.stragglers import AGAIN_S, LOOKS, Straggler, Stragglers
 def stragglers(
     own_s: list[float], *, shards: list[int] | None = None, looks: int = LOOKS, begin: float = 0.0
 ) -> list[Straggler]:
-    """Who straggles when every rank tells the same again and again, once a second."""
+    """Who straggles when every rank reports the same again and again, once a second."""
     return heard(Stragglers(len(own_s)), own_s, shards, looks, begin)
 
 
@@ -33,11 +33,11 @@ def heard(
         ([1.0, 1.0, 2.5, 1.0], None, [2], "it needs more than twice as long"),
         ([1.0, 1.0, 1.9, 1.0], None, [], "it needs less than twice as long"),
         ([1.0, 2.5], None, [1], "two are enough to compare"),
-        ([2.5], None, [], "nobody waits for the only one"),
+        ([2.5], None, [], "no worker waits for the only one"),
         ([0.001, 0.001, 0.015], None, [], "so little is noise"),
         ([1.0, 1.0, 3.0], [1, 1, 3], [], "it has more to do"),
         ([1.0, 1.0, 3.0], [3, 3, 1], [2], "it has even less to do"),
-        ([1.0, 1.0, 1.0], [3, 3, 1], [], "nobody waits for it"),
+        ([1.0, 1.0, 1.0], [3, 3, 1], [], "no worker waits for it"),
         ([3.0, 3.0, 1.0, 1.0, 1.0], None, [0, 1], "several"),
     ],
 )
@@ -69,7 +69,7 @@ def test_nonsense_is_refused(own_s: float) -> None:
         list(Stragglers(2).measure(0, own_s, 1, 0.0))
 
 
-def test_a_worker_group_tells_it_once_and_passes_over_words_of_an_older_group() -> None:
+def test_a_worker_group_reports_it_once_and_passes_over_words_of_an_older_group() -> None:
     group = WorkerGroup(
         generation=2, world_size=2, started_at=0.0, progress=Progress(), checkpoint_interval_s=None
     )

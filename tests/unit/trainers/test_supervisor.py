@@ -60,7 +60,7 @@ def test_a_command_sees_what_its_job_asks_of_an_elastic_loop(stage: Stage) -> No
     assert [line["text"] for line in stage.driver.all("log")] == ["12"]
 
 
-def test_a_command_that_fails_tells_ray_train_so(stage: Stage) -> None:
+def test_a_command_that_fails_fails_for_ray_train(stage: Stage) -> None:
     stage.start("raise SystemExit(3)")
     assert stage.end() == {"type": "exit", "stopped": False, "exit_code": 3}
     assert isinstance(stage.outcome, ChildFailed)
@@ -303,7 +303,7 @@ scratch = os.environ['REMORA_SCRATCH_DIR']
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """A folder of somebody else."""
+    """A folder of another user."""
     folder = tmp_path / "canary"
     folder.mkdir()
     (folder / "bird").write_text("sings")
@@ -405,7 +405,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Wait until a watch has put down so many files."""
+    """Wait until a watch has put down that number of files."""
     changed, counts = threading.Condition(), [0]
 
     def write(record: Path, names: Mapping[int, str]) -> None:
@@ -751,7 +751,7 @@ def test_a_notice_has_outputs_stored_at_once(stage: Stage) -> None:
     assert file.name == "snapshot"
 
 
-def test_variables_are_told_what_only_the_worker_knows(stage: Stage) -> None:
+def test_variables_have_what_only_the_worker_knows(stage: Stage) -> None:
     variables = {"RUN": "${{job.id}}/${{ job.attempt }}", "AT": "${{master.address}}:${{master.port}}"}
     stage.start("import os; print(os.environ['RUN'], os.environ['AT'])", variables=variables)
     stage.end()
@@ -840,7 +840,7 @@ def test_temporary_files_of_a_killed_supervisor_are_removed_by_the_next_one(stag
     assert not left.exists()
 
 
-def test_what_a_launcher_exports_is_told_the_same(stage: Stage) -> None:
+def test_what_a_launcher_exports_has_the_same(stage: Stage) -> None:
     command = ["mpirun", "-x", "RUN=${{job.id}}", "-x", "OMP_NUM_THREADS=3", sys.executable, "train.py"]
     stage.start("import os; print(os.environ['RUN'], os.environ['OMP_NUM_THREADS'])", command=command)
     stage.end()
@@ -955,10 +955,10 @@ def test_a_script_that_prints_faster_than_the_driver_takes_has_to_wait(
     assert len(driver.all("log")) == 50
 
 
-def test_a_script_waits_while_the_driver_has_no_room_and_its_steps_do_not(
+def test_a_script_waits_while_the_driver_has_no_free_memory_and_its_steps_do_not(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines that nobody had stored piled up in the driver, and steps waited behind them."""
+    """Lines that no service had stored piled up in the driver, and steps waited behind them."""
     monkeypatch.setattr("trainers.supervisor.outbox._BACKLOG_BYTES", 1000)
     monkeypatch.setattr("trainers.supervisor.outbox._ASK_AGAIN_S", 0.01)
     driver.log_room = 0
@@ -988,7 +988,7 @@ def test_a_script_waits_while_the_driver_has_no_room_and_its_steps_do_not(
     assert said == [str(number) for number in range(5) for _ in range(10)]
 
 
-def test_the_end_of_a_command_waits_for_no_room(driver: Driver) -> None:
+def test_the_end_of_a_command_waits_for_no_free_memory(driver: Driver) -> None:
     driver.log_room = 0
     box = outbox(driver)
     box.put({"type": "hello"})
@@ -1014,7 +1014,7 @@ def test_lines_beyond_the_limit_are_counted(driver: Driver) -> None:
     assert driver.messages[-1] == {"type": "dropped", "lines": 2}
 
 
-def test_a_dead_driver_is_noticed_once_and_blocks_nobody(driver: Driver) -> None:
+def test_a_dead_driver_is_noticed_once_and_blocks_no_caller(driver: Driver) -> None:
     gone = threading.Event()
     box = outbox(driver, gone.set)
     driver.is_dead = True
@@ -1022,5 +1022,5 @@ def test_a_dead_driver_is_noticed_once_and_blocks_nobody(driver: Driver) -> None
     assert gone.wait(10.0)
     for _ in range(100):
         box.put_lines("stdout", "x" * 1_000_000)
-    assert (box._messages, box._waiting_bytes) == ([], 0), "what nobody will take is not kept"
+    assert (box._messages, box._waiting_bytes) == ([], 0), "what no driver will take is not kept"
     box.close()

@@ -78,7 +78,7 @@ class Scene:
     def agree(self, boundary: int = 7) -> dict[str, Any]:
         """All ranks answer the hold that was just sent; returns the decision."""
         token = self.sent("hold")
-        assert token is not None, "nobody was asked to hold"
+        assert token is not None, "no worker was asked to hold"
         self.all(type="held", token=token["token"], boundary=boundary)
         decision = self.sent("decide")
         assert decision is not None
@@ -177,10 +177,10 @@ def test_a_script_that_alternates_between_old_and_new_steps_says_so_once() -> No
 
 
 @given(st.integers(1, 4), st.lists(st.integers(0, 4), max_size=4), st.booleans())
-def test_what_a_new_rank_0_tells_again_counts_only_where_it_had_not_arrived(
+def test_what_a_new_rank_0_reports_again_counts_only_where_it_had_not_arrived(
     arrived: int, others: list[int], is_planned: bool
 ) -> None:
-    """Whoever becomes rank 0 tells its last steps again, as the one before it may have died with them."""
+    """The worker that becomes rank 0 reports its last steps again, as the one before it may have died with them."""
     scene = Scene()
     for step in range(2, arrived + 1):
         scene.hear(0, type="report", step=step, metrics={"loss": 1.0})
@@ -307,7 +307,7 @@ def test_a_stop_that_is_asked_for_after_the_decision_gets_a_checkpoint_of_its_ow
     assert scene.sent("hold") is None
     scene.save(40)
     scene.commit(40)
-    assert scene.sent("stop") is None, "nobody stands still at step 40"
+    assert scene.sent("stop") is None, "no worker stands still at step 40"
     assert scene.agree(boundary=9)["stop"] is True
 
 

@@ -15,13 +15,13 @@ from trainers.ray_train.worker_group import AttemptWorkers, RemoraWorkerGroup
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Workers that are up, with their room."""
+    """Workers that are up, with their reservations."""
 
     ended: list[str]
     workers: tuple[Any, ...] = ()
 
     def shutdown(self) -> None:
-        self.ended.append("workers and their room")
+        self.ended.append("workers and their reservations")
 
 
 def test_a_group_whose_start_fails_when_its_workers_are_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +39,6 @@ def test_a_group_whose_start_fails_when_its_workers_are_up_is_ended(monkeypatch:
     monkeypatch.setattr(group, "_start_impl", fails_late)
     with pytest.raises(ConnectionError, match="the storage"):
         group._start()
-    assert ended == ["workers and their room"]
+    assert ended == ["workers and their reservations"]
     assert not group.has_started()
     assert group.places() == []

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class StandsStill(AssertionError):
-    """Nothing can run and no timer is set: whoever waits would wait for ever."""
+    """Nothing can run and no timer is set: a task that waits would wait for ever."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):

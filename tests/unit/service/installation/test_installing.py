@@ -9,7 +9,7 @@ import pytest
 
 from service.installation.__main__ import main
 
-NOBODY = "remora-of-no-machine"
+MISSING_USER = "remora-of-no-machine"
 
 
 def install(prefix: Path, *words: str) -> int:
@@ -19,16 +19,16 @@ def install(prefix: Path, *words: str) -> int:
 def test_a_user_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = os.umask(0o077)
     try:
-        assert install(tmp_path / "remora", "--user", NOBODY) == 1
+        assert install(tmp_path / "remora", "--user", MISSING_USER) == 1
     finally:
         os.umask(before)
-    assert f"useradd --system --user-group {NOBODY}" in capsys.readouterr().err
+    assert f"useradd --system --user-group {MISSING_USER}" in capsys.readouterr().err
 
 
 def test_supervisord_runs_processes_as_its_own_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert install(tmp_path / "remora", "--supervisor", "supervisord", "--user", NOBODY) == 1
+    assert install(tmp_path / "remora", "--supervisor", "supervisord", "--user", MISSING_USER) == 1
     assert "leave --user out" in capsys.readouterr().err
     assert not (tmp_path / "remora").exists()
 

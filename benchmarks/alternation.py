@@ -1,4 +1,4 @@
-"""Turns of contestants that are up at the same time; lies beside their scripts, and needs the standard library only."""
+"""Alternating blocks of contestants that run at the same time; needs the standard library only, beside scripts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 
-class Turns:
-    """Steps in blocks, each when its turn comes, with the seconds of every step."""
+class Alternation:
+    """Steps in blocks, each when its `.go` file appears, with the seconds of every step."""
 
     def __init__(self, name: str, folder: Path, blocks: int, steps: int) -> None:
         self._name, self._folder = name, folder

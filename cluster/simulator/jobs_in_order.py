@@ -1,4 +1,4 @@
-"""The jobs of a replay that wait or may grow, in the order of their turns."""
+"""The jobs of a replay that wait or may grow, in the order of the queue."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from cluster.scheduling.queue_order import WINDOW_OF_EACH, QueueKey
 from cluster.simulator.jobs import SimJob
 
 
-class JobsByTurn:
+class JobsInOrder:
     """Jobs in the order of their sort keys, which depend on nothing but the job."""
 
     def __init__(self) -> None:
-        self._turns: list[QueueKey] = []
+        self._keys: list[QueueKey] = []
         self._sims: list[SimJob] = []
 
     def __len__(self) -> int:
         return len(self._sims)
 
-    def add(self, turn: QueueKey, sim: SimJob) -> None:
-        """Insert a job at its turn."""
-        at = bisect_right(self._turns, turn)
-        self._turns.insert(at, turn)
+    def add(self, key: QueueKey, sim: SimJob) -> None:
+        """Insert a job at its place."""
+        at = bisect_right(self._keys, key)
+        self._keys.insert(at, key)
         self._sims.insert(at, sim)
 
-    def remove(self, turn: QueueKey) -> None:
-        """Remove the job with this turn, if it is here."""
-        at = bisect_left(self._turns, turn)
-        if at < len(self._turns) and self._turns[at] == turn:
-            del self._turns[at], self._sims[at]
+    def remove(self, key: QueueKey) -> None:
+        """Remove the job with this key, if it is here."""
+        at = bisect_left(self._keys, key)
+        if at < len(self._keys) and self._keys[at] == key:
+            del self._keys[at], self._sims[at]
 
     def first(self, count: int) -> list[SimJob]:
-        """The jobs whose turn comes next."""
+        """The jobs that come next."""
         return self._sims[:count]
 
     def show(self, width: int) -> None:
@@ -50,13 +50,13 @@ class JobsByTurn:
         """Running jobs hold more or fewer workers than before, which changes nothing here."""
 
 
-class JobsByProject(JobsByTurn):
+class JobsByProject(JobsInOrder):
     """Jobs whose order depends on what their projects hold; `order` sorts the first jobs of all projects."""
 
     def __init__(self, order: Callable[[list[SimJob]], list[SimJob]]) -> None:
         super().__init__()
         self._order = order
-        self._by_project: dict[str, JobsByTurn] = {}
+        self._by_project: dict[str, JobsInOrder] = {}
         self._most = WINDOW_OF_EACH
         #: The last order, until something changes that it depends on.
         self._known: list[SimJob] | None = None
@@ -64,19 +64,19 @@ class JobsByProject(JobsByTurn):
     def __len__(self) -> int:
         return sum(map(len, self._by_project.values()))
 
-    def add(self, turn: QueueKey, sim: SimJob) -> None:
-        """Insert a job at its turn among those of its project."""
-        self._by_project.setdefault(sim.job.project, JobsByTurn()).add(turn, sim)
+    def add(self, key: QueueKey, sim: SimJob) -> None:
+        """Insert a job at its place among those of its project."""
+        self._by_project.setdefault(sim.job.project, JobsInOrder()).add(key, sim)
         self._known = None
 
-    def remove(self, turn: QueueKey) -> None:
-        """Remove the job with this turn, if it is here."""
+    def remove(self, key: QueueKey) -> None:
+        """Remove the job with this key, if it is here."""
         for jobs in self._by_project.values():
-            jobs.remove(turn)
+            jobs.remove(key)
         self._known = None
 
     def first(self, count: int) -> list[SimJob]:
-        """The jobs whose turn comes next, of each project at most the number that is shown."""
+        """The jobs that come next, of each project at most the number that is shown."""
         if self._known is None:
             self._known = self._order(
                 [sim for jobs in self._by_project.values() for sim in jobs.first(self._most)]
