@@ -1,17 +1,22 @@
-"""How long a rank plans which blocks travel after the loss of a worker, beside torch.distributed.checkpoint's planner.
+"""How long a rank plans which blocks travel to one worker less, beside torch.distributed.checkpoint's planner.
 
     python -m benchmarks.reshard_planning
 
 The state is that of a transformer of 70 billion parameters with Adam, sharded over all workers.  Nothing is allocated
-and nothing travels.  The peer gets what a rank wants and what is saved, and lists what it reads; unlike us it has
-not to find what the rank sends.
+and nothing travels.  After a loss the blocks lie in the memory of workers; at a resume in the files of a checkpoint, of
+which each worker reads one, and what a worker says of its own and unpacks of what all others say is counted as well.
+The peer gets what a rank wants and what is saved, and lists what it reads; unlike us it has not to find what the rank
+sends.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,9 +27,12 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from remora.torch.sharded.checkpoint_io import SavedTensor
+from remora.torch.sharded.checkpoint_parts import plans_of
 from remora.torch.sharded.grid import Parallel
-from remora.torch.sharded.reshard import Plans
+from remora.torch.sharded.reshard import Plans, TargetPlans
 from remora.torch.sharded.reshard_plan import Split, boxes_of
+from remora.torch.sharded.saved_blocks import Listing, Places, listed, together
 from remora.torch.sharded.state_shards import TensorSpec
 
 #: Workers before one of them is lost.
@@ -34,13 +42,17 @@ LAYERS, HIDDEN, INNER, KEYS, WORDS = 80, 8192, 28672, 1024, 128256
 
 
 def run() -> dict[str, Any]:
-    """Seconds of one rank by the number of workers, and the ratio to the peer's."""
-    return {"reshard_planning": {str(count): measured(count) for count in WORKERS}}
+    """Seconds of one rank by the number of workers, and the ratio to the peer's; after a loss, and at a resume."""
+    lost, resumed = {}, {}
+    for count in WORKERS:
+        theirs = _theirs(count)
+        lost[str(count)] = beside(_after_a_loss(count), theirs)
+        resumed[str(count)] = beside(_at_a_resume(count), theirs)
+    return {"reshard_planning": lost, "resume_planning": resumed}
 
 
-def measured(workers: int) -> dict[str, float]:
+def beside(ours: float, theirs: float) -> dict[str, float]:
     """Seconds to plan the whole state, in the middle of the workers."""
-    ours, theirs = _ours(workers), _theirs(workers)
     return {"remora_s": round(ours, 4), "dcp_s": round(theirs, 4), "ratio": round(ours / theirs, 4)}
 
 
@@ -52,7 +64,7 @@ def sizes() -> Iterator[tuple[int, ...]]:
         yield from ((WORDS, HIDDEN), *layer * LAYERS, (HIDDEN,), (WORDS, HIDDEN))
 
 
-def _ours(workers: int) -> float:
+def _after_a_loss(workers: int) -> float:
     left = workers - 1
     grid = Parallel().arrange(left)
     before, after = (Split(0, workers, 1),), (Split(0, left, 1),)
@@ -62,6 +74,57 @@ def _ours(workers: int) -> float:
         spec = TensorSpec(size, torch.float32, before)
         plans.of(spec, TensorSpec(size, torch.float32, after))
     return time.perf_counter() - began
+
+
+def _at_a_resume(workers: int) -> float:
+    left = workers - 1
+    names = {f"model/{number:04}": size for number, size in enumerate(sizes())}
+    # The first worker reads the file that would be left over.
+    files = [[rank] if rank else [0, left] for rank in range(left)]
+    said, listings = [], {}
+    mine: dict[str, SavedTensor] = {}
+    for rank, own in enumerate(_files_of(names, files, workers)):
+        listing, places = listed(own)
+        said.append(pickle.dumps((listing.digest, places)))
+        listings[listing.digest] = pickle.dumps(listing)
+        mine = own if rank == left // 2 else mine
+    model: Any = SimpleNamespace(as_split_here=lambda _, spec: replace(spec, splits=(Split(0, left, 1),)))
+    began = time.perf_counter()
+    pickle.dumps(listed(mine))
+    heard: list[tuple[int, Places]] = [pickle.loads(one) for one in said]  # noqa: S301
+    known: dict[int, Listing] = {digest: pickle.loads(one) for digest, one in listings.items()}  # noqa: S301
+    targets = TargetPlans(left // 2, left, Parallel().arrange(left))
+    planned = 0
+    for alike in together(known, [digest for digest, _ in heard], [places for _, places in heard]):
+        assert alike.is_whole
+        planned += len(list(plans_of(alike, model, targets)))
+    took_s = time.perf_counter() - began
+    assert planned == len(names)
+    return took_s
+
+
+def _files_of(
+    names: dict[str, tuple[int, ...]], files: list[list[int]], workers: int
+) -> Iterator[dict[str, SavedTensor]]:
+    """What each rank finds in the files that it reads, of which that many workers have written one each."""
+    boxes = {
+        size: boxes_of(size, [Split(0, workers, 1)], torch.arange(workers)).tolist()
+        for size in set(names.values())
+    }
+    for read in files:
+        blocks = {
+            size: [
+                (tuple(start for start, _ in box), tuple(stop - start for start, stop in box), None)
+                for box in (of_all[one] for one in read)
+                if all(start < stop for start, stop in box)
+            ]
+            for size, of_all in boxes.items()
+        }
+        yield {
+            name: SavedTensor(size, torch.float32, blocks[size], name)  # type: ignore[arg-type]
+            for name, size in names.items()
+            if blocks[size]
+        }
 
 
 def _theirs(workers: int) -> float:

@@ -180,6 +180,13 @@ _FIGURES: tuple[_Figure, ...] = (
         lambda d: d["reshard_planning"]["1024"]["remora_s"] < min(2, d["reshard_planning"]["1024"]["dcp_s"]),
     ),
     (
+        "seconds that one of 1,024 workers plans what travels at a resume (peer: torch.distributed.checkpoint)",
+        _at("resume_planning", "1024", "remora_s"),
+        _at("resume_planning", "1024", "dcp_s"),
+        "under 2",
+        lambda d: d["resume_planning"]["1024"]["remora_s"] < 2,
+    ),
+    (
         "how often a checkpoint leaves the storage for 8 ranks of a node (peer: torch.distributed.checkpoint)",
         _at("resume_bytes", "8", "remora_times"),
         _at("resume_bytes", "8", "dcp_times"),

@@ -29,7 +29,10 @@ import torch
 import torch.distributed as dist
 
 from remora.script.link import Rendezvous
-from remora.torch import left_groups
+from remora.torch import (
+    forked_processes,  # noqa: F401 - it acts from its import on
+    left_groups,
+)
 from remora.torch.backends import COLLECTIVE_TIMEOUT, process_group, rendezvous_store
 from remora.torch.communicators import FORM_S, Forming, abort_beside
 from remora.torch.device_watch import DeviceWatch

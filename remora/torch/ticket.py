@@ -35,7 +35,8 @@ class Ticket:
             if self.work is not None:
                 self.work.wait()
         except RuntimeError as error:
-            self.error = error
+            # Its frames hold this ticket: what torch has of the collective would be ended with the next garbage.
+            self.error = error.with_traceback(None)
         self._is_done = True
 
     def wait_briefly(self) -> None:

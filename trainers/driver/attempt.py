@@ -168,7 +168,7 @@ class Attempt:
 
     async def _begin_in_place(self, group: WorkerGroup, sending: list[asyncio.Task[Any]]) -> None:
         """Once all commands have ended, begin again with the same workers; where that fails, with others."""
-        await asyncio.gather(*sending)
+        refusals: list[set[int]] = await asyncio.gather(*sending)
         members = [self.group_members.by_slot[slot] for slot in self.group_members.in_order()]
         ranks = set(range(group.world_size))
         await self._wait_for_ends(group, ranks, _STOP_S)
@@ -176,7 +176,8 @@ class Attempt:
         await self.commits.finish()
         await self.outputs.finish(has_failed=False)
         # The supervisor of a command that ended by itself before the stop came has ended with it.
-        can_all = ranks <= group.ended and not group.left
+        # So has that of a killed one which has waited in vain for the stop.
+        can_all = ranks <= group.ended and not group.left and not any(refusals)
         if can_all and len(members) == group.world_size and not self.lifecycle.is_final:
             self.progress = group.progress
             self.group = None
@@ -190,10 +191,16 @@ class Attempt:
                 log.exception(
                     "%s cannot begin again in place; its workers are replaced", self.plan.attempt_id
                 )
+                self._stop_opened()
             else:
                 return
         # Their supervisors end, and Ray Train's controller asks what follows.
         await self.group_members.send({"type": "stop", "at_once": True})
+
+    def _stop_opened(self) -> None:
+        """The group that was to follow ends because of us, where it was opened: nothing of it has failed."""
+        if self.group is not None:
+            self.group.stop()
 
     def finish(self) -> None:
         """Ray Train's controller has returned."""

@@ -24,7 +24,7 @@ class Calls(Protocol):
     """What can be asked of workers."""
 
     async def instruct(self, member: ray_train.Member, message: channel.Message) -> bool:
-        """Hand an instruction to a supervisor; False when it does not take it: it is dead, or frozen."""
+        """Hand an instruction to a supervisor; False when it does not take it: it is dead, frozen, or has ended."""
 
     async def free_port(self, member: ray_train.Member) -> int | None:
         """A free TCP port of the worker's node; None when the worker does not answer."""
@@ -39,10 +39,10 @@ class RayCalls:
     async def instruct(self, member: ray_train.Member, message: channel.Message) -> bool:
         """See `Calls`."""
         try:
-            await asyncio.wait_for(member.call(worker_process.instruct, message), _INSTRUCT_S)
+            taken: bool = await asyncio.wait_for(member.call(worker_process.instruct, message), _INSTRUCT_S)
         except (ray.exceptions.RayError, TimeoutError):
             return False
-        return True
+        return taken
 
     async def free_port(self, member: ray_train.Member) -> int | None:
         """See `Calls`."""

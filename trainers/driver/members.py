@@ -149,11 +149,14 @@ class GroupMembers:
 
     # --- instructions
 
-    async def send(self, message: channel.Message, rank: int | None = None) -> None:
-        """Instruct a rank of the worker group, or all of it; a stop goes to those that join it, too."""
+    async def send(self, message: channel.Message, rank: int | None = None) -> set[int]:
+        """Instruct a rank of the worker group, or all of it; a stop goes to those that join it, too.
+
+        Returns the slots that did not take it.
+        """
         everybody = self.by_slot.keys() if message["type"] == "stop" else self.ranks.keys()
         wanted = {slot for slot in everybody - self.departed if rank in (None, self.ranks.get(slot))}
-        await self.send_to(wanted, message)
+        return await self.send_to(wanted, message)
 
     async def send_to(self, slots: Iterable[int], message: channel.Message) -> set[int]:
         """Give slots the same instruction; returns those that did not take it."""

@@ -16,6 +16,7 @@ from trainers.supervisor.assignment import Assignment, ChildFailed, PlannedStop
 from trainers.supervisor.supervisor import Supervisor
 
 #: Seconds until the driver has said what follows a command that got SIGKILL, and has given the next assignment.
+#: A driver that takes longer hears that this worker has ended, and starts another one.
 _VERDICT_S, _NEXT_S = 2.0, 120.0
 
 #: What is to be run and is not yet.
@@ -25,19 +26,33 @@ _running: Supervisor | None = None
 _early: list[channel.Message] = []
 #: The newest stop said whether another assignment follows; None: there was none since the supervisor began.
 _begins_again: bool | None = None
+#: No supervisor follows in this process any more.
+_has_ended = False
 _changed = threading.Condition()
 
 
+class WorkerEnded(Exception):
+    """No supervisor begins in the process of this worker any more."""
+
+
 def prepare(assignment: Assignment, *secrets: bytes) -> None:
-    """Take an assignment, and the chunks of the values of its secrets; called before the supervisor begins."""
+    """Take an assignment, and the chunks of the values of its secrets; called before the supervisor begins.
+
+    Raises WorkerEnded where it came too late.
+    """
     global _assignment
     with _changed:
+        if _has_ended:
+            raise WorkerEnded("the worker has ended, and takes no other assignment")
         _assignment = dataclasses.replace(assignment, secrets=values_of(secrets))
         _changed.notify_all()
 
 
-def instruct(message: channel.Message) -> None:
-    """Take an instruction of the driver for the child, now or as soon as it runs."""
+def instruct(message: channel.Message) -> bool:
+    """Take an instruction of the driver for the child, now or as soon as it runs.
+
+    False: another supervisor was to follow, and this worker has ended.
+    """
     global _begins_again
     with _changed:
         running, again = _running, message.get("again") is True
@@ -47,8 +62,10 @@ def instruct(message: channel.Message) -> None:
         # What ends one supervisor is not for the next one.
         if running is None and not again:
             _early.append(message)
+        is_late = again and _has_ended
     if running is not None:
         running.instruct(message)
+    return not is_late
 
 
 def supervise() -> None:
@@ -64,13 +81,14 @@ def supervise() -> None:
             if not _another_follows(running.was_killed):
                 raise
         else:
+            _end()
             return
 
 
 def _begin() -> Supervisor:
-    global _assignment, _running, _begins_again
+    global _assignment, _running, _begins_again, _has_ended
     with _changed:
-        assignment, _assignment, _begins_again = _assignment, None, None
+        assignment, _assignment, _begins_again, _has_ended = _assignment, None, None, False
         if assignment is None:
             raise RuntimeError("this worker was started without an assignment")
         running = Supervisor(assignment)
@@ -93,7 +111,16 @@ def _another_follows(was_killed: bool) -> bool:
         _running = None
         if was_killed:
             _changed.wait_for(lambda: _begins_again is not None, _VERDICT_S)
-        if not _begins_again:
-            return False
-        _changed.wait_for(lambda: _assignment is not None or not _begins_again, _NEXT_S)
-        return bool(_begins_again) and _assignment is not None
+        if _begins_again:
+            _changed.wait_for(lambda: _assignment is not None or not _begins_again, _NEXT_S)
+        follows = bool(_begins_again) and _assignment is not None
+        if not follows:
+            _end()
+        return follows
+
+
+def _end() -> None:
+    """From now on the driver gets the answer that no supervisor follows here."""
+    global _has_ended
+    with _changed:
+        _has_ended = True

@@ -179,7 +179,8 @@ def saved_tensors(paths: list[Path]) -> dict[str, SavedTensor]:
 
 def _lies_in(offset: tuple[int, ...], shape: tuple[int, ...], size: tuple[int, ...]) -> bool:
     return len(offset) == len(shape) == len(size) and all(
-        first >= 0 and first + length <= whole
+        # What is larger is no size of a tensor, also where it has no element.
+        first >= 0 and first + length <= whole < 1 << 62
         for first, length, whole in zip(offset, shape, size, strict=True)
     )
 

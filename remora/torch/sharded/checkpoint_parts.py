@@ -1,15 +1,14 @@
 """Loads a checkpoint whose files of blocks lie on several nodes: one rank reads each, and its blocks travel.
 
 Supervisors fetch each file of blocks on one node alone (`trainers/checkpoints/parts.py`).  The ranks that read the
-files are to the new group what holders of a snapshot are: the same plan says which blocks they send to whom.
+files are to the new group what holders of a snapshot are: the same plan says which blocks they send to whom, and it is
+made once for tensors that are cut alike (`saved_blocks.py`).
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,12 @@ from remora.torch.sharded import checkpoint_io
 from remora.torch.sharded.building import SHARDED_PART
 from remora.torch.sharded.grid import Grid
 from remora.torch.sharded.process_groups import StateLost, gather_objects
-from remora.torch.sharded.reshard import exchange
-from remora.torch.sharded.reshard_plan import most_elements, plan_transfers
+from remora.torch.sharded.reshard import TargetPlans, exchange
+from remora.torch.sharded.reshard_plan import RankPlan, Split
+from remora.torch.sharded.saved_blocks import Listing, Places, SavedAlike, listed, together
 from remora.torch.sharded.state_shards import ShardedState, TensorSpec
 from remora.torch.state import CheckpointUnusable, read
 from remora.torch.tensor_files import TensorFileDamaged
-
-
-@dataclass(frozen=True)
-class SavedBlock:
-    """A block in a file, without its content."""
-
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class SavedBlocks:
-    """What one rank reads of a tensor."""
-
-    size: tuple[int, ...]
-    dtype: torch.dtype
-    blocks: tuple[SavedBlock, ...]
 
 
 def is_whole(files: Sequence[str]) -> bool:
@@ -80,12 +63,14 @@ def load(folder: Path, sharded: ShardedState, grid: Grid, host_group: Group) -> 
         raise CheckpointUnusable(f"{folder} holds no sharded state: it was not written by ShardedLoop")
     if not is_whole(list(readers)):
         raise StateLost("files of the checkpoint were on a node that is gone")
-    own, tables = _read_own(
+    own, saved = _read_own(
         folder, [name for name, rank in readers.items() if rank == host_group.rank], host_group
     )
-    _check(folder, sharded, tables)
-    for name in sorted({name for table in tables for name in table}):
-        _take(name, own.get(name), tables, sharded, grid, host_group)
+    _check(folder, sharded, saved)
+    targets = TargetPlans(host_group.rank, host_group.world_size, grid)
+    for alike in saved:
+        for name, spec, plan in plans_of(alike, sharded, targets):
+            _take(name, spec, plan, alike.numbers, own.get(name), sharded, grid, host_group)
     return read(folder)
 
 
@@ -96,71 +81,71 @@ def _is_sharded(folder: Path) -> bool:
 
 def _read_own(
     folder: Path, files: list[str], host_group: Group
-) -> tuple[Mapping[str, checkpoint_io.SavedTensor], list[dict[str, SavedBlocks]]]:
-    """The tensors in the files that this rank reads, and what each rank reads.  Raises CheckpointUnusable."""
+) -> tuple[Mapping[str, checkpoint_io.SavedTensor], list[SavedAlike]]:
+    """The tensors in the files that this rank reads, and what all ranks read.  Raises CheckpointUnusable."""
     own: dict[str, checkpoint_io.SavedTensor] = {}
     failure = ""
     try:
         own = checkpoint_io.saved_tensors([folder / name for name in sorted(files)])
     except (TensorFileDamaged, OSError) as error:
         failure = f"{os.fspath(folder)} cannot be read: {error}"
-    table = {
-        name: SavedBlocks(
-            one.size, one.dtype, tuple(SavedBlock(offset, shape) for offset, shape, _ in one.blocks)
-        )
-        for name, one in own.items()
-    }
-    answers: list[tuple[str, dict[str, SavedBlocks]]] = gather_objects(host_group, (failure, table))
-    for rank, (why, _) in enumerate(answers):
+    listing, places = listed(own)
+    said: list[tuple[str, int, Places]] = gather_objects(host_group, (failure, listing.digest, places))
+    for rank, (why, *_) in enumerate(said):
         if why:
             raise CheckpointUnusable(f"rank {rank}: {why}")
-    return own, [one for _, one in answers]
+    digests = [digest for _, digest, _ in said]
+    is_first = digests.index(listing.digest) == host_group.rank
+    given: list[Listing | None] = gather_objects(host_group, listing if is_first else None)
+    listings = {digest: one for digest, one in zip(digests, given, strict=True) if one is not None}
+    try:
+        return own, list(together(listings, digests, [one for *_, one in said]))
+    except ValueError as error:
+        raise CheckpointUnusable(f"{folder} cannot be read: {error}") from error
 
 
-def _check(folder: Path, sharded: ShardedState, tables: list[dict[str, SavedBlocks]]) -> None:
+def _check(folder: Path, sharded: ShardedState, saved: Sequence[SavedAlike]) -> None:
     """Raise CheckpointUnusable on all ranks alike where blocks are missing, or are those of another model."""
-    counts: dict[str, int] = {}
-    kinds: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for table in tables:
-        for name, one in table.items():
-            counts[name] = counts.get(name, 0) + sum(math.prod(block.shape) for block in one.blocks)
-            if kinds.setdefault(name, (one.size, one.dtype)) != (one.size, one.dtype):
-                raise CheckpointUnusable(f"{folder} cannot be read: {name} is not the one of other files")
-    for name, (size, _) in kinds.items():
-        if counts[name] != math.prod(size):
-            raise CheckpointUnusable(f"{folder} does not hold all of {name}: files are damaged")
-    checkpoint_io.check(sharded, {name: size for name, (size, _) in kinds.items()})
+    for alike in saved:
+        if not alike.is_whole:
+            raise CheckpointUnusable(f"{folder} does not hold all of {alike.names[0]}: files are damaged")
+    checkpoint_io.check(sharded, {name: alike.size for alike in saved for name in alike.names})
+
+
+def plans_of(
+    alike: SavedAlike, sharded: ShardedState, targets: TargetPlans
+) -> Iterator[tuple[str, TensorSpec, tuple[RankPlan, int]]]:
+    """The name of each of these tensors, how it is split here, and what this rank sends and receives of it.
+
+    With the plan comes `most_elements` of the tensor.
+    """
+    boxes, holders = alike.boxes(), torch.tensor(alike.holders)
+    plans: dict[tuple[Split, ...], tuple[RankPlan, int]] = {}
+    for name in alike.names:
+        here = sharded.as_split_here(name, TensorSpec(alike.size, alike.dtype, ()))
+        if here.splits not in plans:
+            plans[here.splits] = targets.of(boxes, holders, here)
+        yield name, here, plans[here.splits]
 
 
 def _take(
     name: str,
+    here: TensorSpec,
+    plan: tuple[RankPlan, int],
+    numbers: Sequence[int],
     own: checkpoint_io.SavedTensor | None,
-    tables: list[dict[str, SavedBlocks]],
     sharded: ShardedState,
     grid: Grid,
     host_group: Group,
 ) -> None:
     """Bring one tensor's blocks from the ranks that read them to those that need them."""
-    saved = [(rank, table[name]) for rank, table in enumerate(tables) if name in table]
-    held = [(rank, place, block) for rank, one in saved for place, block in enumerate(one.blocks)]
-    size, dtype = saved[0][1].size, saved[0][1].dtype
-    here = sharded.as_split_here(name, TensorSpec(size, dtype, ()))
-    old = torch.tensor([_box(block) for *_, block in held], dtype=torch.int64).view(len(held), len(size), 2)
-    wanted = [here.box(grid.state_shard_of(rank)) for rank in range(host_group.world_size)]
-    new = torch.tensor([[(rows.start, rows.stop) for rows in box] for box in wanted], dtype=torch.int64)
-    holders = torch.tensor([rank for rank, *_ in held])
-    new = new.view(len(wanted), len(size), 2)
-    plan = plan_transfers(host_group.rank, old, holders, new)
 
-    def held_here(number: int) -> torch.Tensor:
+    def held_here(block: int) -> torch.Tensor:
         assert own is not None
-        *_, file = own.blocks[held[number][1]]
+        *_, file = own.blocks[numbers[block]]
         return file.view(name)
 
-    block = torch.empty(tuple(map(len, wanted[host_group.rank])), dtype=dtype)
-    exchange(host_group, plan, most_elements(old, holders, new), held_here, block)
+    rows = here.box(grid.state_shard_of(host_group.rank))
+    block = torch.empty(tuple(map(len, rows)), dtype=here.dtype)
+    exchange(host_group, *plan, held_here, block)
     sharded.set_block(name, here, block)
-
-
-def _box(block: SavedBlock) -> list[tuple[int, int]]:
-    return [(first, first + length) for first, length in zip(block.offset, block.shape, strict=True)]

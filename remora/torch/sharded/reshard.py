@@ -89,13 +89,25 @@ def _move(
         own[one.target_slices].copy_(block.view(one.shape))
 
 
+class TargetPlans:
+    """What one rank sends and receives of a tensor whose blocks lie somewhere, to become those of its group."""
+
+    def __init__(self, rank: int, world_size: int, grid: Grid) -> None:
+        self._rank = rank
+        self._wanted = torch.tensor([grid.state_shard_of(one) for one in range(world_size)])
+
+    def of(self, old: torch.Tensor, holders: torch.Tensor, here: TensorSpec) -> tuple[RankPlan, int]:
+        """The plan, and `most_elements`; `old` and `holders` as for `plan_transfers`."""
+        new = boxes_of(here.size, here.splits, self._wanted)
+        return plan_transfers(self._rank, old, holders, new), most_elements(old, holders, new)
+
+
 class Plans:
     """What one rank sends and receives of all tensors; those of one size that are split in one way have the same."""
 
     def __init__(self, rank: int, world_size: int, grid: Grid, holders: Mapping[int, int]) -> None:
-        self._rank = rank
         self._holders = torch.tensor([holders[shard] for shard in range(len(holders))])
-        self._wanted = torch.tensor([grid.state_shard_of(one) for one in range(world_size)])
+        self._targets = TargetPlans(rank, world_size, grid)
         self._found: dict[tuple[object, ...], tuple[RankPlan, int]] = {}
 
     def of(self, spec: TensorSpec, here: TensorSpec) -> tuple[RankPlan, int]:
@@ -103,7 +115,5 @@ class Plans:
         kind = (spec.size, spec.splits, here.splits)
         if kind not in self._found:
             old = boxes_of(spec.size, spec.splits, torch.arange(len(self._holders)))
-            new = boxes_of(spec.size, here.splits, self._wanted)
-            plan = plan_transfers(self._rank, old, self._holders, new)
-            self._found[kind] = plan, most_elements(old, self._holders, new)
+            self._found[kind] = self._targets.of(old, self._holders, here)
         return self._found[kind]

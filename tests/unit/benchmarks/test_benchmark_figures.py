@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "sharded_stall": {"remora": 1.01, "dcp_save": 1.4, "step_s": 1.0},
     "submit_to_first_step": {"remora_s": 1.9, "stock_s": 8.0},
     "reshard_planning": {"1024": {"remora_s": 0.05, "dcp_s": 2.0}},
+    "resume_planning": {"1024": {"remora_s": 0.3, "dcp_s": 2.0}},
     "resume_bytes": {"8": {"remora_times": 1.0, "dcp_times": 8.06}},
     "resume_near": {"fsdp2": {"node_s": 0.1, "node_times": 0.0, "storage_s": 0.3, "storage_times": 1.0}},
     "resume_shards": {"4": {"remora_times": 1.0, "dcp_times": 1.0}},
@@ -48,7 +49,7 @@ def verdicts(**changed: Any) -> list[bool]:
 
 def test_a_good_document_reaches_every_target() -> None:
     assert all(verdicts())
-    assert len(verdicts()) == 28
+    assert len(verdicts()) == 29
 
 
 def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
@@ -73,6 +74,7 @@ def test_what_is_missed_or_was_not_measured_is_not_reached() -> None:
     more = {"threads": {"before": 20, "after": 21}, "memory_mib": {"before": 110.0, "after": 140.0}}
     assert verdicts(regroupings=more).count(False) == 1
     assert verdicts(reshard_planning={"1024": {"remora_s": 2.1, "dcp_s": 2.0}}).count(False) == 1
+    assert verdicts(resume_planning={"1024": {"remora_s": 2.1, "dcp_s": 3.0}}).count(False) == 1
     assert verdicts(notice={**GOOD["notice"], "samples_doubled": 2}).count(False) == 1
 
 

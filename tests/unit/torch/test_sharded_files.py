@@ -16,7 +16,7 @@ from remora.torch.sharded.checkpoint_parts import is_whole, readers_of
 from remora.torch.sharded.grid import SHARD, TENSOR, Grid
 from remora.torch.sharded.reshard_plan import Split
 from remora.torch.sharded.state_shards import ShardOffsets, StateLayout, TensorSpec
-from remora.torch.tensor_files import MappedTensors, TensorFileDamaged
+from remora.torch.tensor_files import MappedTensors, TensorFileDamaged, write_tensors
 
 GRIDS = [Grid(1, 1, 1), Grid(1, 3, 1), Grid(2, 2, 1), Grid(1, 2, 2), Grid(2, 1, 2, (SHARD, TENSOR))]
 
@@ -125,6 +125,14 @@ def test_a_header_that_does_not_fit_its_tensors_is_damaged(old: bytes, new: byte
     assert old in content
     path.write_bytes(content.replace(old, new))
     with pytest.raises(TensorFileDamaged, match="is damaged"):
+        checkpoint_io.saved_tensors([path])
+
+
+def test_a_size_that_no_tensor_has_is_damaged(tmp_path: Path) -> None:
+    places = {"model/weight": {"saved_offsets": [0, 0], "size": [0, 1 << 62]}}
+    path = tmp_path / "sharded-00001-of-00001.safetensors"
+    write_tensors({"model/weight": torch.zeros(0, 2)}, path, {"DCP_SHARDING_INFO": json.dumps(places)})
+    with pytest.raises(TensorFileDamaged, match="is damaged: model/weight is not the one of other files"):
         checkpoint_io.saved_tensors([path])
 
 

@@ -29,6 +29,8 @@ class Stage:
         self.frozen: set[int] = set()
         #: Their supervisors answer, and their scripts do nothing.
         self.hanging: set[int] = set()
+        #: Their supervisors have ended, and no other one follows.
+        self.ended: set[int] = set()
         #: Scripts that need that number of seconds before they notice that they shall park.
         self.slow: dict[int, float] = {}
         #: Messages, by slot and kind, that scripts are too busy to notice.
@@ -158,6 +160,8 @@ class Stage:
 
     async def instruct(self, member: Member, message: dict[str, Any]) -> bool:
         if not await self._answers(member.slot):
+            return False
+        if message.get("again") and member.slot in self.ended:
             return False
         self.sent.append((member.slot, message))
         self.watch(member.slot, message)

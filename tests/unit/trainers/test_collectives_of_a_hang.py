@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.script.collectives import MOST_GROUPS, newest_of
+from remora.script import collectives
+from remora.script.collectives import MOST_GROUPS, last_collectives, newest_of
 from trainers.driver.collectives import explain
 from trainers.last_collectives import LastCollective, read_collectives
 
@@ -54,6 +59,40 @@ class TestTheScript:
     def test_many_groups_are_cut_and_what_is_no_entry_is_left_out(self) -> None:
         many = [entry(1, process_group=[str(n), ""]) for n in range(2 * MOST_GROUPS)]
         assert len(newest_of([None, {}, 7, *many])) == MOST_GROUPS
+
+
+class Blocked:
+    """The recorder of a device that does not answer."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = threading.Event()
+
+    def __call__(self) -> bytes:
+        self.asked += 1
+        self.answers.wait()
+        return json.dumps({"entries": [entry(3, profiling_name="nccl:all_reduce", pg_id=1)]}).encode()
+
+
+def test_a_recorder_that_does_not_answer_is_left_alone_and_the_others_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocked = Blocked()
+    both = SimpleNamespace(
+        _dump_nccl_trace_json=blocked, _dump_fr_trace_json=lambda: json.dumps({"entries": [entry(7)]})
+    )
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", both)
+    monkeypatch.setattr(collectives, "DUMP_S", 0.05)
+    for _ in range(3):
+        assert [one["group"] for one in last_collectives()] == ["gloo:0"]
+    assert blocked.asked == 1, "no thread more for each question"
+    blocked.answers.set()
+    for one in threading.enumerate():
+        if one.name == "remora-recorder":
+            one.join(10.0)
+    monkeypatch.setattr(collectives, "DUMP_S", 10.0)
+    assert {one["group"] for one in last_collectives()} == {"gloo:0", "nccl:0"}
+    assert blocked.asked == 2
 
 
 _JSON = st.recursive(

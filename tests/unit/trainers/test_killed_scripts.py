@@ -133,6 +133,42 @@ async def test_where_the_same_workers_cannot_begin_again_others_do(silent: bool)
     assert stage.attempt.group is None
 
 
+@scene
+async def test_a_killed_one_that_has_not_waited_for_a_late_driver_is_replaced() -> None:
+    stage, begun = plain(2, saved=10), []
+
+    async def begin_again(members: list[Member]) -> None:
+        begun.append(members)
+
+    stage.attempt.begin_again = begin_again
+    stage.ended.add(1)
+    stage.say(1, "killed")
+    stage.attempt.receive(1, {"type": "exit", "stopped": False, "exit_code": None, "signal": 9})
+    await commands_end(stage, {0})
+    await stage.after(1.0)
+    assert begun == [], "one of the workers would have no supervisor"
+    assert [(slot, message.get("again", False)) for slot, message in stage.sent] == [
+        (0, True), (0, False), (1, False),
+    ]  # fmt: skip
+    assert await stage.attempt.judge(set(), set()), "another worker group follows, and no retry is used up"
+
+
+@scene
+async def test_a_group_of_the_same_workers_that_one_of_them_does_not_take_part_in_is_replaced() -> None:
+    stage = plain(2, saved=10)
+
+    async def begin_again(members: list[Member]) -> None:
+        stage.attempt.open_group(members, None)
+        raise TimeoutError("the worker has ended, and takes no other assignment")
+
+    stage.attempt.begin_again = begin_again
+    stage.say(1, "killed")
+    await commands_end(stage, {0, 1})
+    await stage.after(1.0)
+    assert await stage.attempt.judge(set(), set()), "another worker group follows, and no retry is used up"
+    assert stage.attempt.verdict is None
+
+
 @pytest.mark.parametrize("end", [
     {"exit_code": 1, "signal": None},
     # It needs no other command, and its supervisor has returned.

@@ -886,11 +886,28 @@ def test_another_supervisor_follows_in_the_process_of_a_worker_where_the_driver_
 ) -> None:
     for name, value in {"_early": [], "_running": None, "_begins_again": None, "_VERDICT_S": 0.01}.items():
         monkeypatch.setattr(worker_process, name, value)
+    monkeypatch.setattr(worker_process, "_has_ended", False)
     monkeypatch.setattr(worker_process, "_assignment", "the next one")
     for more in said:
         worker_process.instruct({"type": "stop", "at_once": True, **more})
     assert worker_process._another_follows(was_killed) is follows
     assert not any(message.get("again") for message in worker_process._early), "it would end the next one"
+
+
+def test_a_driver_that_is_late_hears_that_the_worker_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {"_early": [], "_running": None, "_begins_again": None, "_has_ended": False, "_VERDICT_S": 0.01}
+    for name, value in fields.items():
+        monkeypatch.setattr(worker_process, name, value)
+    again = {"type": "stop", "at_once": True, "again": True}
+    assert worker_process.instruct(again), "it may still come in time"
+    monkeypatch.setattr(worker_process, "_begins_again", None)
+    assert not worker_process._another_follows(was_killed=True)
+    assert not worker_process.instruct(again)
+    assert worker_process.instruct({"type": "stop", "at_once": True}), "there is nothing left to stop"
+    with pytest.raises(
+        worker_process.WorkerEnded, match=r"^the worker has ended, and takes no other assignment$"
+    ):
+        worker_process.prepare(None)  # type: ignore[arg-type]
 
 
 def test_without_an_assignment_nothing_runs() -> None:
