@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from remora.free_ports import free_port
 
@@ -57,16 +58,40 @@ def _ray(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
 def _mlflow(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None]]:
     """Command, address, and nothing to add: the runs are stored before."""
     from mlflow.entities import RunStatus
+    from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     url = f"sqlite:///{folder}/mlflow.db"
     store = SqlAlchemyStore(url, str(folder))
-    for number in range(count):
-        run = store.create_run("0", "user", 1000 * number, [], f"run {number}")
-        store.update_run_info(run.info.run_id, RunStatus.FINISHED, 1000 * number + 1, None)
+    first = store.create_run("0", "user", 0, [], "run 0")
+    store.update_run_info(first.info.run_id, RunStatus.FINISHED, 1, None)
+    # One call for each of thousands of runs would take an hour: the others are rows like those that it has made.
+    with store.ManagedSessionMaker() as session:
+        run = _columns(session.query(SqlRun).one())
+        tags = [_columns(tag) for tag in session.query(SqlTag)]
+        runs = [{**run, **_run(number)} for number in range(1, count)]
+        session.bulk_insert_mappings(SqlRun, runs)
+        named = [{**tag, "run_uuid": one["run_uuid"], **_tag(tag, one)} for one in runs for tag in tags]
+        session.bulk_insert_mappings(SqlTag, named)
     port = free_port()
     words = ["-m", "mlflow", "server", "--backend-store-uri", url, "--host", "127.0.0.1", "--port", str(port)]
     return [sys.executable, *words, "--workers", "1"], f"http://127.0.0.1:{port}", lambda: None
+
+
+def _columns(row: Any) -> dict[str, Any]:
+    """Of a row of MLflow's own models, by the names of the attributes."""
+    return {one.key: getattr(row, one.key) for one in row.__mapper__.column_attrs}
+
+
+def _run(number: int) -> dict[str, Any]:
+    """What a run has of its own."""
+    times = {"start_time": 1000 * number, "end_time": 1000 * number + 1}
+    return {"run_uuid": f"{number:032x}", "name": f"run {number}", **times}
+
+
+def _tag(tag: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The name of a run is also a tag of it."""
+    return {"value": run["name"]} if tag["value"] == "run 0" else {}
 
 
 _PEERS: Mapping[str, Callable[[int, Path], tuple[list[str], str, Callable[[], None]]]] = {

@@ -56,6 +56,19 @@ class Attempt(View):
     ended_at: float | None = None
 
 
+class JobPhase(View):
+    """What an attempt did with its nodes, from when until when, by the clock of its driver."""
+
+    attempt: int
+    #: 1, 2, ... of the attempt's phases.
+    number: int
+    #: `starting`, `preparing`, `running`, `training`, `recomputing`, `checkpoint` or `draining`.
+    phase: str
+    began_at: float
+    #: None: it goes on.
+    ended_at: float | None = None
+
+
 class ArrayElement(View):
     """Which job of an array it is."""
 

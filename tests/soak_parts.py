@@ -111,6 +111,7 @@ PARTS: Mapping[str, Part] = {
             f"{CONTRACTS}/test_metrics_of_nodes.py",
             f"{CONTRACTS}/test_missing_files.py",
             f"{CONTRACTS}/test_migration_of_identities.py",
+            f"{CONTRACTS}/test_newest_entries.py",
             f"{CONTRACTS}/test_nodes_that_compute_wrongly.py",
             f"{CONTRACTS}/test_owners_pauses.py",
             f"{CONTRACTS}/test_paused_jobs.py",

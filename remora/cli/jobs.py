@@ -184,6 +184,9 @@ def logs(
 def events(
     job: JobArgument,
     follow: FollowOption = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last N events.")
+    ] = None,
     raw: RawOption = False,
     as_json: JsonOption = False,
     server: ServerOption = None,
@@ -192,7 +195,7 @@ def events(
     with connect(server) as client:
         job_id = client.find(job).id
         with detaching(job_id, "events -f"):
-            for event in client.events(job_id, follow=follow):
+            for event in client.events(job_id, follow=follow, tail=tail):
                 if as_json:
                     output.print_json_line(event)
                 else:

@@ -61,6 +61,7 @@ from remora.views import (
     Health,
     Job,
     JobArray,
+    JobPhase,
     Ledger,
     LogLine,
     MetricPoint,
@@ -388,11 +389,27 @@ class AsyncClient(Shell):
         """A job's attempts, oldest first."""
         return await self._run(flows.all_pages(lambda cursor: requests.list_attempts(job_id, cursor)))
 
-    def events(self, job_id: str, *, follow: bool = False, after: int = 0) -> AsyncIterator[Event]:
-        """A job's events after a sequence number; with `follow` also those to come, until the job has ended."""
+    async def phases(self, job_id: str) -> list[JobPhase]:
+        """What its attempts did with their nodes, from when until when, the newest first."""
+        return await self._run(flows.all_pages(lambda cursor: requests.list_phases(job_id, cursor)))
+
+    def events(
+        self,
+        job_id: str,
+        *,
+        follow: bool = False,
+        after: int = 0,
+        tail: int | None = None,
+        kinds: Sequence[str] = (),
+    ) -> AsyncIterator[Event]:
+        """A job's events after a sequence number (or the last `tail`), of these kinds or of all.
+
+        With `follow` also those to come, until the job has ended.
+        """
         if follow:
-            return self._follow(requests.follow_events(job_id, after=after), job_id)
-        return self._pages(flows.events(job_id, after))
+            stream = requests.follow_events(job_id, after=after, tail=tail, kinds=kinds)
+            return self._follow(stream, job_id)
+        return self._pages(flows.events(job_id, after, tail, kinds))
 
     def logs(
         self,

@@ -243,9 +243,14 @@ def find_job(text: str) -> Flow[Job]:
 Paging = Callable[[T | None], Request[Page[T]]]
 
 
-def events(job_id: str, after: int) -> Paging[Event]:
-    """Pages of the events after a sequence number."""
-    return lambda last: requests.list_events(job_id, after=after if last is None else last.seq)
+def events(job_id: str, after: int, tail: int | None, kinds: Sequence[str]) -> Paging[Event]:
+    """Pages of the events after a sequence number, or of the last `tail`, of these kinds or of all."""
+    return lambda last: requests.list_events(
+        job_id,
+        after=after if last is None else last.seq,
+        tail=tail if last is None else None,
+        kinds=kinds,
+    )
 
 
 def logs(

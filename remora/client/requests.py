@@ -31,6 +31,7 @@ from remora.views import (
     Health,
     Job,
     JobArray,
+    JobPhase,
     Ledger,
     LogLine,
     MetricPoint,
@@ -405,9 +406,22 @@ def list_attempts(job_id: str, cursor: str | None = None) -> Request[Page[Attemp
     return Request(method="GET", path=job_path(job_id, "attempts"), params=params, parse=_one(Page[Attempt]))
 
 
-def list_events(job_id: str, *, after: int, limit: int = PAGE_ITEMS) -> Request[Page[Event]]:
-    """Events after a sequence number, oldest first."""
-    params = _params(after=after, limit=limit)
+def list_phases(job_id: str, cursor: str | None = None) -> Request[Page[JobPhase]]:
+    """One page of what a job's attempts did, the newest first."""
+    params = _params(cursor=cursor, limit=PAGE_ITEMS)
+    return Request(method="GET", path=job_path(job_id, "phases"), params=params, parse=_one(Page[JobPhase]))
+
+
+def list_events(
+    job_id: str,
+    *,
+    after: int,
+    limit: int = PAGE_ITEMS,
+    tail: int | None = None,
+    kinds: Sequence[str] = (),
+) -> Request[Page[Event]]:
+    """Events after a sequence number, oldest first; with `tail` only the last ones, with `kinds` only those."""
+    params = _params(after=after, limit=limit, tail=tail, kind=",".join(kinds) or None)
     return Request(method="GET", path=job_path(job_id, "events"), params=params, parse=_one(Page[Event]))
 
 
@@ -706,7 +720,9 @@ def get_health() -> Request[Health]:
     return Request(method="GET", path="/healthz", parse=_one(Health))
 
 
-def follow_events(job_id: str, *, after: int = 0) -> Stream[Event]:
+def follow_events(
+    job_id: str, *, after: int = 0, tail: int | None = None, kinds: Sequence[str] = ()
+) -> Stream[Event]:
     """A job's events until it has ended."""
     return Stream(
         path=job_path(job_id, "events"),
@@ -714,6 +730,8 @@ def follow_events(job_id: str, *, after: int = 0) -> Stream[Event]:
         parse=Event.model_validate_json,
         seq=lambda event: event.seq,
         after=after,
+        params=_params(kind=",".join(kinds) or None),
+        first_params=_params(tail=tail),
     )
 
 

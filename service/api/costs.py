@@ -45,7 +45,7 @@ from service.queue.goodput import (
     sentence,
 )
 from service.queue.rows import JobRow, NodeRow
-from service.store import costs, job_history
+from service.store import costs, metric_summaries
 
 router = APIRouter()
 
@@ -200,7 +200,7 @@ async def show_goodput(request: Request, query: Annotated[GoodputParameters, Que
     def read(connection: sa.Connection) -> tuple[Answer, list[MetricPoint]]:
         only = frozenset[str]() if job is None else frozenset([job.id])
         answer = Answer(connection, access, since, until, only)
-        return answer, [] if job is None else job_history.few_points(connection, job.id, -1, _POINTS)
+        return answer, [] if job is None else metric_summaries.few_points(connection, job.id, -1, _POINTS)
 
     def work(answer: Answer, points: Sequence[MetricPoint]) -> str:
         by_cause = by_cause_of(answer.spans(), answer.rows.nodes)

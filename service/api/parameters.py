@@ -83,12 +83,27 @@ class EventsParameters(Parameters):
     cursor: Cursor | None = None
 
 
-class LogsParameters(EventsParameters):
+class TailParameters(EventsParameters):
+    """Which entries of a job; with `tail` only the last ones of those, at most that number."""
+
+    tail: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+
+
+class JobEventsParameters(TailParameters):
+    """Which events of a job."""
+
+    #: PostgreSQL has no text with the character 0.
+    kind: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00]*$")]],
+        BeforeValidator(split_words),
+    ] = Field(default_factory=list)
+
+
+class LogsParameters(TailParameters):
     """Which lines."""
 
     rank: Annotated[int, Field(ge=-1, le=MAX_NUMBER)] | None = None
     attempt: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    tail: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     #: PostgreSQL has no text with the character 0.
     contains: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")] | None = None
 

@@ -19,9 +19,10 @@ from service.api.hidden_job_ids import ForeignJobs
 from service.api.pages import as_json, write_page
 from service.api.parameters import (
     MAX_NUMBER,
-    EventsParameters,
+    JobEventsParameters,
     LogsParameters,
     MetricsParameters,
+    TailParameters,
     read_number_cursor,
 )
 from service.api.problem_documents import ApiProblem, invalid_parameter
@@ -29,8 +30,8 @@ from service.api.sse import PING, EventStream, StreamOwner, frame
 from service.identities.principals import Access
 from service.policies_in_force import policies_in_force
 from service.queue.rows import JobRow
-from service.store import job_history
-from service.store.job_history import LogFilter, Position
+from service.store import job_history, metric_summaries
+from service.store.job_history import EventFilter, Filter, LogFilter, Position
 from service.store.scoped import find_job
 
 router = APIRouter(prefix="/v1/jobs/{job_id}")
@@ -119,32 +120,20 @@ async def _stream(request: Request, job: JobRow, frames: AsyncGenerator[bytes]) 
 
 
 @router.get("/events", operation_id="list_events", response_model=Page[Event])
-async def events(request: Request, job_id: str, query: Annotated[EventsParameters, Query()]) -> Response:
+async def events(request: Request, job_id: str, query: Annotated[JobEventsParameters, Query()]) -> Response:
     """What happened to the job: a page, or a stream with `Accept: text/event-stream`."""
     job = await job_of(request, job_id)
     context, access = context_of(request), access_of(request)
-    after = read_number_cursor(query.cursor, query.after)
-
-    def page(connection: sa.Connection, after: int, limit: int) -> Sequence[Event]:
-        shown = ForeignJobs(connection, access).event
-        return [shown(one) for one in job_history.page_of_events(connection, job_id, after, limit)]
-
-    async def read(after: int, limit: int) -> Sequence[Event]:
-        return await context.database.read(lambda connection: page(connection, after, limit))
-
+    wanted = EventFilter(tuple(sorted(set(query.kind))))
+    after = await _begin(request, context, job_id, wanted, query)
+    read = partial(
+        _wanted_entries, context, job_id, wanted, lambda connection: ForeignJobs(connection, access).event
+    )
     if _wants(request, "text/event-stream"):
-        after = _resume_after(request, after)
-        principal = principal_of(request).id
-        frames = _frames(
-            context, job_id, "event", after, read, lambda position: position.event_seq, principal
-        )
+        shown_to = (principal_of(request).id, wanted)
+        frames = _frames(context, job_id, "event", after, read, lambda position: position.event_seq, shown_to)
         return await _stream(request, job, frames)
-
-    def work(connection: sa.Connection) -> bytes:
-        found = page(connection, after, query.limit)
-        return write_page(found, lambda one: one, lambda one: one.seq, query.limit)
-
-    return as_json(await context.database.read(work))
+    return await _page(await read(after, query.limit), query.limit)
 
 
 @router.get("/logs", operation_id="list_logs", response_model=Page[LogLine])
@@ -153,27 +142,37 @@ async def logs(request: Request, job_id: str, query: Annotated[LogsParameters, Q
     job = await job_of(request, job_id)
     context = context_of(request)
     wanted = LogFilter(query.rank, query.attempt, query.contains)
-    after = read_number_cursor(query.cursor, query.after)
-    read = partial(_wanted_lines, context, job_id, wanted)
-
-    resumes = request.headers.get("last-event-id") and _wants(request, "text/event-stream")
-    if query.tail is not None and query.cursor is None and not resumes:
-        after = max(after, await _tail_start(context, job_id, wanted, query.tail))
+    after = await _begin(request, context, job_id, wanted, query)
+    read = partial(_wanted_entries, context, job_id, wanted, lambda _: lambda line: line)
     if _wants(request, "text/event-stream"):
-        after = _resume_after(request, after)
         frames = _frames(context, job_id, "log", after, read, lambda position: position.log_seq, wanted)
         return await _stream(request, job, frames)
     if _wants(request, "text/plain"):
         request.scope["remora.is_stream"] = True
         return StreamingResponse(_text(after, read), media_type="text/plain; charset=utf-8")
+    return await _page(await read(after, query.limit), query.limit)
 
-    lines = await read(after, query.limit)
-    written = partial(write_page, lines, lambda line: line, lambda line: line.seq, query.limit)
+
+async def _page(entries: Sequence[EntryT], limit: int) -> Response:
+    written = partial(write_page, entries, lambda entry: entry, lambda entry: entry.seq, limit)
     return as_json(await asyncio.to_thread(written))
 
 
-async def _tail_start(context: Context, job_id: str, wanted: LogFilter, tail: int) -> int:
-    """The number after which the last `tail` wanted lines follow, found as `_wanted_lines` finds its own."""
+async def _begin(
+    request: Request, context: Context, job_id: str, wanted: Filter[EntryT], query: TailParameters
+) -> int:
+    """The number after which the entries follow that a request asks for.  Raises ApiProblem."""
+    after = read_number_cursor(query.cursor, query.after)
+    is_stream = _wants(request, "text/event-stream")
+    resumes = is_stream and request.headers.get("last-event-id")
+    # What follows a page or an entry of the tail is not cut again.
+    if query.tail is not None and query.cursor is None and not resumes:
+        after = max(after, await _tail_start(context, job_id, wanted, query.tail))
+    return _resume_after(request, after) if is_stream else after
+
+
+async def _tail_start(context: Context, job_id: str, wanted: Filter[EntryT], tail: int) -> int:
+    """The number after which the last `tail` wanted entries follow, found as `_wanted_entries` finds its own."""
     search = await context.database.read(
         partial(job_history.begin_tail, job_id=job_id, wanted=wanted, tail=tail)
     )
@@ -183,22 +182,30 @@ async def _tail_start(context: Context, job_id: str, wanted: LogFilter, tail: in
     return search.upto
 
 
-async def _wanted_lines(
-    context: Context, job_id: str, wanted: LogFilter, after: int, limit: int
-) -> Sequence[LogLine]:
-    """The first `limit` wanted lines above `after`, by one query after the other, between which others have theirs."""
-    found: list[LogLine] = []
+async def _wanted_entries(
+    context: Context,
+    job_id: str,
+    wanted: Filter[EntryT],
+    shown: Callable[[sa.Connection], Callable[[EntryT], EntryT]],
+    after: int,
+    limit: int,
+) -> Sequence[EntryT]:
+    """The first `limit` wanted entries above `after`, by one query after the other, between which others have theirs.
+
+    `shown` makes of each what the sender of the request may see.
+    """
+    found: list[EntryT] = []
     position: int | None = after
+
+    def look(connection: sa.Connection, after: int, limit: int) -> tuple[list[EntryT], int | None]:
+        entries, goes_on_after = job_history.scan(connection, job_id, wanted, after, limit)
+        return list(map(shown(connection), entries)), goes_on_after
+
     while position is not None:
-        look = partial(
-            job_history.scan_logs,
-            job_id=job_id,
-            wanted=wanted,
-            after=position,
-            limit=limit - len(found),
+        entries, position = await context.database.read(
+            partial(look, after=position, limit=limit - len(found))
         )
-        lines, position = await context.database.read(look)
-        found += lines
+        found += entries
     return found
 
 
@@ -217,7 +224,7 @@ async def metrics(request: Request, job_id: str, query: Annotated[MetricsParamet
 
     def work(connection: sa.Connection) -> bytes:
         if points is not None:
-            few = job_history.few_points(connection, job_id, after, points)
+            few = metric_summaries.few_points(connection, job_id, after, points)
             return Page[MetricPoint](items=few).model_dump_json().encode()
         page = job_history.page_of_metrics(connection, job_id, after, query.limit)
         return write_page(page, lambda point: point, lambda point: point.step, query.limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,9 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+
+#: In a script or style of ours: lines that are comments, and what lines begin with.
+_FOR_READERS = re.compile(r"^[ \t]*(?:/\*\*(?:(?!\*/)[\s\S])*\*/[ \t]*\n|//.*\n)|^[ \t]+", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ def _answer(request: Request, name: str) -> Response:
 
 def _read(path: Path) -> WebFile:
     content = path.read_bytes()
+    if path.parent == FOLDER and path.suffix in (".js", ".css"):
+        # Nothing of the page is minified, but what only its readers need is not sent.
+        content = _FOR_READERS.sub("", content.decode()).encode()
     digest = hashlib.sha256(content).hexdigest()[:32]
     return WebFile(content, gzip.compress(content, mtime=0), TYPES[path.suffix], digest)
 

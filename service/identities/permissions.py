@@ -79,6 +79,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "list_events": VIEW,
     "list_logs": VIEW,
     "list_metrics": VIEW,
+    "list_phases": VIEW,
     "list_worker_loads": VIEW,
     "show_ledger": VIEW,
     "list_checkpoints": VIEW,

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from remora.states import EndReason, JobState
 from service.settings import Settings
-from service.store import costs, job_history, jobs
+from service.store import costs, job_history, jobs, metric_summaries
 from service.store.database import Database
 from service.store.job_history import LogFilter
 from service.store.tables import metrics
@@ -238,20 +238,20 @@ class TestPointsOfMetrics:
     def test_read_no_more_steps_of_a_job_that_is_ten_times_as_long(
         self, world: World, monkeypatch: pytest.MonkeyPatch, every: int
     ) -> None:
-        monkeypatch.setattr(job_history, "SUMMARISED", 200)
+        monkeypatch.setattr(metric_summaries, "SUMMARISED", 200)
         (job_id,) = run_jobs(world, 1)
         read: list[int] = []
-        add = job_history._Part.add
+        add = metric_summaries._Part.add
 
-        def counted(part: job_history._Part, step: int, *rest: Any) -> None:
+        def counted(part: metric_summaries._Part, step: int, *rest: Any) -> None:
             read.append(step)
             add(part, step, *rest)
 
-        monkeypatch.setattr(job_history._Part, "add", counted)
+        monkeypatch.setattr(metric_summaries._Part, "add", counted)
         for count in (200, 2_000, 20_000):
             add_steps(world, job_id, count, every)
             read.clear()
-            points = world.database.query(lambda c: job_history.few_points(c, job_id, -1, 20))
+            points = world.database.query(lambda c: metric_summaries.few_points(c, job_id, -1, 20))
             assert points[-1].step == read[-1] == count * every
             assert len(points) == 20, "each part has steps that were drawn"
             assert len(read) == count if count == 200 else 100 < len(read) < 300

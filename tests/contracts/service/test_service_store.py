@@ -255,7 +255,7 @@ class TestIngest:
         wanted = LogFilter(contains="FOUND")
 
         def scan(after: int) -> tuple[list[int], int | None]:
-            found, position = read(database, lambda c: job_history.scan_logs(c, job.id, wanted, after, 10, 3))
+            found, position = read(database, lambda c: job_history.scan(c, job.id, wanted, after, 10, 3))
             return [line.seq for line in found], position
 
         assert [scan(0), scan(3), scan(6)] == [([], 3), ([5], 6), ([], None)]

@@ -161,6 +161,7 @@ RULES: dict[str, Rule] = {
     "list_events": Rule("viewer", "GET", "/v1/jobs/{done}/events"),
     "list_logs": Rule("viewer", "GET", "/v1/jobs/{done}/logs"),
     "list_metrics": Rule("viewer", "GET", "/v1/jobs/{done}/metrics"),
+    "list_phases": Rule("viewer", "GET", "/v1/jobs/{done}/phases"),
     "list_worker_loads": Rule("viewer", "GET", "/v1/jobs/{done}/loads"),
     "show_ledger": Rule("viewer", "GET", "/v1/jobs/{done}/ledger"),
     "list_checkpoints": Rule("viewer", "GET", "/v1/jobs/{done}/checkpoints"),

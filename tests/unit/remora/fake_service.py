@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from remora.spec.arrays import Array
@@ -32,6 +32,7 @@ from remora.views import (
     GoodputReport,
     Job,
     JobArray,
+    JobPhase,
     LogLine,
     MetricPoint,
     ModelVersion,
@@ -50,6 +51,7 @@ from remora.views import (
 )
 
 Reply = tuple[int, dict[str, str], bytes]
+EntryT = TypeVar("EntryT", Event, LogLine)
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class FakeService:
     #: How a drill stands, one at each look; the last one stays.
     drills: list[Drill] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+    #: Of the attempts of every job.
+    phases: list[JobPhase] = field(default_factory=list)
     #: What happens just before a job is looked at, one at each look.
     scenes: list[Callable[[Job], None]] = field(default_factory=list)
     arrays: dict[str, JobArray] = field(default_factory=dict)
@@ -419,10 +423,13 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
         return 202, {}, state.change(job, state=JobState.CANCELLED).model_dump_json().encode()
     if rest == "logs":
         lines = [one for one in state.logs[job.id] if str(one.rank) == seen.query.get("rank", str(one.rank))]
-        lines = lines[-int(seen.query["tail"]) :] if "tail" in seen.query else lines
-        return _page(state, seen, [one for one in lines if one.seq > after])
+        return _page(state, seen, [one for one in _tail(seen, lines) if one.seq > after])
     if rest == "events":
-        return _page(state, seen, [one for one in state.events[job.id] if one.seq > after])
+        kinds = seen.query.get("kind", "").split(",")
+        events = [one for one in state.events[job.id] if kinds == [""] or one.kind in kinds]
+        return _page(state, seen, [one for one in _tail(seen, events) if one.seq > after])
+    if rest == "phases":
+        return _page(state, seen, state.phases)
     if rest == "metrics":
         first = int(seen.query.get("after_step", -1))
         return _page(state, seen, [one for one in state.metrics if one.step > first])
@@ -437,6 +444,10 @@ def _of_job(state: FakeService, seen: Seen, job: Job, rest: str) -> Reply:
     if rest.endswith("/content"):
         return 200, {"Content-Type": "application/x-tar"}, state.archive
     return _page(state, seen, state.checkpoints if rest == "checkpoints" else state.attempts)
+
+
+def _tail(seen: Seen, entries: list[EntryT]) -> list[EntryT]:
+    return entries[-int(seen.query["tail"]) :] if "tail" in seen.query else entries
 
 
 def _profiles(state: FakeService, seen: Seen) -> Reply:

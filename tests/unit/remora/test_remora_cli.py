@@ -144,8 +144,12 @@ def test_logs_events_and_nodes(cli: Cli, service: FakeService) -> None:
     assert "line 1\n" in cli.out
     assert cli("logs", "last", "-f", "--json") == ExitCode.OK
     assert [json.loads(line)["text"] for line in cli.out.splitlines()] == [f"line {at}" for at in range(4)]
+    service.add_event(job, "job.succeeded", "It is done.")
+    assert cli("events", "last", "--tail", "1") == ExitCode.OK
+    assert cli.out.endswith("job.succeeded             It is done.\n")
+    assert len(cli.out.splitlines()) == 1
     assert cli("events", "last", "-f") == ExitCode.OK
-    assert cli.out.endswith("job.queued                Waits in the queue.\n")
+    assert "job.queued                Waits in the queue.\n" in cli.out
     assert cli("nodes") == ExitCode.OK
     assert cli.out.splitlines()[1].split()[:4] == ["node_1", "local", "ready", "CPU=1"]
     assert cli("nodes", "--json") == ExitCode.OK

@@ -25,7 +25,7 @@ from remora.errors import (
     Unavailable,
     WaitTimeout,
 )
-from remora.views import Checkpoint, MetricPoint, Node, OutputFile, Page, Pool
+from remora.views import Checkpoint, JobPhase, MetricPoint, Node, OutputFile, Page, Pool
 from tests.unit.remora.fake_service import FakeService, problem, serve, tar_of
 
 Call = Callable[..., Any]
@@ -129,6 +129,10 @@ def test_lists_are_read_to_their_last_page(service: FakeService, call: Call) -> 
     assert [one.name for one in call("jobs")] == ["digits", *(f"job-{at}" for at in range(19, -1, -1))]
     assert len(call("jobs", limit=8)) == 8
     assert [one.seq for one in call("events", job.id, after=3)] == list(range(4, 21))
+    assert [one.seq for one in call("events", job.id, tail=9)] == list(range(12, 21)), "two pages"
+    assert [one.seq for one in call("events", job.id, tail=1, kinds=["kind.3", "kind.5"])] == [6]
+    service.phases = [JobPhase(attempt=1, number=at, phase="training", began_at=at) for at in range(9)]
+    assert call("phases", job.id) == service.phases
     assert [one.text for one in call("logs", job.id, rank=1)] == [f"line {at}" for at in range(1, 20, 2)]
     assert [one.text for one in call("logs", job.id, tail=2)] == ["line 18", "line 19"]
     assert [one.step for one in call("metrics", job.id, after_step=4)] == list(range(5, 20))

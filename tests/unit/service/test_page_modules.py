@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
+from service.api.web_page import web_files
 from tests.page_scripts import WEB
 
 PAGE = (WEB / "index.html").read_text()
@@ -37,3 +40,28 @@ def test_the_script_that_loads_the_page_again_comes_before_every_other_file() ->
     files = re.findall(r'(?:src|href)="(/web/[^"]+)"', PAGE)
     assert files[0] == "/web/start.js"
     assert '<script src="/web/start.js">' in PAGE, "it is there before the next file is asked for"
+
+
+def test_what_is_sent_has_no_comments_and_no_indentation_and_is_small() -> None:
+    files = web_files()
+    own = {name: found.content.decode() for name, found in files.items() if "/" not in name}
+    for name, text in own.items():
+        if name.endswith((".js", ".css")):
+            lines = text.splitlines()
+            assert [line for line in lines if line.startswith((" ", "//", "/**", " *"))] == [], name
+    vendor = "vendor/htm-preact-3.1.1.js"
+    assert files[vendor].content == (WEB / vendor).read_bytes(), "what is not ours stays as it is"
+    assert sum(len(found.content) for found in files.values()) < 200_000
+
+
+@pytest.mark.parametrize("name", sorted(one.name for one in WEB.glob("*.js")))
+def test_what_is_sent_has_every_line_of_code(name: str) -> None:
+    """Without comments, which here never stand behind code, nothing else is missing."""
+    sent = web_files()[name].content.decode()
+    code, is_comment = [], False
+    for line in map(str.strip, (WEB / name).read_text().splitlines()):
+        begins = is_comment or line.startswith("/**")
+        if not begins and not line.startswith("//"):
+            code.append(line)
+        is_comment = begins and not line.endswith("*/")
+    assert [line.rstrip() for line in sent.splitlines()] == code
