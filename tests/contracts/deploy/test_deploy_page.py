@@ -46,6 +46,11 @@ ONLY_THERE = (
     ),
     (
         "docs/deploy.md",
+        "`sudo rm /var/lib/remora-apply/refused`",
+        "After `sudo rm /var/lib/remora-apply/refused` it is tried once more",
+    ),
+    (
+        "docs/deploy.md",
         "`sudo /opt/remora/current/bin/remora-server rotate --yes`",
         "`the cluster has another secret; 0 nodes of this machine ended",
     ),
