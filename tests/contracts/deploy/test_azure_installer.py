@@ -124,12 +124,6 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     azure: Subscription, machine: Machine, tmp_path: Path
 ) -> None:
     azure.up("team")
-    assert machine.apply() == (
-        3,
-        "remora: the secret remora-remora-tls of the vault is refused or missing yet (status 404); looking again in a"
-        " minute\n",
-    )
-    azure.put_secret("remora-remora-tls", "certificate and key\n")
     code, said = machine.apply()
     assert (code, "releases/current of the storage" in said) == (3, True)
 
@@ -152,6 +146,7 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
         assert machine.mode(path) == "-rw-------"
     for name in ("ray.token", "postgres.password", "tls.pem"):
         assert machine.mode(f"/var/lib/remora/{name}") == "-rw-------"
+    assert machine.read("/var/lib/remora/tls.pem") == azure.resources.secret("remora-remora-tls")
     assert machine.mode("/etc/remora/service.env") == "-rw-r--r--"
     # The user of the processes reads and runs all of a release, and what leads to it.
     of_all = ["/etc", "/etc/remora", "/opt", "/opt/remora", "/opt/remora/releases"]
