@@ -53,14 +53,15 @@ class Credentials:
         return self.certificate + self.key
 
 
-def make_authority(now: float) -> Credentials:
+def make_authority(now: float, common_name: str = "Remora cluster authority") -> Credentials:
     """A new authority for one cluster, good for AUTHORITY_DAYS from `now` (seconds since 1970)."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("Remora cluster authority")
+    name = _name(common_name)
     built = (
         _builder(name, name, key, now, AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
     return _credentials(built.sign(key, hashes.SHA256()), key)
 
@@ -85,6 +86,10 @@ def issue(authority: Credentials, name: str, addresses: Iterable[str], now: floa
             critical=False,
         )
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        # Without it Python refuses a certificate from 3.13 on.
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False
+        )
     )
     return _credentials(built.sign(issuer_key, hashes.SHA256()), key)
 

@@ -72,7 +72,7 @@ param vaultRetentionDays int = 7
 ])
 param vaultCreateMode string = 'default'
 
-@description('Version of the image of a node in the gallery.')
+@description('Version of the image of a node in the gallery; deploy/azure/up lets it be built where there is none.')
 param imageVersion string = '1.0.0'
 
 @description('Secret of the Ray cluster, for a vault that has none; deploy/azure/up makes it.')
@@ -144,6 +144,23 @@ module nodesAccess 'modules/nodes-access.bicep' = {
   }
 }
 
+module imageRole 'modules/image-role.bicep' = {
+  name: 'remora-${cluster}-image-role'
+  params: {
+    cluster: cluster
+  }
+}
+
+module imageAccess 'modules/image-access.bicep' = {
+  name: 'remora-${cluster}-image-access'
+  scope: serviceGroup
+  params: {
+    principalId: identities.outputs.builderPrincipalId
+    builderRoleId: imageRole.outputs.builderRoleId
+    mark: mark
+  }
+}
+
 module logs 'modules/logs.bicep' = {
   name: 'remora-${cluster}-logs'
   scope: serviceGroup
@@ -203,9 +220,11 @@ module storage 'modules/storage.bicep' = {
     operatorAddresses: operatorAddresses
     serviceSubnetId: network.outputs.serviceSubnetId
     nodesSubnetId: network.outputs.nodesSubnetId
+    builderSubnetId: network.outputs.builderSubnetId
     workspaceId: logs.outputs.workspaceId
     headPrincipalId: identities.outputs.headPrincipalId
     servicePrincipalId: identities.outputs.servicePrincipalId
+    builderPrincipalId: identities.outputs.builderPrincipalId
     operatorPrincipalId: operatorId
     mark: mark
   }
@@ -344,5 +363,10 @@ output blobEndpoint string = storage.outputs.blobEndpoint
 output vaultName string = vault.outputs.vaultName
 output vaultUri string = vault.outputs.vaultUri
 output gallery string = images.outputs.galleryName
+// With these deploy/azure/up lets the image of a node be built.
+output imageId string = images.outputs.imageId
+output builderIdentityId string = identities.outputs.builderIdentityId
+output builderSubnetId string = network.outputs.builderSubnetId
+output nodesSubnetId string = network.outputs.nodesSubnetId
 output serviceGroup string = serviceGroupName
 output nodesGroup string = nodesGroupName

@@ -1,5 +1,6 @@
 # Builds the image of a node into a compute gallery, out of a pinned version of Azure's ubuntu-hpc image, which brings the
-# GPU driver, CUDA, NCCL and the drivers of InfiniBand.  docs/azure-first-run.md says how to call it.
+# GPU driver, CUDA, NCCL and the drivers of InfiniBand.  deploy/azure/up does the same without Packer, by Azure Image
+# Builder; docs/azure-first-run.md says how to call this where there is no such service.
 
 packer {
   required_plugins {
@@ -96,13 +97,10 @@ build {
     destination = "/tmp/remora.tar.gz"
   }
 
+  # The same that deploy/azure/up gives to Azure Image Builder.
   provisioner "shell" {
-    inline = [
-      "mkdir /tmp/remora && tar -xzf /tmp/remora.tar.gz -C /tmp/remora",
-      "sudo apt-get update -qq && sudo apt-get install -y -qq python3-venv",
-      "sudo /tmp/remora/deploy/node/make-image ${var.python}",
-      "rm -rf /tmp/remora /tmp/remora.tar.gz",
-    ]
+    environment_vars = ["PYTHON=${var.python}"]
+    inline           = jsondecode(file("${path.root}/image-steps.json"))
   }
 
   # Last: it takes away the user that Packer comes as.

@@ -25,6 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from cluster.local.certificates import BY_RESTART, ends_soon
 from cluster.local.folders import ClusterFolders
 from remora.process_log import write_log
+from service.api_certificate import api_ends_soon
 from service.clouds.azure_settings import require_places
 from service.clouds.place_files import CloudUnusable
 from service.controller.cloud_loop import CloudLoop
@@ -390,12 +391,14 @@ class Process:
         return self._holder.pause_s if lease is not None else min(self._holder.pause_s, self._settings.tick_s)
 
     def _look_at_certificates(self) -> float:
-        """Say each day that a certificate of Ray's processes on this machine ends; seconds until the next time."""
+        """Say each day which certificate of Ray's processes or of the API here ends; seconds until the next time."""
         folders = ClusterFolders(self._settings.cluster_home)
         for part in ("head", "member"):
             temporary = folders.temporary_of(part)
             if soon := ends_soon(folders, temporary, CLOCK(), f"Ray's {part}", BY_RESTART):
                 log.warning(soon)
+        if soon := api_ends_soon(self._settings.tls_certificate, CLOCK()):
+            log.warning(soon)
         return CERTIFICATES_EVERY_S
 
     def _end(self) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cluster.local.certificates import BY_RESTART, ends_soon
 from cluster.local.folders import ClusterFolders
+from service.api_certificate import api_ends_soon
 from service.installation import as_user, backups, beside, container_commands, missing_files, releases
 from service.installation.alone import alone
 from service.installation.arguments import parser
@@ -27,6 +28,7 @@ from service.installation.layout import (
     Installation,
     InstallationProblem,
     Layout,
+    WentBack,
     layout_of,
     placed,
     read_installation,
@@ -45,12 +47,14 @@ from service.store.migrate import migrate, revision_of
 ROOT = Path(__file__).resolve().parents[2]
 #: Files of settings that deploy/azure writes on its machines.
 DEPLOYED = (Path("/etc/remora/service.env"), Path("/etc/remora/database.env"))
+#: Exit status of a command that has put the release before in force again; deploy/azure/machine/install.py knows it.
+WENT_BACK = 4
 #: Where deploy/azure/machine/install.py writes a cluster's secret that the vault has and that is not in force yet.
 NEXT_SECRET = Path("/var/lib/remora-apply/ray.token")
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command; the exit status of the process."""
+    """Run one command; the exit status of the process: 0, 1 for what cannot be done, and WENT_BACK."""
     given = parser().parse_args(words)
     # The processes of the service read its releases, and may have another user.
     os.umask(0o022)
@@ -59,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         _COMMANDS[given.command](given, layout)
     except InstallationProblem as problem:
         print(f"remora-server: {problem}", file=sys.stderr)
-        return 1
+        return WENT_BACK if isinstance(problem, WentBack) else 1
     except OSError as error:
         print(f"remora-server: {error}", file=sys.stderr)
         return 1
@@ -339,6 +343,9 @@ def _status(_: argparse.Namespace, layout: Layout) -> None:
         temporary = folders.temporary_of(unit.name)
         if unit.kind in OF_RAY and (soon := ends_soon(folders, temporary, CLOCK(), unit.name, BY_RESTART)):
             print(soon)
+    certificate = layout.read_settings().get("REMORA_TLS_CERTIFICATE")
+    if installation.apis and certificate and (soon := api_ends_soon(Path(certificate), CLOCK())):
+        print(soon)
 
 
 def _run(given: argparse.Namespace, layout: Layout) -> None:

@@ -28,6 +28,10 @@ class InstallationProblem(Exception):
     """Something cannot be done with an installation; the message is one sentence for people."""
 
 
+class WentBack(InstallationProblem):
+    """A release did not work, and the one before is in force again."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """Paths below an installation's folder, absolute; building it touches nothing."""

@@ -15,7 +15,13 @@ import psutil
 
 from cluster.local.environment import process_environment
 from service.installation.health import answers
-from service.installation.layout import Installation, InstallationProblem, Layout, read_installation
+from service.installation.layout import (
+    Installation,
+    InstallationProblem,
+    Layout,
+    WentBack,
+    read_installation,
+)
 from service.installation.releases import in_use, migrations_of, put_in_force, remove_others
 from service.installation.supervisors import Supervisor, supervisor_of
 from service.installation.units import Kind, Unit, units_of
@@ -67,9 +73,10 @@ class Upgrade:
         """Put a release in force.  Raises InstallationProblem when one of its processes does not work.
 
         The database is brought to its schema first; nothing was replaced when that fails.  Later, what was replaced is
-        put back to the release before, if that one can read the schema.  With `starts_again` the processes of the API
-        and the controllers are started again if they are of the release already: their settings have changed.  A call
-        after one that did not come to its end goes on with those that are left, unless they have changed again.
+        put back to the release before, if that one can read the schema, and WentBack is raised.  With `starts_again`
+        the processes of the API and the controllers are started again if they are of the release already: their
+        settings have changed.  A call after one that did not come to its end goes on with those that are left, unless
+        they have changed again.
         """
         before = self._layout.release()
         self._kept = {before}
@@ -116,7 +123,10 @@ class Upgrade:
         return _last_line(said.stdout)
 
     def _go_back(self, before: str, release: str, revision: str, problem: str) -> None:
-        """Put the release before in force again where it can work; always raises InstallationProblem."""
+        """Put the release before in force again where it can work; always raises InstallationProblem.
+
+        Raises WentBack where it did.
+        """
         if before == release:
             raise InstallationProblem(problem)
         if self._has_retired or (revision and not knows(revision, migrations_of(self._layout, before))):
@@ -131,7 +141,7 @@ class Upgrade:
             self._replace(before, retires=False)
         except InstallationProblem as another:
             problem = f"{problem}; {another}"
-        raise InstallationProblem(f"{problem}; {before} is in force again")
+        raise WentBack(f"{problem}; {before} is in force again")
 
     def _replace(self, release: str, *, retires: bool = True) -> None:
         units = units_of(self._installation, self._drivers(release))

@@ -39,6 +39,10 @@ class FaultPoint(StrEnum):
     DEPLOY_RESOURCE = "deploy-resource"
     WHAT_IF = "what-if"
     DELETE_GROUP = "delete-group"
+    #: The request for a template of images, its check, and its run.
+    IMAGE_TEMPLATE = "image-template"
+    IMAGE_CHECK = "image-check"
+    IMAGE_BUILD = "image-build"
     SECRET = "secret"  # noqa: S105  # a word, too
     TOKEN = "token"  # noqa: S105  # a word, not a token
 

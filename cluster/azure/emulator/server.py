@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
 
-from cluster.azure.emulator import machine_routes, retail, scale_set_routes
+from cluster.azure.emulator import image_builder_routes, machine_routes, retail, scale_set_routes
 from cluster.azure.emulator.clock import Clock
 from cluster.azure.emulator.control import Control
 from cluster.azure.emulator.deployments.deployer import Deployer
@@ -21,6 +21,7 @@ from cluster.azure.emulator.deployments.resources import Resources
 from cluster.azure.emulator.deployments.routes import Deployments
 from cluster.azure.emulator.emulated_cloud import Cloud
 from cluster.azure.emulator.front_end import ArmFrontEnd
+from cluster.azure.emulator.image_builder import ImageBuilder
 from cluster.azure.emulator.key_vault import KeyVault, Secrets, no_secrets
 from cluster.azure.emulator.scale_sets import EmulatedScaleSets
 from cluster.azure.emulator.tokens import Tokens
@@ -45,6 +46,7 @@ def application(
     group: str = GROUP,
     tokens: Tokens | None = None,
     subscription: str | None = None,
+    images: ImageBuilder | None = None,
 ) -> Starlette:
     """The emulator for one cloud, whose nodes are in one `group` of one `region`.
 
@@ -54,6 +56,7 @@ def application(
     """
     deployer = deployer or _deployer(cloud)
     tokens = tokens or Tokens(cloud.faults, clock)
+    images = images or ImageBuilder(deployer.resources, cloud.faults, deployer.blobs)
     front_end = ArmFrontEnd(cloud, tokens, clock, group, region, subscription)
     sets = EmulatedScaleSets(cloud)
     deployed = deployer.resources
@@ -69,6 +72,7 @@ def application(
         *KeyVault(secret, cloud.faults, tokens).routes(),
         retail.route(cloud.faults, region, cloud.sizes),
         *Control(cloud, sets, tokens, clock).routes(),
+        *image_builder_routes.routes(front_end, images),
         *Deployments(front_end, deployer, tokens, TENANT).routes(),
     ]
     return Starlette(routes=[*routes, *([Mount("/metadata", metadata)] if metadata is not None else [])])
@@ -105,6 +109,8 @@ class EmulatorServer:
         self.tokens = tokens or Tokens(self.cloud.faults, self.clock)
         #: What templates were deployed.
         self.deployer = _deployer(self.cloud)
+        #: Templates of images, and which services the subscription is registered for.
+        self.images = ImageBuilder(self.deployer.resources, self.cloud.faults, self.deployer.blobs)
         config = uvicorn.Config(
             application(
                 self.cloud,
@@ -116,6 +122,7 @@ class EmulatorServer:
                 group,
                 self.tokens,
                 subscription,
+                self.images,
             ),
             host="127.0.0.1",
             port=port,

@@ -16,6 +16,7 @@ from typing import Any
 from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
 
+from deploy.azure.client.image import remove_templates
 from deploy.azure.client.resource_manager import ENDPOINT, VERSIONS, Json, Refused, ResourceManager
 
 _PATIENCE_S = 3600.0
@@ -100,6 +101,9 @@ class Down:
     def run(self, groups: list[Json]) -> int:
         """Delete it all; roles first, so that the service makes no more nodes meanwhile."""
         self._stop_deployment()
+        for group in groups:
+            inside = self._manager.all(f"{_path(group)}/resources", VERSIONS["groups"])
+            remove_templates(self._manager, list(inside), self._poll_s, self._say)
         for one in self._assignments():
             self._delete(one, "roleAssignments")
         for group in groups:
@@ -152,13 +156,13 @@ class Down:
 
     def _definitions(self) -> list[Json]:
         path = f"{self._manager.root}/providers/Microsoft.Authorization/roleDefinitions"
-        names = {f"{self._mark} {part}" for part in ("nodes", "parts", "region")}
+        names = {f"{self._mark} {part}" for part in ("nodes", "parts", "region", "builder")}
         listed = self._manager.all(path, VERSIONS["roleDefinitions"])
         return [one for one in listed if one["properties"].get("roleName") in names]
 
     def _deployments(self) -> list[Json]:
         path = f"{self._manager.root}/providers/Microsoft.Resources/deployments"
-        names = {f"remora-{self._cluster}{part}" for part in ("", "-roles", "-region-access")}
+        names = {f"remora-{self._cluster}{part}" for part in ("", "-roles", "-image-role", "-region-access")}
         return [one for one in self._manager.all(path, VERSIONS["deployments"]) if one["name"] in names]
 
     def _say_what_is_left(self) -> int:

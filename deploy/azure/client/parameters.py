@@ -135,6 +135,8 @@ def _texts(values: Mapping[str, Any]) -> list[str]:
     problems = []
     if not _CLUSTER.fullmatch(values.get("cluster", "remora")):
         problems.append("cluster has to be 1 to 20 of a-z, 0-9 and -, beginning with a letter")
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9}){2}", values.get("imageVersion", "1.0.0")):
+        problems.append("imageVersion has to be three numbers, such as 1.0.1")
     if not re.fullmatch(r"[a-z0-9]{3,40}", values["region"]):
         problems.append("region has to be a name such as eastus")
     if not re.fullmatch(

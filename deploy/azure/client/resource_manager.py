@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from azure.core.credentials import TokenCredential
@@ -29,15 +29,20 @@ from remora.loopback import is_loopback_url
 
 ENDPOINT = "https://management.azure.com"
 _STORAGE_SCOPE = "https://storage.azure.com/.default"
+_VAULT_SCOPE = "https://vault.azure.net/.default"
+_VAULT_VERSION = "7.4"
 _STORAGE_VERSION = "2024-11-04"
 #: Seconds for a connection, and for an answer.
 _CONNECT_S, _ANSWER_S = 10, 120
 #: Seconds after which an operation that has no end is given up: the longest, a deployment, takes a quarter of an hour.
 _PATIENCE_S = 3600.0
+#: Seconds for which a new role is waited for before a request is given up.
+_ROLE_S = 600.0
 #: Pages of one list; a longer one is not one that we know.
 _MOST_PAGES = 1000
 
 Json = dict[str, Any]
+Answer = TypeVar("Answer")
 
 #: Versions of the services' words.
 VERSIONS = {
@@ -48,6 +53,9 @@ VERSIONS = {
     "roleDefinitions": "2022-04-01",
     "budgets": "2023-11-01",
     "vaults": "2023-07-01",
+    "providers": "2021-04-01",
+    "imageTemplates": "2024-02-01",
+    "galleries": "2023-07-03",
 }
 
 
@@ -83,6 +91,7 @@ class ResourceManager:
         self.root = f"/subscriptions/{subscription}"
         self._arm = self._client(f"{self._endpoint}/.default")
         self._blobs = self._client(_STORAGE_SCOPE)
+        self._secrets = self._client(_VAULT_SCOPE)
 
     def _client(self, scope: str) -> ARMPipelineClient[Any, Any]:
         # All requests here can be repeated.
@@ -100,6 +109,7 @@ class ResourceManager:
         """Close all connections."""
         self._arm.close()
         self._blobs.close()
+        self._secrets.close()
 
     def principal(self) -> str:
         """Object id of whose token this is; empty when the token does not say."""
@@ -151,11 +161,31 @@ class ResourceManager:
             raise _refused(response)
         return _document(response)
 
+    def begin(self, path: str, version: str) -> None:
+        """Ask for something that takes long, and do not wait for it.  Raises Refused."""
+        response = self._sent("POST", path, version)
+        if response.status_code >= 400:
+            raise _refused(response)
+
     def delete(self, path: str, version: str) -> None:
         """Begin to delete something; fine when there is none.  Raises Refused."""
         response = self._sent("DELETE", path, version)
         if response.status_code >= 400 and response.status_code != 404:
             raise _refused(response)
+
+    def secret(self, vault_uri: str, name: str) -> str | None:
+        """The newest value of a secret of a vault, None when there is none.  Raises Refused."""
+        url = f"{vault_uri}secrets/{name}?api-version={_VAULT_VERSION}"
+        response = self._ask(self._secrets, HttpRequest("GET", url))
+        if response.status_code == 404:
+            return None
+        if response.status_code in (401, 403):
+            raise Refused(
+                f"the vault refused to show the secret {name} with status {response.status_code}; a new role needs some"
+                " minutes, and the vault admits the addresses of --allow alone",
+                status=403,
+            )
+        return str(_document(response)["value"])
 
     def upload(self, url: str, content: bytes) -> None:
         """Write a blob, whole.  Raises Refused."""
@@ -185,6 +215,21 @@ class ResourceManager:
         except AzureError as error:
             raise Refused(f"{request.url.partition('?')[0]} cannot be asked: {_first_line(error)}") from error
         return response
+
+
+def with_new_role(ask: Callable[[], Answer], poll_s: float) -> Answer:
+    """What `ask` returns, which is asked again while it is refused: a new role is known everywhere only after minutes.
+
+    Raises Refused.
+    """
+    given_up_at = time.monotonic() + _ROLE_S
+    while True:
+        try:
+            return ask()
+        except Refused as refused:
+            if refused.status != 403 or time.monotonic() > given_up_at:
+                raise
+            time.sleep(poll_s)
 
 
 def _document(response: HttpResponse) -> Json:

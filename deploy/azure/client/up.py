@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,9 @@ from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
 
 from cluster.ray.certificates import make_authority
+from deploy.azure.client.certificate import ApiCertificate, CertificateOfApi, read_certificate
+from deploy.azure.client.image import build_image
+from deploy.azure.client.image_plan import has_version
 from deploy.azure.client.parameters import HOW, Wrong, chosen, read_set
 from deploy.azure.client.resource_manager import (
     ENDPOINT,
@@ -29,6 +33,7 @@ from deploy.azure.client.resource_manager import (
     Refused,
     ResourceManager,
     explained,
+    with_new_role,
 )
 from deploy.azure.client.what_if import lines_of
 
@@ -36,8 +41,6 @@ FOLDER = Path(__file__).parents[1]
 _DEPLOYMENTS = "providers/Microsoft.Resources/deployments"
 _MOST_WHEEL_BYTES = 100 * 2**20
 _WHEEL = re.compile(r"remora-[A-Za-z0-9_.+!]{1,60}-py3-none-any\.whl")
-#: Seconds for which a new role is waited for before an upload is given up.
-_ROLE_S = 600.0
 
 Say = Callable[[str], None]
 
@@ -49,12 +52,13 @@ def main(arguments: list[str], credential: TokenCredential | None = None, say: S
         template = json.loads((FOLDER / "main.json").read_text())
         values = _values(options, template)
         wheel = _wheel(options.wheel)
+        given = _given_certificate(options.certificate, values)
     except Wrong as wrong:
         print(f"up: {wrong}", file=sys.stderr)
         return 2
     manager = ResourceManager(credential or DefaultAzureCredential(), options.subscription, options.endpoint)
     try:
-        return _Up(manager, template, values, options, say).run(wheel)
+        return _Up(manager, template, values, options, say).run(wheel, given)
     except Wrong as wrong:
         print(f"up: {wrong}", file=sys.stderr)
         return 2
@@ -88,6 +92,14 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         "--set", action="append", default=[], metavar="NAME=VALUE", help="any other parameter"
     )
     parser.add_argument("--wheel", type=Path, help="release to install: dist/remora-*.whl, of `make wheel`")
+    parser.add_argument(
+        "--certificate", type=Path, help="file (PEM) with the certificate of the API, its chain and its key"
+    )
+    parser.add_argument(
+        "--authority", type=Path, help="file that the certificate of the API's own authority is written to"
+    )
+    parser.add_argument("--image-base", default="latest", help="version of Azure's ubuntu-hpc image, of 2404")
+    parser.add_argument("--without-image", action="store_true", help="let no image of a node be built")
     parser.add_argument("--what-if", action="store_true", help="print what would change, and change nothing")
     parser.add_argument("--endpoint", default=ENDPOINT, help=argparse.SUPPRESS)
     parser.add_argument("--poll-s", type=float, default=5.0, help=argparse.SUPPRESS)
@@ -137,6 +149,14 @@ def _wheel(path: Path | None) -> tuple[str, bytes] | None:
         raise Wrong(f"the wheel cannot be read: {error}") from None
 
 
+def _given_certificate(path: Path | None, values: Mapping[str, Any]) -> ApiCertificate | None:
+    if path is None:
+        return None
+    if not values.get("publicApi"):
+        raise Wrong("--certificate is for an API that other machines reach: add --set publicApi=true")
+    return read_certificate(path, time.time())
+
+
 class _Up:
     def __init__(
         self,
@@ -148,13 +168,18 @@ class _Up:
     ) -> None:
         self._manager = manager
         self._template = template
+        #: What is in the service's resource group before the deployment.
+        self._inside: list[Json] = []
         self._values = values
         self._options = options
         self._say = say
         self._cluster = values.get("cluster", "remora")
+        self._image_version: str = values.get(
+            "imageVersion", template["parameters"]["imageVersion"]["defaultValue"]
+        )
         self._deployment = f"{manager.root}/{_DEPLOYMENTS}/remora-{self._cluster}"
 
-    def run(self, wheel: tuple[str, bytes] | None) -> int:
+    def run(self, wheel: tuple[str, bytes] | None, given: ApiCertificate | None = None) -> int:
         """Find out what is there, then deploy."""
         self._check_subscription()
         if not self._options.what_if:
@@ -166,7 +191,7 @@ class _Up:
             answer = self._manager.post(f"{self._deployment}/whatIf", VERSIONS["deployments"], body)
             if answer.get("status") == "Failed":
                 raise Refused(explained(answer["error"]))
-            for line in lines_of(answer):
+            for line in [*lines_of(answer), *self._more_that_would_be()]:
                 self._say(line)
             return 0
         self._manager.post(f"{self._deployment}/validate", VERSIONS["deployments"], body)
@@ -179,7 +204,10 @@ class _Up:
         outputs = {name: one["value"] for name, one in (properties.get("outputs") or {}).items()}
         if wheel is not None:
             self._upload(outputs["blobEndpoint"], *wheel)
-        self._say_what_is_next(outputs, wheel is not None)
+        login = self._certificate(outputs, given) if self._values.get("publicApi") else ""
+        self._say_what_is_next(outputs, wheel is not None, login)
+        if not self._options.without_image:
+            self._image(outputs)
         return 0
 
     def _where(self) -> str:
@@ -196,7 +224,7 @@ class _Up:
     def _found(self) -> dict[str, Any]:
         """The parameters that depend on what is there: secrets only where there are none, and when the budget began."""
         group = f"{self._manager.root}/resourcegroups/remora-{self._cluster}"
-        inside = list(self._manager.all(f"{group}/resources", VERSIONS["groups"]))
+        inside = self._inside = list(self._manager.all(f"{group}/resources", VERSIONS["groups"]))
         vault = _first(inside, "Microsoft.KeyVault/vaults")
         found: dict[str, Any] = {"budgetStart": self._budget_start()}
         if "operatorId" not in self._values:
@@ -278,32 +306,59 @@ class _Up:
     def _upload(self, endpoint: str, name: str, content: bytes) -> None:
         """The wheel, and then the name and digest by which machines find it and know another build of its version."""
         current = f"{name} {hashlib.sha256(content).hexdigest()}"
-        given_up_at = time.monotonic() + _ROLE_S
-        while True:
-            try:
-                self._manager.upload(f"{endpoint}releases/{name}", content)
-                self._manager.upload(f"{endpoint}releases/current", current.encode())
-            except Refused as refused:
-                # A new role is known everywhere only after some minutes.
-                if refused.status != 403 or time.monotonic() > given_up_at:
-                    raise
-                time.sleep(self._options.poll_s)
-            else:
-                self._say(f"{name} is uploaded; the machines install it within minutes")
-                return
 
-    def _say_what_is_next(self, outputs: Mapping[str, Any], is_installed: bool) -> None:
+        def both() -> None:
+            self._manager.upload(f"{endpoint}releases/{name}", content)
+            self._manager.upload(f"{endpoint}releases/current", current.encode())
+
+        with_new_role(both, self._options.poll_s)
+        self._say(f"{name} is uploaded; the machines install it within minutes")
+
+    # --- what is no part of a template
+
+    def _more_that_would_be(self) -> list[str]:
+        lines = []
+        if self._values.get("publicApi") and not self._has_secret(
+            _first(self._inside, "Microsoft.KeyVault/vaults"), "tls"
+        ):
+            lines.append("+ the certificate of the API")
+        if not self._options.without_image and not has_version(self._inside, self._image_version):
+            lines.append(f"+ the image {self._image_version} of a node, which is built in about an hour")
+        return lines
+
+    def _certificate(self, outputs: Mapping[str, Any], given: ApiCertificate | None) -> str:
+        """See to it that the API has one; returns what is to be written before a command of a client."""
+        group, vault = outputs["serviceGroup"], outputs["vaultName"]
+        id = f"{self._manager.root}/resourceGroups/{group}/providers/Microsoft.KeyVault/vaults/{vault}"
+        place = (self._manager, self._cluster, id, outputs["vaultUri"], self._options.poll_s, self._say)
+        certificate, host = CertificateOfApi(*place), str(outputs["serviceName"])
+        if given is not None:
+            certificate.store(given, host)
+            return ""
+        file = self._options.authority or Path(f"remora-{self._cluster}-authority.pem")
+        return f"SSL_CERT_FILE={shlex.quote(str(file))} " if certificate.make(host, time.time(), file) else ""
+
+    def _image(self, outputs: Mapping[str, Any]) -> None:
+        build_image(
+            self._manager,
+            outputs,
+            version=self._image_version,
+            region=self._values["region"],
+            cluster=self._cluster,
+            base=self._options.image_base,
+            poll_s=self._options.poll_s,
+            say=self._say,
+        )
+
+    def _say_what_is_next(self, outputs: Mapping[str, Any], is_installed: bool, login: str) -> None:
         address, name = outputs["serviceAddress"], outputs["serviceName"]
         self._say(f"{self._where()} is up: {address} ({name})")
         if not is_installed:
             self._say("no release was given: machines keep theirs; for one, add --wheel dist/remora-*.whl")
         if self._values.get("publicApi"):
-            vault, secret = outputs["vaultName"], f"remora-{self._cluster}-tls"
-            self._say(f"the API waits for its certificate, with its key, in one file, by the name {name}:")
-            self._say(
-                f"  az keyvault secret set --vault-name {vault} --name {secret} --file tls.pem --output none"
-            )
-            self._say(f"then: remora login --server https://{name}:7265")
+            if login:
+                self._say(f"clients trust the API by {login.strip()}: give them that file")
+            self._say(f"next: {login}remora login --server https://{name}:7265")
             if self._values.get("serviceCount", 1) > 1:
                 self._say(
                     f"while that process of the API is replaced, the other one answers: https://{name}:7266"

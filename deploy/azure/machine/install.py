@@ -34,6 +34,10 @@ CLOSED = ("/etc/remora/storage.json",)
 RAY_FILE = "ray.token"
 #: The vault's, where it is another one: `remora-server rotate` puts it in force and removes the file.
 NEXT_FILE = "/var/lib/remora-apply/ray.token"
+#: The release and settings that `remora-server` has gone back from, and why; nothing else is tried with them.
+REFUSED_FILE = "/var/lib/remora-apply/refused"
+#: Exit status of `remora-server` that has put the release before in force again.
+WENT_BACK = 4
 MOST_BYTES = 100 * 2**20
 MOST_SECRET_BYTES = 2**16
 #: Without the proxy of the environment: the metadata service is on the machine itself.
@@ -42,6 +46,10 @@ OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 class NotYet(Exception):
     """Something is missing that may be there a minute later; the message is one sentence."""
+
+
+class WentBack(Exception):
+    """`remora-server` has put the release before in force again; the message is one sentence."""
 
 
 class Machine:
@@ -172,13 +180,15 @@ def make_user(machine):
 
 
 def run(*words):
-    """Run a program.  Raises NotYet with the end of what it said."""
+    """Run a program.  Raises NotYet with the end of what it said, and WentBack."""
     try:
         done = subprocess.run(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
     except OSError as error:
         raise NotYet(f"{words[0]} cannot be run: {error.strerror}") from None
+    if done.returncode == WENT_BACK and words[1:2] == ("install",):
+        raise WentBack((done.stdout.strip().splitlines() or ["it said nothing"])[-1][-500:])
     if done.returncode != 0:
         raise NotYet(f"{' '.join(words[:4])} failed: {done.stdout.strip()[-500:]}")
 
@@ -298,6 +308,23 @@ def write_ray_token(machine, value):
         waits.unlink()
 
 
+def check_refused(machine, wanted):
+    """Raise WentBack for a release that did not work with these settings: each try stops the service for seconds."""
+    path = machine.path(REFUSED_FILE)
+    try:
+        first, _, reason = path.read_text(errors="replace").partition("\n")
+    except FileNotFoundError:
+        return
+    if f"{first}\n" != wanted:
+        # There is another build, or other settings.
+        path.unlink()
+        return
+    raise WentBack(
+        f"{first.split()[0]} did not work, and is not tried again before there is another release or other settings, or"
+        f" after: rm {REFUSED_FILE}; {' '.join(reason.split())}"
+    )
+
+
 def apply(machine):
     """Everything; returns a sentence for the journal."""
     make_user(machine)
@@ -306,6 +333,7 @@ def apply(machine):
         install_client()
     folder = install_release(machine)
     done, wanted = machine.path("/var/lib/remora-apply/done"), f"{folder.name} {digest}\n"
+    check_refused(machine, wanted)
     if done.exists() and done.read_text() == wanted:
         return ""
     server = folder / "bin/remora-server"
@@ -318,13 +346,17 @@ def apply(machine):
     count = str(machine.document.get("service_count", 1))
     if machine.document["role"] != "head":
         given += ["--apis", count, "--controllers", count]
-    run(str(server), "install", *given)
+    try:
+        run(str(server), "install", *given)
+    except WentBack as reason:
+        machine.write(REFUSED_FILE, f"{wanted}{reason}\n".encode(), 0o600)
+        check_refused(machine, wanted)
     machine.write("/var/lib/remora-apply/done", wanted.encode(), 0o600)
     return f"{folder.name} runs as {machine.document['role']}"
 
 
 def main(arguments):
-    """0: done, or nothing to do; 3: something is missing yet."""
+    """0: done, or nothing to do; 3: something is missing yet, or the release did not work."""
     parser = argparse.ArgumentParser(prog="install.py")
     parser.add_argument("document", type=Path)
     parser.add_argument("--root", type=Path, default=Path("/"))
@@ -338,6 +370,9 @@ def main(arguments):
         said = apply(Machine(document, options.root, options.metadata, options.user))
     except NotYet as reason:
         print(f"remora: {reason}; looking again in a minute", flush=True)
+        return 3
+    except WentBack as reason:
+        print(f"remora: {reason}", flush=True)
         return 3
     if said:
         print(f"remora: {said}", flush=True)

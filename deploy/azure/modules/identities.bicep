@@ -1,4 +1,4 @@
-// Who the processes are for Azure: the head, the service (API and controller) and the nodes.
+// Who the processes are for Azure: the head, the service (API and controller), the nodes, and what builds their image.
 param cluster string
 param region string
 param tags object
@@ -21,6 +21,12 @@ resource nodes 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
   tags: tags
 }
 
+resource builder 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
+  name: 'remora-${cluster}-builder'
+  location: region
+  tags: tags
+}
+
 output headIdentityId string = head.id
 output headPrincipalId string = head.properties.principalId
 output headClientId string = head.properties.clientId
@@ -31,3 +37,5 @@ output nodesIdentityId string = nodes.id
 output nodesIdentityName string = nodes.name
 output nodesPrincipalId string = nodes.properties.principalId
 output nodesClientId string = nodes.properties.clientId
+output builderIdentityId string = builder.id
+output builderPrincipalId string = builder.properties.principalId

@@ -1,4 +1,4 @@
-// The gallery that deploy/node/image.pkr.hcl builds the image of a node into, and the right to use the parts of a node.
+// The gallery that deploy/azure/up lets the image of a node be built into, and the right to use the parts of a node.
 param region string
 param tags object
 param cluster string

@@ -1,4 +1,4 @@
-// One network: subnets of the service, of the nodes, of private endpoints and of the database.  No node has a public
+// One network: subnets of the service, of the nodes, of what builds their image, of private endpoints and of the database.  No node has a public
 // address: what it sends goes out by the NAT gateway, and nothing comes in but from the network itself.
 param cluster string
 param region string
@@ -11,6 +11,8 @@ param label string
 var servicePrefix = '10.70.0.0/24'
 var endpointsPrefix = '10.70.1.0/24'
 var databasePrefix = '10.70.2.0/24'
+// What builds images of nodes comes from here to its machine, which is among the nodes.
+var builderPrefix = '10.70.3.0/24'
 // InfiniBand reserves 172.16.0.0/16, which nothing here may overlap.
 var nodesPrefix = '10.70.128.0/17'
 var sshPort = '22'
@@ -141,6 +143,21 @@ resource nodesRules 'Microsoft.Network/networkSecurityGroups@2024-05-01' = {
         }
       }
       {
+        name: 'builder'
+        properties: {
+          priority: 120
+          direction: 'Inbound'
+          access: 'Allow'
+          protocol: 'Tcp'
+          sourceAddressPrefixes: [
+            builderPrefix
+          ]
+          sourcePortRange: '*'
+          destinationAddressPrefix: nodesPrefix
+          destinationPortRange: sshPort
+        }
+      }
+      {
         name: 'nothing-else'
         properties: {
           priority: 4096
@@ -211,6 +228,32 @@ resource network 'Microsoft.Network/virtualNetworks@2024-05-01' = {
         }
       }
       {
+        name: 'builder'
+        properties: {
+          addressPrefix: builderPrefix
+          defaultOutboundAccess: false
+          networkSecurityGroup: {
+            id: nodesRules.id
+          }
+          natGateway: {
+            id: nat.id
+          }
+          serviceEndpoints: [
+            {
+              service: 'Microsoft.Storage'
+            }
+          ]
+          delegations: [
+            {
+              name: 'containers'
+              properties: {
+                serviceName: 'Microsoft.ContainerInstance/containerGroups'
+              }
+            }
+          ]
+        }
+      }
+      {
         name: 'endpoints'
         properties: {
           addressPrefix: endpointsPrefix
@@ -242,6 +285,7 @@ output networkId string = network.id
 output networkName string = network.name
 output serviceSubnetId string = '${network.id}/subnets/service'
 output nodesSubnetId string = '${network.id}/subnets/nodes'
+output builderSubnetId string = '${network.id}/subnets/builder'
 output endpointsSubnetId string = '${network.id}/subnets/endpoints'
 output databaseSubnetId string = '${network.id}/subnets/database'
 output nodesRulesId string = nodesRules.id

@@ -6,9 +6,11 @@ param accountName string
 param operatorAddresses array
 param serviceSubnetId string
 param nodesSubnetId string
+param builderSubnetId string
 param workspaceId string
 param headPrincipalId string
 param servicePrincipalId string
+param builderPrincipalId string
 param operatorPrincipalId string
 param mark string
 
@@ -50,6 +52,10 @@ resource account 'Microsoft.Storage/storageAccounts@2023-05-01' = {
         }
         {
           id: nodesSubnetId
+          action: 'Allow'
+        }
+        {
+          id: builderSubnetId
           action: 'Allow'
         }
       ]
@@ -161,6 +167,18 @@ resource releasesOfHead 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
   properties: {
     roleDefinitionId: readerRoleId
     principalId: headPrincipalId
+    principalType: 'ServicePrincipal'
+    description: mark
+  }
+}
+
+// What the image of a node is made of lies beside the wheels.
+resource releasesOfBuilder 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(account.id, mark, 'releases-builder')
+  scope: releases
+  properties: {
+    roleDefinitionId: readerRoleId
+    principalId: builderPrincipalId
     principalType: 'ServicePrincipal'
     description: mark
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,10 +15,14 @@ from azure.identity import ManagedIdentityCredential
 from cluster.azure.emulator.deployments.kinds import MACHINES, SECRETS, VAULTS
 from cluster.azure.emulator.deployments.template import DEPLOYMENTS, Wanted
 from cluster.azure.emulator.server import OPERATOR, SUBSCRIPTION, EmulatorServer
-from deploy.azure.client import down, up
+from deploy.azure.client import down, image, image_source, up
 
 KEY = "ssh-ed25519 " + "A" * 68 + " operator"
 ADDRESS = "203.0.113.7"
+
+
+#: Of this checkout, which no test changes: to pack it takes longer than most tests.
+_source = functools.cache(image_source.source_of)
 
 
 class Subscription:
@@ -28,6 +33,8 @@ class Subscription:
         self.server = EmulatorServer()
         self.resources = self.server.deployer.resources
         self.faults = self.server.cloud.faults
+        #: Where `up` writes the certificate of the API's authority.
+        self.authority = folder / "authority.pem"
         #: What the last call printed.
         self.said: list[str] = []
 
@@ -35,6 +42,7 @@ class Subscription:
         self.server.__enter__()
         self.key = self.folder / "key.pub"
         self.key.write_text(f"{KEY}\n")
+        image.source_of = _source
         self._before = os.environ.get("AZURE_POD_IDENTITY_AUTHORITY_HOST")
         os.environ["AZURE_POD_IDENTITY_AUTHORITY_HOST"] = self.server.url
         return self
@@ -44,6 +52,7 @@ class Subscription:
             del os.environ["AZURE_POD_IDENTITY_AUTHORITY_HOST"]
         else:
             os.environ["AZURE_POD_IDENTITY_AUTHORITY_HOST"] = self._before
+        image.source_of = image_source.source_of
         self.server.__exit__(None, None, None)
 
     # --- the two commands
@@ -56,6 +65,7 @@ class Subscription:
         """Of `up`."""
         given = ["--size", size, "--region", "eastus", "--allow", ADDRESS, "--ssh-key", str(self.key)]
         given += ["--email", "team@example.com", "--set", f"operatorId={OPERATOR}"]
+        given += ["--authority", str(self.authority)]
         return [*self.common(), *given, *more]
 
     def up(self, size: str = "trial", *more: str) -> int:
@@ -68,14 +78,18 @@ class Subscription:
 
     def _called(self, arguments: list[str]) -> int:
         self.said = []
-        return up.main(arguments, ManagedIdentityCredential(), self.said.append)
+        return up.main(arguments, self.credential(), self.said.append)
+
+    def credential(self) -> ManagedIdentityCredential:
+        """The login of who calls."""
+        return ManagedIdentityCredential()
 
     def down(self, cluster: str = "remora", answer: str | None = None) -> int:
         """Call `down` and confirm it, or give another answer."""
         self.said = []
         return down.main(
             [*self.common(), "--cluster", cluster],
-            ManagedIdentityCredential(),
+            self.credential(),
             self.said.append,
             lambda _question: cluster if answer is None else answer,
         )

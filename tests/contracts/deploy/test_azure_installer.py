@@ -17,6 +17,7 @@ import pytest
 
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from service.installation.alone import alone
+from service.installation.commands import WENT_BACK
 from service.installation.releases import name_of
 from tests.architecture.repository import ROOT
 from tests.contracts.deploy.subscription import Subscription
@@ -33,13 +34,24 @@ def main():
 """
 
 
-def release(folder: Path, version: str, has_server: bool = True) -> Path:
+#: Of a release that does not work: it ends as `remora-server` does that has put the one before in force again.
+GOES_BACK = (
+    SERVER
+    + f"""\
+    print("api-1 runs the release before")
+    print("remora-server: api-1 does not work; the one before is in force again", file=sys.stderr)
+    return {WENT_BACK}
+"""
+)
+
+
+def release(folder: Path, version: str, has_server: bool = True, server: str = SERVER) -> Path:
     """A wheel of Remora without anything in it but a `remora-server`."""
     name = wheel(folder, "remora", version)
     if has_server:
         info = f"remora-{version}.dist-info"
         with zipfile.ZipFile(folder / name, "a") as archive:
-            archive.writestr("calls.py", SERVER)
+            archive.writestr("calls.py", server)
             archive.writestr(f"{info}/entry_points.txt", "[console_scripts]\nremora-server = calls:main\n")
     return folder / name
 
@@ -112,12 +124,6 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
     azure: Subscription, machine: Machine, tmp_path: Path
 ) -> None:
     azure.up("team")
-    assert machine.apply() == (
-        3,
-        "remora: the secret remora-remora-tls of the vault is refused or missing yet (status 404); looking again in a"
-        " minute\n",
-    )
-    azure.put_secret("remora-remora-tls", "certificate and key\n")
     code, said = machine.apply()
     assert (code, "releases/current of the storage" in said) == (3, True)
 
@@ -140,6 +146,7 @@ def test_a_machine_becomes_what_its_document_says_and_follows_releases(
         assert machine.mode(path) == "-rw-------"
     for name in ("ray.token", "postgres.password", "tls.pem"):
         assert machine.mode(f"/var/lib/remora/{name}") == "-rw-------"
+    assert machine.read("/var/lib/remora/tls.pem") == azure.resources.secret("remora-remora-tls")
     assert machine.mode("/etc/remora/service.env") == "-rw-r--r--"
     # The user of the processes reads and runs all of a release, and what leads to it.
     of_all = ["/etc", "/etc/remora", "/opt", "/opt/remora", "/opt/remora/releases"]
@@ -211,6 +218,55 @@ def test_another_build_of_the_same_version_is_installed(
     # As `up` of an earlier checkout wrote it.
     azure.server.deployer.blobs[f"{account}/releases/current"] = file.name.encode()
     assert machine.apply() == (0, "remora: remora-0.1.0-py3-none-any runs as both\n")
+
+
+@pytest.mark.soak
+def test_a_release_that_went_back_is_not_tried_again_until_something_else_comes(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    def calls() -> int:
+        return len(machine.calls.read_text().splitlines())
+
+    refused = machine.root / "var/lib/remora-apply/refused"
+    bad = release(tmp_path, "0.2.0", server=GOES_BACK)
+    azure.up("trial", "--wheel", str(bad))
+    for _ in range(3):
+        assert machine.apply() == (
+            3,
+            f"remora: {name_of(bad)} did not work, and is not tried again before there is another release or other"
+            " settings, or after: rm /var/lib/remora-apply/refused; remora-server: api-1 does not work; the one before"
+            " is in force again\n",
+        )
+    assert calls() == 1
+    assert machine.mode("/var/lib/remora-apply/refused") == "-rw-------"
+    # The operator says so.
+    refused.unlink()
+    assert machine.apply()[0] == 3
+    assert calls() == 2
+    # Other settings, with which it may work, and then fail for another reason.
+    azure.up("trial", "--set", "imageVersion=1.0.1")
+    for _ in range(2):
+        assert machine.apply()[0] == 3
+    assert calls() == 3
+    # Another build.
+    good = release(tmp_path, "0.3.0")
+    azure.up("trial", "--set", "imageVersion=1.0.1", "--wheel", str(good))
+    assert machine.apply() == (0, f"remora: {name_of(good)} runs as both\n")
+    assert not refused.exists()
+    assert machine.apply() == (0, "")
+    assert calls() == 4
+
+
+@pytest.mark.soak
+def test_what_fails_for_another_reason_is_tried_each_minute(
+    azure: Subscription, machine: Machine, tmp_path: Path
+) -> None:
+    fails = release(tmp_path, "0.2.0", server=GOES_BACK.replace(f"return {WENT_BACK}", "return 1"))
+    azure.up("trial", "--wheel", str(fails))
+    for _ in range(2):
+        code, said = machine.apply()
+        assert (code, said.endswith("looking again in a minute\n")) == (3, True)
+    assert len(machine.calls.read_text().splitlines()) == 2
 
 
 def test_a_vault_that_refuses_and_a_name_that_is_no_release_are_said(

@@ -46,6 +46,16 @@ ONLY_THERE = (
     ),
     (
         "docs/deploy.md",
+        "`SSL_CERT_FILE=remora-$CLUSTER-authority.pem remora login --server https://$NAME:7265`",
+        "`SSL_CERT_FILE=remora-$CLUSTER-authority.pem remora login --server https://$NAME:7265`, shows",
+    ),
+    (
+        "docs/deploy.md",
+        "`sudo rm /var/lib/remora-apply/refused`",
+        "After `sudo rm /var/lib/remora-apply/refused` it is tried once more",
+    ),
+    (
+        "docs/deploy.md",
         "`sudo /opt/remora/current/bin/remora-server rotate --yes`",
         "`the cluster has another secret; 0 nodes of this machine ended",
     ),

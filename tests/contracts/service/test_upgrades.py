@@ -16,7 +16,7 @@ import pytest
 from remora.free_ports import free_port
 from service.installation import releases, upgrades
 from service.installation.__main__ import main
-from service.installation.layout import Installation, InstallationProblem, Layout
+from service.installation.layout import Installation, InstallationProblem, Layout, WentBack
 from service.installation.releases import put_in_force
 from service.installation.supervisors import Supervisord
 from service.installation.units import Kind, units_of
@@ -138,9 +138,7 @@ def test_a_release_that_does_not_work_is_taken_back_where_the_schema_is_the_same
     machine: Machine, ends: str
 ) -> None:
     machine.release(NEW, **{ends: "ends"})
-    with pytest.raises(
-        InstallationProblem, match=rf"{ends}-1 of {NEW} does not work .*; {OLD} is in force again"
-    ):
+    with pytest.raises(WentBack, match=rf"{ends}-1 of {NEW} does not work .*; {OLD} is in force again"):
         machine.upgrade()
     assert machine.layout.release() == OLD
     assert machine.runs() == machine.all_of(OLD)

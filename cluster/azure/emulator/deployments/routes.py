@@ -12,8 +12,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cluster.azure.emulator.deployments.deployer import Deployer
-from cluster.azure.emulator.deployments.kinds import ASSIGNMENTS, DEFINITIONS, GROUPS, Json
-from cluster.azure.emulator.deployments.template import DEPLOYMENTS
+from cluster.azure.emulator.deployments.kinds import (
+    ASSIGNMENTS,
+    DEFINITIONS,
+    GROUPS,
+    SECRETS,
+    VAULTS,
+    Json,
+)
+from cluster.azure.emulator.deployments.template import DEPLOYMENTS, Wanted
 from cluster.azure.emulator.emulated_cloud import Refused
 from cluster.azure.emulator.faults import FaultPoint
 from cluster.azure.emulator.front_end import ArmFrontEnd, Endpoint
@@ -23,6 +30,7 @@ from cluster.azure.emulator.tokens import Tokens
 _MOST_BYTES = 4 * 2**20
 _ROOT = "/subscriptions/{subscription}"
 _DEPLOYMENT = f"{_ROOT}/providers/{DEPLOYMENTS}"
+_SECRET = f"{_ROOT}/resourceGroups/{{owner}}/providers/{VAULTS}/{{vault}}/secrets/{{name}}"
 
 
 class Deployments:
@@ -63,6 +71,7 @@ class Deployments:
             ("GET", f"{_ROOT}/providers/{ASSIGNMENTS}", self._assignments),
             ("GET", f"{_ROOT}/providers/{DEFINITIONS}", self._definitions),
             ("GET", f"{_ROOT}/providers/Microsoft.KeyVault/deletedVaults", self._deleted_vaults),
+            ("PUT", _SECRET, self._put_secret),
             ("GET", f"{_ROOT}/{{rest:path}}", self._get),
             ("DELETE", f"{_ROOT}/{{rest:path}}", self._delete),
         ]
@@ -225,6 +234,13 @@ class Deployments:
             for name, (one, purged_at) in self._deployer.resources.deleted_vaults.items()
         ]
         return JSONResponse({"value": found})
+
+    async def _put_secret(self, request: Request) -> Response:
+        self._passed()
+        body = {**await self._body(request), "name": request.path_params["name"]}
+        self._front_end.meet_fault(FaultPoint.DEPLOY_RESOURCE, kind=SECRETS)
+        self._deployer.resources.put(Wanted(id=request.url.path, type=SECRETS, body=body))
+        return JSONResponse(self._deployer.resources.find(request.url.path))
 
     async def _get(self, request: Request) -> Response:
         self._passed()
