@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -23,11 +24,11 @@ from cluster.azure.emulator.deployments.kinds import (
     VAULTS,
     VERSIONS,
 )
-from cluster.azure.emulator.deployments.template import Wanted
+from cluster.azure.emulator.deployments.template import DEPLOYMENTS, Wanted
 from cluster.azure.emulator.emulated_cloud import Cloud, Refused
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from cluster.azure.emulator.server import SUBSCRIPTION, EmulatorServer
-from cluster.azure.settings import AzureSettings
+from cluster.azure.settings import MOST_PLACES, AzureSettings
 from cluster.provider import NodeRequest
 from cluster.ray.membership import RayMembership
 from deploy.azure.client.resource_manager import ResourceManager
@@ -99,6 +100,21 @@ def test_the_service_reads_the_places_that_were_made(azure: Subscription) -> Non
         assert subnet["networkSecurityGroup"]["id"] == place.network_security_group
     assert "place research: eastus2, subscription " + SECOND + ", 10.71.0.0/16" in azure.said
     assert "place west: westeurope, 10.72.0.0/16" in azure.said
+
+
+def test_as_many_places_as_there_can_be_fit_into_what_azure_takes(azure: Subscription) -> None:
+    names = [f"p{number:02d}" + "x" * 17 for number in range(MOST_PLACES)]
+    given = [word for name in names for word in ("--place", f"{name}=germanywestcentral@{SECOND}")]
+    assert azure.up("team", "--cluster", "c" * 20, *given) == 0
+    (machine,) = [one for one in azure.resources.of_type(MACHINES) if one["name"].endswith("-service")]
+    data = azure.resources.hidden[machine["id"].lower()]["userData"]
+    assert len(data) <= 64 * 1024, "of user data Azure takes 64 KiB"
+    document = json.loads(base64.b64decode(data))["files"]["/etc/remora/azure.json"]
+    assert list(AzureSettings(**json.loads(document)).places) == names
+    assert len(azure.resources.of_type(PEERINGS)) == MOST_PLACES * (MOST_PLACES + 1)
+    # Limits of the names of a resource group, a network, a deployment and a budget.
+    for kind, most in ((GROUPS, 90), (NETWORKS, 64), (DEPLOYMENTS, 64), (BUDGETS, 63)):
+        assert max(len(one["name"]) for one in azure.resources.of_type(kind)) <= most, kind
 
 
 def test_nodes_of_all_places_reach_each_other_and_the_head_and_no_one_else_comes_in(
