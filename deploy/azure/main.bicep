@@ -72,6 +72,13 @@ param vaultRetentionDays int = 7
 ])
 param vaultCreateMode string = 'default'
 
+@description('Further regions or subscriptions for nodes: objects with name, region, network (such as 10.71.0.0/16) and, for another subscription, its id as subscription; deploy/azure/up --place makes them.')
+@maxLength(16)
+param furtherPlaces array = []
+
+@description('Each other subscription in which there is, or was, a place: objects with id and budgetStart; deploy/azure/up knows.')
+param otherSubscriptions array = []
+
 @description('Version of the image of a node in the gallery; deploy/azure/up lets it be built where there is none.')
 param imageVersion string = '1.0.0'
 
@@ -95,6 +102,53 @@ var tags = {
 }
 // By it deploy/azure/down finds the assignments after the identities are gone.
 var mark = 'Remora ${cluster}'
+var networkName = 'remora-${cluster}'
+
+// No name of a cluster has an underscore: no group here is that of another cluster.
+var places = [for place in furtherPlaces: {
+  name: place.name
+  region: place.region
+  subscription: contains(place, 'subscription') ? place.subscription : subscription().subscriptionId
+  group: 'remora-${cluster}-nodes_${place.name}'
+  prefix: place.network
+  // By these deploy/azure/up and down find the place again.
+  tags: union(tags, {
+    'remora:place': place.name
+    'remora:network': place.network
+    'remora:subscription': subscription().subscriptionId
+  })
+}]
+var placePrefixes = [for place in places: place.prefix]
+var placeSubscriptions = [for place in places: place.subscription]
+var placeNetworks = [for place in places: {
+  name: 'remora-${cluster}-${place.name}'
+  id: '/subscriptions/${place.subscription}/resourceGroups/${place.group}/providers/Microsoft.Network/virtualNetworks/remora-${cluster}-${place.name}'
+  subscription: place.subscription
+  group: place.group
+}]
+var placeSubnets = [for one in placeNetworks: '${one.id}/subnets/nodes']
+// Of each place what /etc/remora/azure.json says; all else is as in the first one.
+var placeSettings = [for (place, number) in places: {
+  name: place.name
+  settings: {
+    region: place.region
+    resource_group: place.group
+    subscription: place.subscription
+    subnet: placeSubnets[number]
+    network_security_group: '/subscriptions/${place.subscription}/resourceGroups/${place.group}/providers/Microsoft.Network/networkSecurityGroups/${placeNetworks[number].name}'
+  }
+}]
+var networks = concat([
+  {
+    name: networkName
+    id: '${subscription().id}/resourceGroups/${serviceGroupName}/providers/Microsoft.Network/virtualNetworks/${networkName}'
+    subscription: subscription().subscriptionId
+    group: serviceGroupName
+  }
+], placeNetworks)
+var otherScopes = [for one in otherSubscriptions: '/subscriptions/${one.id}']
+// A loop leaves nothing out: for a place of another subscription the group of the first one stands there once more.
+var groupsHere = [for place in places: place.subscription == subscription().subscriptionId ? place.group : nodesGroupName]
 
 resource serviceGroup 'Microsoft.Resources/resourceGroups@2024-11-01' = {
   name: serviceGroupName
@@ -112,6 +166,7 @@ module roles 'modules/roles.bicep' = {
   name: 'remora-${cluster}-roles'
   params: {
     cluster: cluster
+    otherScopes: otherScopes
   }
 }
 
@@ -182,8 +237,51 @@ module network 'modules/network.bicep' = {
     publicApi: publicApi
     serviceCount: serviceCount
     label: 'remora-${suffix}'
+    placePrefixes: placePrefixes
   }
 }
+
+module furtherPlace 'modules/place.bicep' = [for place in places: {
+  name: 'remora-${cluster}_place_${place.name}'
+  scope: subscription(place.subscription)
+  params: {
+    cluster: cluster
+    placeName: place.name
+    region: place.region
+    groupName: place.group
+    tags: place.tags
+    prefix: place.prefix
+    neighbours: concat(network.outputs.insidePrefixes, placePrefixes)
+    principalId: identities.outputs.servicePrincipalId
+    nodesRoleId: '/subscriptions/${place.subscription}/providers/Microsoft.Authorization/roleDefinitions/${roles.outputs.nodesRoleName}'
+    partsRoleId: '/subscriptions/${place.subscription}/providers/Microsoft.Authorization/roleDefinitions/${roles.outputs.partsRoleName}'
+    mark: mark
+  }
+}]
+
+module otherAccess 'modules/region-access.bicep' = [for one in otherSubscriptions: if (contains(placeSubscriptions, one.id)) {
+  name: 'remora-${cluster}_place-region_${take(one.id, 8)}'
+  scope: subscription(one.id)
+  params: {
+    principalId: identities.outputs.servicePrincipalId
+    regionRoleId: '/subscriptions/${one.id}/providers/Microsoft.Authorization/roleDefinitions/${roles.outputs.regionRoleName}'
+    mark: mark
+  }
+}]
+
+@batchSize(1)
+module peerings 'modules/peerings.bicep' = [for one in networks: if (!empty(furtherPlaces)) {
+  name: 'remora-${cluster}-peerings'
+  scope: resourceGroup(one.subscription, one.group)
+  params: {
+    networkName: one.name
+    networks: networks
+  }
+  dependsOn: [
+    network
+    furtherPlace
+  ]
+}]
 
 module vault 'modules/vault.bicep' = {
   name: 'remora-${cluster}-vault'
@@ -196,8 +294,10 @@ module vault 'modules/vault.bicep' = {
     retentionDays: vaultRetentionDays
     createMode: vaultCreateMode
     operatorAddresses: operatorAddresses
-    serviceSubnetId: network.outputs.serviceSubnetId
-    nodesSubnetId: network.outputs.nodesSubnetId
+    subnetIds: concat([
+      network.outputs.serviceSubnetId
+      network.outputs.nodesSubnetId
+    ], placeSubnets)
     workspaceId: logs.outputs.workspaceId
     rayToken: rayToken
     rayAuthority: rayAuthority
@@ -208,6 +308,10 @@ module vault 'modules/vault.bicep' = {
     publicApi: publicApi
     mark: mark
   }
+  // Azure refuses a rule or an endpoint of a network that is just being changed.
+  dependsOn: [
+    peerings
+  ]
 }
 
 module storage 'modules/storage.bicep' = {
@@ -218,9 +322,11 @@ module storage 'modules/storage.bicep' = {
     tags: tags
     accountName: 'remora${suffix}'
     operatorAddresses: operatorAddresses
-    serviceSubnetId: network.outputs.serviceSubnetId
-    nodesSubnetId: network.outputs.nodesSubnetId
-    builderSubnetId: network.outputs.builderSubnetId
+    subnetIds: concat([
+      network.outputs.serviceSubnetId
+      network.outputs.nodesSubnetId
+      network.outputs.builderSubnetId
+    ], placeSubnets)
     workspaceId: logs.outputs.workspaceId
     headPrincipalId: identities.outputs.headPrincipalId
     servicePrincipalId: identities.outputs.servicePrincipalId
@@ -228,6 +334,10 @@ module storage 'modules/storage.bicep' = {
     operatorPrincipalId: operatorId
     mark: mark
   }
+  // Azure refuses a rule or an endpoint of a network that is just being changed.
+  dependsOn: [
+    peerings
+  ]
 }
 
 module database 'modules/database.bicep' = if (postgres) {
@@ -258,7 +368,12 @@ module endpoints 'modules/endpoints.bicep' = if (privateEndpoints) {
     subnetId: network.outputs.endpointsSubnetId
     vaultId: vault.outputs.vaultId
     accountId: storage.outputs.accountId
+    placeNetworks: placeNetworks
   }
+  // Azure refuses a rule or an endpoint of a network that is just being changed.
+  dependsOn: [
+    peerings
+  ]
 }
 
 module images 'modules/images.bicep' = {
@@ -302,6 +417,7 @@ module machines 'modules/machines.bicep' = {
     nodesIdentityId: identities.outputs.nodesIdentityId
     nodesClientId: identities.outputs.nodesClientId
     nodesGroupName: nodesGroupName
+    places: placeSettings
     vaultUri: vault.outputs.vaultUri
     accountName: storage.outputs.accountName
     blobEndpoint: storage.outputs.blobEndpoint
@@ -310,51 +426,40 @@ module machines 'modules/machines.bicep' = {
   }
 }
 
-resource budget 'Microsoft.Consumption/budgets@2023-11-01' = {
-  name: 'remora-${cluster}'
-  properties: {
-    category: 'Cost'
-    amount: budgetUsd
-    timeGrain: 'Monthly'
-    timePeriod: {
-      startDate: budgetStart
-    }
-    filter: {
-      dimensions: {
-        name: 'ResourceGroupName'
-        operator: 'In'
-        values: [
-          serviceGroupName
-          nodesGroupName
-        ]
-      }
-    }
-    notifications: {
-      nearlySpent: {
-        enabled: true
-        operator: 'GreaterThanOrEqualTo'
-        threshold: 80
-        thresholdType: 'Actual'
-        contactEmails: [
-          notifyEmail
-        ]
-      }
-      willBeSpent: {
-        enabled: true
-        operator: 'GreaterThanOrEqualTo'
-        threshold: 100
-        thresholdType: 'Forecasted'
-        contactEmails: [
-          notifyEmail
-        ]
-      }
-    }
+module budget 'modules/budget.bicep' = {
+  name: 'remora-${cluster}-budget'
+  params: {
+    budgetName: 'remora-${cluster}'
+    groupNames: union([
+      serviceGroupName
+      nodesGroupName
+    ], groupsHere)
+    budgetUsd: budgetUsd
+    budgetStart: budgetStart
+    notifyEmail: notifyEmail
   }
   dependsOn: [
     serviceGroup
     nodesGroup
+    furtherPlace
   ]
 }
+
+// A budget is of one subscription: each other one has its own, of the same amount.
+module otherBudget 'modules/budget.bicep' = [for one in otherSubscriptions: if (contains(placeSubscriptions, one.id)) {
+  name: 'remora-${cluster}_place-budget_${take(one.id, 8)}'
+  scope: subscription(one.id)
+  params: {
+    budgetName: 'remora-${cluster}_places'
+    groupNames: [for place in places: place.subscription == one.id ? place.group : places[indexOf(placeSubscriptions, one.id)].group]
+    budgetUsd: budgetUsd
+    budgetStart: one.budgetStart
+    notifyEmail: notifyEmail
+  }
+  dependsOn: [
+    furtherPlace
+  ]
+}]
 
 output serviceAddress string = network.outputs.serviceAddress
 output serviceName string = network.outputs.serviceName

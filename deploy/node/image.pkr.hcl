@@ -19,6 +19,12 @@ variable "region" {
   type = string
 }
 
+variable "further_regions" {
+  type        = list(string)
+  default     = []
+  description = "Regions of further places: nodes there start from a copy of their own."
+}
+
 variable "gallery_group" {
   type        = string
   description = "Resource group of the gallery."
@@ -84,7 +90,7 @@ source "azure-arm" "node" {
     gallery_name         = var.gallery
     image_name           = "remora-node"
     image_version        = var.image_version
-    replication_regions  = [var.region]
+    replication_regions  = concat([var.region], var.further_regions)
     storage_account_type = "Standard_LRS"
   }
 }

@@ -137,6 +137,8 @@ class Cloud:
         self.actions: set[str] = set()
         #: Azure's word for whether the subscription can be used.
         self.subscription_state = "Enabled"
+        #: Ids of subscriptions that the login does not see.
+        self.unseen: set[str] = set()
         #: Seconds from the request to the end of its operation.
         self.create_s = 0.0
         self.delete_s = 0.0

@@ -66,7 +66,7 @@ class ArmFrontEnd:
         if "api-version" not in request.query_params and "/operations/" not in request.url.path:
             raise Refused(400, "MissingApiVersionParameter", "The api-version query parameter is required.")
         asked = request.path_params.get("subscription", self._subscription)
-        if self._subscription is not None and asked != self._subscription:
+        if (self._subscription is not None and asked != self._subscription) or asked in self.cloud.unseen:
             raise Refused(404, "SubscriptionNotFound", f"The subscription '{asked}' could not be found.")
         group = request.path_params.get("group", self.group)
         if group.lower() != self.group.lower():

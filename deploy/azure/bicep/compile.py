@@ -9,8 +9,10 @@ and refuses everything else; docs/decisions/0164 says why, and docs/azure-first-
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from deploy.azure.bicep.tree import (
     Call,
     Declared,
     File,
+    Index,
     Literal,
     Loop,
     Name,
@@ -66,8 +69,8 @@ class _Template:
     def __init__(self, path: Path, file: File) -> None:
         self._path = path
         self._file = file
-        #: Items of the loops around, each with the loop's name.
-        self._items: dict[str, tuple[str, Any]] = {}
+        #: Items and indexes of the loops around, each with its value.
+        self._items: dict[str, str] = {}
 
     def document(self) -> dict[str, Any]:
         """All of it."""
@@ -80,7 +83,7 @@ class _Template:
         if file.parameters:
             found["parameters"] = {name: self._parameter(name) for name in file.parameters}
         if file.variables:
-            found["variables"] = {name: self._variable(name) for name in file.variables}
+            found["variables"] = self._variables()
         found["resources"] = {name: self._declared(one) for name, one in file.declared.items()}
         if file.outputs:
             found["outputs"] = {
@@ -102,15 +105,38 @@ class _Template:
             found["metadata"] = {"description": self._value(one.rules["description"])}
         return found
 
-    def _variable(self, name: str) -> Any:
-        value = self._file.variables[name]
-        if self._needed(value):
-            raise NotUnderstood(f"{self._path.name}: the variable {name} needs a resource, which comes later")
-        return self._value(value)
+    def _variables(self) -> dict[str, Any]:
+        for name, value in self._file.variables.items():
+            if self._needed(value):
+                raise NotUnderstood(
+                    f"{self._path.name}: the variable {name} needs a resource, which comes later"
+                )
+        return self._object(Object(tuple((Text((name,)), one) for name, one in self._file.variables.items())))
 
     # --- resources and modules
 
     def _declared(self, one: Declared) -> dict[str, Any]:
+        if one.loop is None:
+            return self._made(one)
+        copy: dict[str, Any] = {"name": one.name, "count": f"[length({self._text(one.loop.list)})]"}
+        if one.batch:
+            copy |= {"mode": "serial", "batchSize": one.batch}
+        with self._in_loop(one.loop, "copyIndex()"):
+            return {"copy": copy} | self._made(one)
+
+    @contextlib.contextmanager
+    def _in_loop(self, loop: Loop, index: str) -> Iterator[None]:
+        """The names of a loop have values, which depend on this expression of its index."""
+        outside = self._items
+        self._items = outside | {loop.item: f"{self._text(loop.list)}[{index}]"}
+        if loop.index:
+            self._items[loop.index] = index
+        try:
+            yield
+        finally:
+            self._items = outside
+
+    def _made(self, one: Declared) -> dict[str, Any]:
         found: dict[str, Any] = {"existing": True} if one.is_existing else {}
         if one.condition is not None:
             found["condition"] = self._value(one.condition)
@@ -135,11 +161,7 @@ class _Template:
             "apiVersion": _DEPLOYMENTS_VERSION,
             "name": self._value(one.body.get("name")),
         }
-        scope = one.body.get("scope")
-        if scope is not None:
-            found["resourceGroup"] = self._value(self._symbol(scope).body.get("name"))
-        elif self._file.scope == "subscription":
-            found["location"] = "[deployment().location]"
+        found |= self._place(one.body.get("scope"))
         given = one.body.get("params") or Object(())
         names = {str(key.parts[0]) for key, _ in given.pairs}
         known = inner.get("parameters", {})
@@ -151,17 +173,35 @@ class _Template:
             "expressionEvaluationOptions": {"scope": "inner"},
             "mode": "Incremental",
             "parameters": {
-                str(key.parts[0]): {"value": self._value(value, str(key.parts[0]))}
+                str(key.parts[0]): self._object(Object(((Text(("value",)), value),)))
                 for key, value in given.pairs
             },
             "template": inner,
         }
         return found
 
+    def _place(self, scope: Any) -> dict[str, Any]:
+        """Where a module's deployment is: nothing for the scope of its file where that is a group."""
+        match scope:
+            case None if self._file.scope != "subscription":
+                return {}
+            case None:
+                return {"location": "[deployment().location]"}
+            case Call("subscription", (subscription,)):
+                return {
+                    "subscriptionId": self._value(subscription),
+                    "location": "[deployment().location]",
+                }
+            case Call("resourceGroup", (subscription, group)):
+                return {"subscriptionId": self._value(subscription), "resourceGroup": self._value(group)}
+        return {"resourceGroup": self._value(self._symbol(scope).body.get("name"))}
+
     def _dependencies(self, one: Declared) -> dict[str, Any]:
         needed = self._needed(one.body) | (
             self._needed(one.condition) if one.condition is not None else set()
         )
+        if one.loop is not None:
+            needed |= self._needed(one.loop.list)
         # An existing one is not waited for; what makes it is named in dependsOn.
         found = sorted(name for name in needed if not self._file.declared[name].is_existing)
         return {"dependsOn": found} if found else {}
@@ -231,15 +271,12 @@ class _Template:
         return found
 
     def _copy(self, name: str, loop: Loop) -> dict[str, Any]:
-        self._items[loop.item] = (name, loop.list)
-        try:
+        with self._in_loop(loop, f"copyIndex('{name}')"):
             return {
                 "name": name,
                 "count": f"[length({self._text(loop.list)})]",
                 "input": self._value(loop.value),
             }
-        finally:
-            del self._items[loop.item]
 
     def _text(self, expression: Any) -> str:
         """An expression in the language of templates, without brackets."""
@@ -256,6 +293,8 @@ class _Template:
                 return self._call(function, arguments)
             case Property():
                 return self._property(expression)
+            case Index(of, at):
+                return f"{self._text(of)}[{self._text(at)}]"
             case Object(pairs):
                 return f"createObject({', '.join(self._text(one) for pair in pairs for one in pair)})"
             case Array(items):
@@ -280,8 +319,7 @@ class _Template:
 
     def _name(self, name: str) -> str:
         if name in self._items:
-            loop, over = self._items[name]
-            return f"{self._text(over)}[copyIndex('{loop}')]"
+            return self._items[name]
         if name in self._file.parameters:
             return f"parameters('{name}')"
         if name in self._file.variables:
@@ -340,6 +378,8 @@ def _parts(expression: Any) -> list[Any]:
             return list(arguments)
         case Property(of, _):
             return [of]
+        case Index(of, at):
+            return [of, at]
         case Object(pairs):
             return [one for pair in pairs for one in pair]
         case Array(items):

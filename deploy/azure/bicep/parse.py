@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.azure.bicep.tree import (
@@ -11,6 +11,7 @@ from deploy.azure.bicep.tree import (
     Call,
     Declared,
     File,
+    Index,
     Literal,
     Loop,
     Name,
@@ -150,21 +151,24 @@ class _Reader:
                 self._next("sign", "=")
                 file.outputs[name] = (kind, self.expression())
             case "resource" | "module":
-                declared = self._declared(word == "module")
+                declared = self._declared(word == "module", rules)
                 file.declared[declared.name] = declared
             case _:
                 raise NotUnderstood(f"line {self._tokens[self._at].line}: {word!r} is no statement")
 
-    def _declared(self, is_module: bool) -> Declared:
+    def _declared(self, is_module: bool, rules: dict[str, Any]) -> Declared:
         name, what = self._next("name"), self._next("text").parts[0]
         is_existing = self._take("existing")
         self._next("sign", "=")
-        condition = None
-        if self._take("if"):
-            self._next("sign", "(")
-            condition = self.expression()
-            self._next("sign", ")")
+        loop = None
+        if self._take("["):
+            self._next("name", "for")
+            loop = self._head_of_loop()
+        condition = self._condition()
         body = self._atom()
+        if loop is not None:
+            self._next("sign", "]")
+        batch = rules.get("batchSize")
         return Declared(
             name=name,
             what=what,
@@ -172,7 +176,17 @@ class _Reader:
             condition=condition,
             is_existing=is_existing,
             is_module=is_module,
+            loop=loop,
+            batch=int(batch.value or 0) if isinstance(batch, Literal) else 0,
         )
+
+    def _condition(self) -> Any:
+        if not self._take("if"):
+            return None
+        self._next("sign", "(")
+        condition = self.expression()
+        self._next("sign", ")")
+        return condition
 
     # --- expressions
 
@@ -193,9 +207,15 @@ class _Reader:
         if self._take("!"):
             return Operation("!", (self._unary(),))
         found = self._atom()
-        while self._take("."):
-            found = Property(found, self._next("name"))
-        return found
+        while True:
+            if self._take("."):
+                found = Property(found, self._next("name"))
+            elif self._is("[") and self._on_same_line():
+                self._next()
+                found = Index(found, self.expression())
+                self._next("sign", "]")
+            else:
+                return found
 
     def _atom(self) -> Any:
         token = self._tokens[self._at]
@@ -241,13 +261,25 @@ class _Reader:
         return Object(tuple(pairs))
 
     def _loop(self) -> Loop:
-        item = self._next("name")
+        head = self._head_of_loop()
+        value = self.expression()
+        self._next("sign", "]")
+        return replace(head, value=value)
+
+    def _head_of_loop(self) -> Loop:
+        """What a loop goes over, until its value."""
+        index = ""
+        if self._take("("):
+            item = self._next("name")
+            self._next("sign", ",")
+            index = self._next("name")
+            self._next("sign", ")")
+        else:
+            item = self._next("name")
         self._next("name", "in")
         over = self.expression()
         self._next("sign", ":")
-        value = self.expression()
-        self._next("sign", "]")
-        return Loop(item, over, value)
+        return Loop(item, over, None, index)
 
 
 def read(text: str) -> File:

@@ -44,6 +44,14 @@ class Property:
 
 
 @dataclass(frozen=True)
+class Index:
+    """`of[at]`."""
+
+    of: Any
+    at: Any
+
+
+@dataclass(frozen=True)
 class Object:
     """`{key: value}`; keys are texts."""
 
@@ -63,11 +71,12 @@ class Array:
 
 @dataclass(frozen=True)
 class Loop:
-    """`[for item in list: value]`."""
+    """`[for item in list: value]`, or `[for (item, index) in list: value]`."""
 
     item: str
     list: Any
     value: Any
+    index: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Operation:
     operands: tuple[Any, ...]
 
 
-Expression: TypeAlias = Text | Literal | Name | Call | Property | Object | Array | Loop | Operation
+Expression: TypeAlias = Text | Literal | Name | Call | Property | Index | Object | Array | Loop | Operation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +102,7 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """A resource (`what` is its type with its version) or a module (`what` is its file)."""
+    """A resource (`what` is its type with its version) or a module (`what` is its file), or one for each of a list."""
 
     name: str
     what: str
@@ -101,6 +110,10 @@ class Declared:
     condition: Any = None
     is_existing: bool = False
     is_module: bool = False
+    #: Of a loop, its item and its list; the value is the body.
+    loop: Loop | None = None
+    #: Of a loop, how many are made at a time; 0: all of them.
+    batch: int = 0
 
 
 @dataclass(kw_only=True)

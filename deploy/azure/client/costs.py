@@ -15,6 +15,7 @@ from cluster.azure.catalogue import BY_NAME, TABLE_DATE
 FOLDER = Path(__file__).parents[1]
 README = FOLDER / "README.md"
 SIZES = ("trial", "team")
+PLACE = "each further place"
 HOURS = 730
 #: The table stands between these two lines of the README.
 BEGIN, END = "<!-- costs: python -m deploy.azure.client.costs -->", "<!-- end of costs -->"
@@ -42,6 +43,11 @@ def parts_of(parameters: Mapping[str, Any]) -> dict[str, int]:
     return found | ({"private DNS zone": zones} if zones else {})
 
 
+def parts_of_a_place() -> dict[str, int]:
+    """What each further place is billed for, besides its nodes and what they send."""
+    return {"NAT gateway": 1, "public address": 1}
+
+
 def monthly_usd(part: str, known: Mapping[str, Any]) -> float:
     """USD of one part in a month.  Raises KeyError for one whose price is not known."""
     if part in BY_NAME:
@@ -64,16 +70,18 @@ def parameters_of(size: str) -> dict[str, Any]:
 def table() -> str:
     """Markdown: one line for each part, the sums, and the dates."""
     known = prices()
-    counts = {size: parts_of(parameters_of(size)) for size in SIZES}
+    counts = {size: parts_of(parameters_of(size)) for size in SIZES} | {PLACE: parts_of_a_place()}
     parts = sorted(
         {part for one in counts.values() for part in one}, key=lambda one: -monthly_usd(one, known)
     )
-    lines = ["| part | USD a month, each | trial | team |", "|---|---|---|---|"]
+    lines = [f"| part | USD a month, each | {' | '.join(counts)} |", "|---|---" + "|---" * len(counts) + "|"]
     for part in parts:
         mark = "" if is_seen(part, known) else " ?"
-        numbers = " | ".join(str(counts[size].get(part, "")) for size in SIZES)
+        numbers = " | ".join(str(counts[size].get(part, "")) for size in counts)
         lines.append(f"| {part} | {monthly_usd(part, known):.2f}{mark} | {numbers} |")
-    sums = [sum(number * monthly_usd(part, known) for part, number in counts[size].items()) for size in SIZES]
+    sums = [
+        sum(number * monthly_usd(part, known) for part, number in counts[size].items()) for size in counts
+    ]
     lines.append("| **USD a month** | | " + " | ".join(f"**{one:.0f}**" for one in sums) + " |")
     lines.append("| USD a day | | " + " | ".join(f"{one * 24 / HOURS:.2f}" for one in sums) + " |")
     dated = f"Prices of {known['region']}: machines of {TABLE_DATE}, the rest of {known['date']}."

@@ -1,7 +1,7 @@
 """deploy/azure/down: deletes everything that deploy/azure/up and a cluster made, with all nodes and all results.
 
-It can be stopped and called again at any time.  Only groups with the cluster's tag are deleted, and of the subscription
-only what has the cluster's name or mark.
+It can be stopped and called again at any time.  Only groups with the cluster's tag are deleted, and of its
+subscriptions only what has the cluster's name or mark.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from azure.core.credentials import TokenCredential
 from azure.identity import DefaultAzureCredential
 
+from deploy.azure.client.cluster_parts import ClusterParts, root_of
 from deploy.azure.client.image import remove_templates
 from deploy.azure.client.resource_manager import ENDPOINT, VERSIONS, Json, Refused, ResourceManager
 
 _PATIENCE_S = 3600.0
 
 Say = Callable[[str], None]
+Part = TypeVar("Part")
 
 
 def main(
@@ -53,7 +55,7 @@ def main(
         if answer != options.cluster:
             print(f"down: nothing was deleted: {answer[:40]!r} is not {options.cluster!r}", file=sys.stderr)
             return 2
-        return down.run(groups)
+        return down.run()
     except Refused as refused:
         print(f"down: {refused}; call it again to go on", file=sys.stderr)
         return 1
@@ -65,19 +67,29 @@ def main(
 
 
 class Down:
-    """What is of one cluster in one subscription."""
+    """What is of one cluster, in all its subscriptions."""
 
     def __init__(self, manager: ResourceManager, cluster: str, poll_s: float, say: Say) -> None:
         self._manager = manager
         self._cluster = cluster
         self._poll_s = poll_s
         self._say = say
-        self._mark = f"Remora {cluster}"
-        self._budget = f"{manager.root}/providers/Microsoft.Consumption/budgets/remora-{cluster}"
+        self._parts = ClusterParts(manager, cluster)
+        self._look()
+
+    def _look(self) -> None:
+        """Find out in which subscriptions there is anything of the cluster."""
+        others = self._parts.other_subscriptions()
+        #: Subscriptions that the login does not see, and the paths of those that it sees, the first one's first.
+        self._hidden = [one for one in others if not self._is_seen(one)]
+        self._roots = [self._manager.root, *(root_of(one) for one in others if one not in self._hidden)]
+
+    def _is_seen(self, subscription: str) -> bool:
+        return self._manager.get(root_of(subscription), VERSIONS["subscriptions"]) is not None
 
     def groups(self) -> list[Json]:
         """Its resource groups, the nodes' first.  Raises Refused for one of that name which is not the cluster's."""
-        found = []
+        found = [group for root in self._roots for group in self._parts.groups_of_places(root)]
         for name in (f"remora-{self._cluster}-nodes", f"remora-{self._cluster}"):
             group = self._manager.get(f"{self._manager.root}/resourcegroups/{name}", VERSIONS["groups"])
             if group is None:
@@ -93,84 +105,76 @@ class Down:
     def say_what_goes(self, groups: list[Json]) -> None:
         """One line for each group, and the number of what is in it."""
         for group in groups:
-            inside = list(self._manager.all(f"{_path(group)}/resources", VERSIONS["groups"]))
-            self._say(f"{group['name']}: {len(inside)} resources, with everything in them")
+            number = len(self._parts.inside(group))
+            self._say(f"{self._parts.named(group)}: {number} resources, with everything in them")
         if not groups:
             self._say(f"remora-{self._cluster}: there is no resource group of it")
+        self._say_what_is_hidden()
 
-    def run(self, groups: list[Json]) -> int:
+    def _say_what_is_hidden(self) -> None:
+        for one in self._hidden:
+            said = f"the subscription {one} is not visible to this login"
+            self._say(f"{said}: what is there of the cluster stays")
+
+    def run(self) -> int:
         """Delete it all; roles first, so that the service makes no more nodes meanwhile."""
-        self._stop_deployment()
-        for group in groups:
-            inside = self._manager.all(f"{_path(group)}/resources", VERSIONS["groups"])
-            remove_templates(self._manager, list(inside), self._poll_s, self._say)
-        for one in self._assignments():
+        self._stop_deployments()
+        self._look()
+        for group in self.groups():
+            remove_templates(self._manager, self._parts.inside(group), self._poll_s, self._say)
+        for one in self._of_all(self._parts.assignments):
             self._delete(one, "roleAssignments")
-        for group in groups:
-            self._say(f"deleting {group['name']}, which takes minutes")
-            self._manager.delete(_path(group), VERSIONS["groups"])
-        self._wait_for(groups)
-        if self._manager.get(self._budget, VERSIONS["budgets"]) is not None:
-            self._manager.delete(self._budget, VERSIONS["budgets"])
-            self._say(f"deleted the budget remora-{self._cluster}")
-        for one in self._definitions():
-            self._delete(one, "roleDefinitions")
-        for one in self._deployments():
+        self._parts.delete_groups(self.groups(), self._say, self._poll_s)
+        for budget in self._of_all(self._parts.budgets):
+            self._manager.delete(budget, VERSIONS["budgets"])
+            self._say(f"deleted the budget {budget.rpartition('/')[2]}")
+        for one in self._of_all(self._parts.deployments):
             self._manager.delete(one["id"], VERSIONS["deployments"])
+        # Last: they say in which subscriptions there is anything.
+        for one in self._parts.definitions() if not self._hidden else ():
+            self._delete(one, "roleDefinitions")
         return self._say_what_is_left()
+
+    def _of_all(self, parts: Callable[[str], list[Part]]) -> list[Part]:
+        return [one for root in self._roots for one in parts(root)]
 
     def _delete(self, one: Json, kind: str) -> None:
         self._manager.delete(one["id"], VERSIONS[kind])
         self._say(f"deleted {one['properties'].get('roleName') or one['id']}")
 
-    def _wait_for(self, groups: list[Json]) -> None:
+    def _stop_deployments(self) -> None:
+        """Until none of the cluster's runs: what it has made meanwhile is looked for afterwards."""
         given_up_at = time.monotonic() + _PATIENCE_S
-        for group in groups:
-            while self._manager.get(_path(group), VERSIONS["groups"]) is not None:
-                if time.monotonic() > given_up_at:
-                    raise Refused(f"{group['name']} is still there after an hour")
-                time.sleep(self._poll_s)
-            self._say(f"deleted {group['name']}")
-
-    def _stop_deployment(self) -> None:
-        path = f"{self._manager.root}/providers/Microsoft.Resources/deployments/remora-{self._cluster}"
-        given_up_at = time.monotonic() + _PATIENCE_S
-        asked = False
-        while (document := self._manager.get(path, VERSIONS["deployments"])) is not None:
-            if document["properties"]["provisioningState"] not in ("Running", "Accepted"):
-                return
+        asked: set[str] = set()
+        while running := [one["id"] for one in self._of_all(self._parts.deployments) if _runs(one)]:
             if not asked:
                 self._say("a deployment still runs and is stopped")
-                self._manager.post(f"{path}/cancel", VERSIONS["deployments"])
-                asked = True
+            for path in running:
+                if path not in asked:
+                    asked.add(path)
+                    self._cancel(path)
             if time.monotonic() > given_up_at:
                 raise Refused("the deployment still runs after an hour")
             time.sleep(self._poll_s)
+            self._look()
 
-    # --- what is of the cluster outside of its groups
-
-    def _assignments(self) -> list[Json]:
-        path = f"{self._manager.root}/providers/Microsoft.Authorization/roleAssignments"
-        listed = self._manager.all(path, VERSIONS["roleAssignments"])
-        return [one for one in listed if one["properties"].get("description") == self._mark]
-
-    def _definitions(self) -> list[Json]:
-        path = f"{self._manager.root}/providers/Microsoft.Authorization/roleDefinitions"
-        names = {f"{self._mark} {part}" for part in ("nodes", "parts", "region", "builder")}
-        listed = self._manager.all(path, VERSIONS["roleDefinitions"])
-        return [one for one in listed if one["properties"].get("roleName") in names]
-
-    def _deployments(self) -> list[Json]:
-        path = f"{self._manager.root}/providers/Microsoft.Resources/deployments"
-        names = {f"remora-{self._cluster}{part}" for part in ("", "-roles", "-image-role", "-region-access")}
-        return [one for one in self._manager.all(path, VERSIONS["deployments"]) if one["name"] in names]
+    def _cancel(self, path: str) -> None:
+        try:
+            self._manager.post(f"{path}/cancel", VERSIONS["deployments"])
+        except Refused as refused:
+            # It has ended by itself.
+            if refused.status != 409:
+                raise
 
     def _say_what_is_left(self) -> int:
-        left: list[Any] = [*self.groups(), *self._assignments(), *self._definitions(), *self._deployments()]
-        if self._manager.get(self._budget, VERSIONS["budgets"]) is not None:
-            left.append({"id": self._budget})
+        left: list[Any] = [*self.groups(), *self._of_all(self._parts.assignments), *self._parts.definitions()]
+        left += [
+            *self._of_all(self._parts.deployments),
+            *({"id": one} for one in self._of_all(self._parts.budgets)),
+        ]
         for one in left:
             self._say(f"left: {one['id']}")
+        self._say_what_is_hidden()
         path = f"{self._manager.root}/providers/Microsoft.KeyVault/deletedVaults"
         for vault in self._manager.all(path, VERSIONS["vaults"]):
             properties = vault["properties"]
@@ -180,14 +184,14 @@ class Down:
                     f"the deleted vault {vault['name']} is kept by Azure until {until} and cannot be purged before; it"
                     " costs nothing, and the next deploy/azure/up takes it back"
                 )
-        self._say("something is left; call it again" if left else "nothing is left")
-        return 1 if left else 0
+        is_left = bool(left or self._hidden)
+        self._say("something is left; call it again" if is_left else "nothing is left")
+        return 1 if is_left else 0
 
 
-def _path(group: Json) -> str:
-    root, _, name = str(group["id"]).rpartition("/")
-    # The two services that serve groups write this word differently.
-    return f"{root.rpartition('/')[0]}/resourcegroups/{name}"
+def _runs(deployment: Json) -> bool:
+    state = (deployment.get("properties") or {}).get("provisioningState")
+    return state in ("Running", "Accepted")
 
 
 if __name__ == "__main__":

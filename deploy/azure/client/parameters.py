@@ -7,9 +7,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from deploy.azure.client.places import problems_of
+
 #: What `up` itself finds out.
 FOUND = frozenset(
-    {"budgetStart", "operatorId", "rayToken", "rayAuthority", "postgresPassword", "vaultCreateMode"}
+    {
+        "budgetStart",
+        "operatorId",
+        "otherSubscriptions",
+        "postgresPassword",
+        "rayAuthority",
+        "rayToken",
+        "vaultCreateMode",
+    }
 )
 #: By which option or in which way each parameter without a default is given.
 HOW = {
@@ -68,7 +78,10 @@ def chosen(template: Mapping[str, Any], file: Any, given: Mapping[str, Any]) -> 
         raise Wrong(
             'the file of parameters is none: it needs {"parameters": {"NAME": {"value": ...}}}'
         ) from None
+    of_file = values.get("furtherPlaces")
     values |= given
+    if isinstance(of_file, list) and "furtherPlaces" in given:
+        values["furtherPlaces"] = [*of_file, *given["furtherPlaces"]]
     known: Mapping[str, Any] = template["parameters"]
     problems = [f"{name} is no parameter" for name in sorted(values.keys() - known.keys())]
     missing = [
@@ -85,6 +98,7 @@ def chosen(template: Mapping[str, Any], file: Any, given: Mapping[str, Any]) -> 
     if not problems:
         values["operatorAddresses"], problems = _addresses(values["operatorAddresses"])
         problems += _texts(values)
+        problems += problems_of(values.get("furtherPlaces", []))
     if problems:
         raise Wrong("; ".join(problems))
     return values

@@ -56,6 +56,8 @@ VERSIONS = {
     "providers": "2021-04-01",
     "imageTemplates": "2024-02-01",
     "galleries": "2023-07-03",
+    "networks": "2024-05-01",
+    "zones": "2024-06-01",
 }
 
 
@@ -83,12 +85,13 @@ class _Bearer(BearerTokenCredentialPolicy[Any, Any]):
 
 
 class ResourceManager:
-    """Azure Resource Manager for one subscription; close it after use."""
+    """Azure Resource Manager, with the paths of one subscription at `root`; close it after use."""
 
     def __init__(self, credential: TokenCredential, subscription: str, endpoint: str = ENDPOINT) -> None:
         self._credential = credential
         self._endpoint = endpoint.rstrip("/")
         self.root = f"/subscriptions/{subscription}"
+        self.subscription = subscription.lower()
         self._arm = self._client(f"{self._endpoint}/.default")
         self._blobs = self._client(_STORAGE_SCOPE)
         self._secrets = self._client(_VAULT_SCOPE)
@@ -146,6 +149,10 @@ class ResourceManager:
     def put(self, path: str, version: str, body: Json) -> Json:
         """Make or change something.  Raises Refused."""
         return _document(self._sent("PUT", path, version, body))
+
+    def patch(self, path: str, version: str, body: Json) -> Json:
+        """Change a part of something.  Raises Refused."""
+        return _document(self._sent("PATCH", path, version, body))
 
     def post(self, path: str, version: str, body: Json | None = None) -> Json:
         """Ask for something to be done, and wait for its answer.  Raises Refused."""

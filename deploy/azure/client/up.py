@@ -23,9 +23,12 @@ from azure.identity import DefaultAzureCredential
 
 from cluster.ray.certificates import make_authority
 from deploy.azure.client.certificate import ApiCertificate, CertificateOfApi, read_certificate
+from deploy.azure.client.cluster_parts import budget_path
+from deploy.azure.client.further_places import FurtherPlaces
 from deploy.azure.client.image import build_image
 from deploy.azure.client.image_plan import has_version
 from deploy.azure.client.parameters import HOW, Wrong, chosen, read_set
+from deploy.azure.client.places import PlacesRefused, read_places
 from deploy.azure.client.resource_manager import (
     ENDPOINT,
     VERSIONS,
@@ -53,13 +56,13 @@ def main(arguments: list[str], credential: TokenCredential | None = None, say: S
         values = _values(options, template)
         wheel = _wheel(options.wheel)
         given = _given_certificate(options.certificate, values)
-    except Wrong as wrong:
+    except (Wrong, PlacesRefused) as wrong:
         print(f"up: {wrong}", file=sys.stderr)
         return 2
     manager = ResourceManager(credential or DefaultAzureCredential(), options.subscription, options.endpoint)
     try:
         return _Up(manager, template, values, options, say).run(wheel, given)
-    except Wrong as wrong:
+    except (Wrong, PlacesRefused) as wrong:
         print(f"up: {wrong}", file=sys.stderr)
         return 2
     except Refused as refused:
@@ -83,6 +86,15 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cluster", help="name of the cluster; remora by default")
     parser.add_argument("--region", help="such as eastus")
+    parser.add_argument(
+        "--place",
+        action="append",
+        metavar="NAME=REGION[@SUBSCRIPTION]",
+        help="another region or subscription for nodes, which stays until it is removed; repeat it",
+    )
+    parser.add_argument(
+        "--remove-place", action="append", default=[], metavar="NAME", help="take a place without nodes away"
+    )
     parser.add_argument(
         "--allow", action="append", help="address or network of people who may reach it; repeat it"
     )
@@ -117,6 +129,8 @@ def _values(options: argparse.Namespace, template: Mapping[str, Any]) -> dict[st
         "notifyEmail": options.email,
     }
     given |= {name: value for name, value in named.items() if value is not None}
+    if options.place:
+        given["furtherPlaces"] = read_places(options.place)
     path = Path(options.size)
     if options.size in ("trial", "team"):
         path = FOLDER / f"{options.size}.parameters.json"
@@ -178,10 +192,11 @@ class _Up:
             "imageVersion", template["parameters"]["imageVersion"]["defaultValue"]
         )
         self._deployment = f"{manager.root}/{_DEPLOYMENTS}/remora-{self._cluster}"
+        self._places = FurtherPlaces(manager, self._cluster, say, options.poll_s)
 
     def run(self, wheel: tuple[str, bytes] | None, given: ApiCertificate | None = None) -> int:
         """Find out what is there, then deploy."""
-        self._check_subscription()
+        self._check_subscription(self._manager.subscription)
         if not self._options.what_if:
             self._follow_the_one_that_runs()
         self._values |= self._found()
@@ -191,9 +206,10 @@ class _Up:
             answer = self._manager.post(f"{self._deployment}/whatIf", VERSIONS["deployments"], body)
             if answer.get("status") == "Failed":
                 raise Refused(explained(answer["error"]))
-            for line in [*lines_of(answer), *self._more_that_would_be()]:
+            for line in [*lines_of(answer, self._manager.subscription), *self._more_that_would_be()]:
                 self._say(line)
             return 0
+        self._places.register()
         self._manager.post(f"{self._deployment}/validate", VERSIONS["deployments"], body)
         self._say(f"{self._where()}: the template is valid; it is carried out")
         self._manager.put(self._deployment, VERSIONS["deployments"], body)
@@ -202,22 +218,24 @@ class _Up:
         if properties["provisioningState"] != "Succeeded":
             raise Refused(explained(properties.get("error") or {"code": properties["provisioningState"]}))
         outputs = {name: one["value"] for name, one in (properties.get("outputs") or {}).items()}
+        self._places.remove(self._options.remove_place)
         if wheel is not None:
             self._upload(outputs["blobEndpoint"], *wheel)
         login = self._certificate(outputs, given) if self._values.get("publicApi") else ""
         self._say_what_is_next(outputs, wheel is not None, login)
         if not self._options.without_image:
             self._image(outputs)
+        self._places.replicate(outputs["gallery"], self._image_version, self._values["region"])
         return 0
 
     def _where(self) -> str:
         return f"remora-{self._cluster} in {self._values['region']}"
 
-    def _check_subscription(self) -> None:
-        document = self._manager.get(self._manager.root, VERSIONS["subscriptions"])
+    def _check_subscription(self, id: str) -> None:
+        document = self._manager.get(f"/subscriptions/{id}", VERSIONS["subscriptions"])
         if document is None or document.get("state") not in ("Enabled", "Warned"):
             state = "not visible to this login" if document is None else f"{document.get('state')}"
-            raise Refused(f"the subscription {self._options.subscription} is {state}; see: az account list")
+            raise Refused(f"the subscription {id} is {state}; see: az account list")
 
     # --- what is there already
 
@@ -226,7 +244,15 @@ class _Up:
         group = f"{self._manager.root}/resourcegroups/remora-{self._cluster}"
         inside = self._inside = list(self._manager.all(f"{group}/resources", VERSIONS["groups"]))
         vault = _first(inside, "Microsoft.KeyVault/vaults")
-        found: dict[str, Any] = {"budgetStart": self._budget_start()}
+        found: dict[str, Any] = {
+            "budgetStart": self._budget_start(budget_path(self._manager.root, self._cluster, True)),
+            **self._places.parameters(
+                self._values.get("furtherPlaces", []),
+                self._options.remove_place,
+                self._check_subscription,
+                self._budget_start,
+            ),
+        }
         if "operatorId" not in self._values:
             found["operatorId"] = self._manager.principal()
             if not found["operatorId"]:
@@ -258,8 +284,7 @@ class _Up:
             for one in self._manager.all(path, VERSIONS["vaults"])
         )
 
-    def _budget_start(self) -> str:
-        path = f"{self._manager.root}/providers/Microsoft.Consumption/budgets/remora-{self._cluster}"
+    def _budget_start(self, path: str) -> str:
         budget = self._manager.get(path, VERSIONS["budgets"])
         if budget is not None:
             return str(budget["properties"]["timePeriod"]["startDate"])

@@ -11,13 +11,16 @@ _SIGNS = {"Create": "+", "Delete": "-", "Modify": "~", "Deploy": "!", "Unsupport
 _SHOWN = 60
 
 
-def lines_of(answer: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each resource that would change, what changes of it below, and the numbers at the end."""
+def lines_of(answer: Mapping[str, Any], subscription: str) -> Iterator[str]:
+    """One line for each resource that would change, what changes of it below, and the numbers at the end.
+
+    Ids are without `subscription`, the one that is asked; those of another one have theirs.
+    """
     changes = answer.get("properties", answer).get("changes") or []
     for change in changes:
         kind = change["changeType"]
         if kind in _SIGNS:
-            yield f"{_SIGNS[kind]} {_short(change['resourceId'])}{_reason(change)}"
+            yield f"{_SIGNS[kind]} {_short(change['resourceId'], subscription)}{_reason(change)}"
             yield from _delta(change.get("delta") or [], 1)
     count = Counter(change["changeType"] for change in changes)
     words = [f"{number} {_WORDS.get(kind, kind)}" for kind, number in sorted(count.items())]
@@ -55,7 +58,6 @@ def _value(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _short(id: str) -> str:
-    """An id without its subscription."""
+def _short(id: str, subscription: str) -> str:
     parts = id.split("/")
-    return "/".join(parts[3:]) if len(parts) > 3 else id
+    return "/".join(parts[3:]) if len(parts) > 3 and parts[2].lower() == subscription else id

@@ -3,6 +3,8 @@ param endpointName string
 param region string
 param tags object
 param networkId string
+// Of further places, which reach the endpoint by a peering.
+param placeNetworks array
 param subnetId string
 param targetId string
 param groupId string
@@ -26,6 +28,21 @@ resource link 'Microsoft.Network/privateDnsZones/virtualNetworkLinks@2024-06-01'
     }
   }
 }
+
+@batchSize(1)
+resource placeLinks 'Microsoft.Network/privateDnsZones/virtualNetworkLinks@2024-06-01' = [for one in placeNetworks: {
+  parent: zone
+  // A place may be called vault, as the link above.
+  name: '${one.name}_place'
+  location: 'global'
+  tags: tags
+  properties: {
+    registrationEnabled: false
+    virtualNetwork: {
+      id: one.id
+    }
+  }
+}]
 
 resource endpoint 'Microsoft.Network/privateEndpoints@2024-05-01' = {
   name: endpointName

@@ -6,6 +6,7 @@ param networkId string
 param subnetId string
 param vaultId string
 param accountId string
+param placeNetworks array
 
 module vault 'endpoint.bicep' = {
   name: 'remora-${cluster}-endpoint-vault'
@@ -14,6 +15,7 @@ module vault 'endpoint.bicep' = {
     region: region
     tags: tags
     networkId: networkId
+    placeNetworks: placeNetworks
     subnetId: subnetId
     targetId: vaultId
     groupId: 'vault'
@@ -28,6 +30,7 @@ module blob 'endpoint.bicep' = {
     region: region
     tags: tags
     networkId: networkId
+    placeNetworks: placeNetworks
     subnetId: subnetId
     targetId: accountId
     groupId: 'blob'
@@ -42,6 +45,7 @@ module dfs 'endpoint.bicep' = {
     region: region
     tags: tags
     networkId: networkId
+    placeNetworks: placeNetworks
     subnetId: subnetId
     targetId: accountId
     groupId: 'dfs'

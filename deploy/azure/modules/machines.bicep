@@ -21,6 +21,7 @@ param serviceClientId string
 param nodesIdentityId string
 param nodesClientId string
 param nodesGroupName string
+param places array
 param vaultUri string
 param accountName string
 param blobEndpoint string
@@ -57,6 +58,11 @@ var ofTheAddress = publicApi ? [
 ]
 var serviceSettings = concat(everywhere, ofTheService, ofTheAddress)
 
+var placeTexts = [for one in places: '"${one.name}":${string(one.settings)}']
+// Without further places it is as it was before there could be any: no machine takes it for something new.
+var furtherPlaces = empty(places) ? {} : {
+  places: json('{${join(placeTexts, ',')}}')
+}
 var place = {
   subscription: subscription().subscriptionId
   resource_group: nodesGroupName
@@ -101,7 +107,7 @@ var serviceDocument = {
   installer: loadTextContent('../machine/install.py')
   files: {
     '/etc/remora/service.env': join(serviceSettings, '\n')
-    '/etc/remora/azure.json': string(place)
+    '/etc/remora/azure.json': string(union(place, furtherPlaces))
     '/etc/remora/storage.json': string(accounts)
   }
 }

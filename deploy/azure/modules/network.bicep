@@ -7,6 +7,7 @@ param operatorAddresses array
 param publicApi bool
 param serviceCount int
 param label string
+param placePrefixes array
 
 var servicePrefix = '10.70.0.0/24'
 var endpointsPrefix = '10.70.1.0/24'
@@ -15,6 +16,10 @@ var databasePrefix = '10.70.2.0/24'
 var builderPrefix = '10.70.3.0/24'
 // InfiniBand reserves 172.16.0.0/16, which nothing here may overlap.
 var nodesPrefix = '10.70.128.0/17'
+var insidePrefixes = [
+  servicePrefix
+  nodesPrefix
+]
 var sshPort = '22'
 // One for each process of the API.
 var apiPorts = serviceCount == 1 ? '7265' : '7265-7266'
@@ -94,10 +99,7 @@ resource serviceRules 'Microsoft.Network/networkSecurityGroups@2024-05-01' = {
           direction: 'Inbound'
           access: 'Allow'
           protocol: '*'
-          sourceAddressPrefixes: [
-            servicePrefix
-            nodesPrefix
-          ]
+          sourceAddressPrefixes: concat(insidePrefixes, placePrefixes)
           sourcePortRange: '*'
           destinationAddressPrefix: servicePrefix
           destinationPortRange: '*'
@@ -133,10 +135,7 @@ resource nodesRules 'Microsoft.Network/networkSecurityGroups@2024-05-01' = {
           direction: 'Inbound'
           access: 'Allow'
           protocol: '*'
-          sourceAddressPrefixes: [
-            servicePrefix
-            nodesPrefix
-          ]
+          sourceAddressPrefixes: concat(insidePrefixes, placePrefixes)
           sourcePortRange: '*'
           destinationAddressPrefix: nodesPrefix
           destinationPortRange: '*'
@@ -281,6 +280,7 @@ resource network 'Microsoft.Network/virtualNetworks@2024-05-01' = {
   }
 }
 
+output insidePrefixes array = insidePrefixes
 output networkId string = network.id
 output networkName string = network.name
 output serviceSubnetId string = '${network.id}/subnets/service'

@@ -2,16 +2,21 @@
 targetScope = 'subscription'
 
 param cluster string
+// Other subscriptions with nodes.  From here on deploy/azure/down finds what is made there.
+param otherScopes array
+
+var scopes = concat([
+  subscription().id
+], otherScopes)
 
 resource nodesRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(subscription().id, cluster, 'nodes')
   properties: {
     roleName: 'Remora ${cluster} nodes'
-    description: 'Makes and ends the nodes of a cluster; assigned on the resource group of the nodes.'
+    // By its end deploy/azure/up and down know the first subscription.
+    description: 'Makes and ends the nodes of a cluster; assigned on the resource groups of the nodes. The cluster is of the subscription ${subscription().subscriptionId}'
     type: 'CustomRole'
-    assignableScopes: [
-      subscription().id
-    ]
+    assignableScopes: scopes
     permissions: [
       {
         actions: [
@@ -46,9 +51,7 @@ resource partsRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
     roleName: 'Remora ${cluster} parts'
     description: 'Uses one part of a node: its subnet, its rules, its image or its identity; assigned on each of these.'
     type: 'CustomRole'
-    assignableScopes: [
-      subscription().id
-    ]
+    assignableScopes: scopes
     permissions: [
       {
         actions: [
@@ -71,9 +74,7 @@ resource regionRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
     roleName: 'Remora ${cluster} region'
     description: 'Reads quotas, sizes and operations of a region; assigned on the subscription.'
     type: 'CustomRole'
-    assignableScopes: [
-      subscription().id
-    ]
+    assignableScopes: scopes
     permissions: [
       {
         actions: [
@@ -89,3 +90,6 @@ resource regionRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
 output nodesRoleId string = nodesRole.id
 output partsRoleId string = partsRole.id
 output regionRoleId string = regionRole.id
+output nodesRoleName string = nodesRole.name
+output partsRoleName string = partsRole.name
+output regionRoleName string = regionRole.name

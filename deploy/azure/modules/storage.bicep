@@ -4,9 +4,7 @@ param region string
 param tags object
 param accountName string
 param operatorAddresses array
-param serviceSubnetId string
-param nodesSubnetId string
-param builderSubnetId string
+param subnetIds array
 param workspaceId string
 param headPrincipalId string
 param servicePrincipalId string
@@ -45,20 +43,10 @@ resource account 'Microsoft.Storage/storageAccounts@2023-05-01' = {
         action: 'Allow'
         value: address
       }]
-      virtualNetworkRules: [
-        {
-          id: serviceSubnetId
-          action: 'Allow'
-        }
-        {
-          id: nodesSubnetId
-          action: 'Allow'
-        }
-        {
-          id: builderSubnetId
-          action: 'Allow'
-        }
-      ]
+      virtualNetworkRules: [for subnetId in subnetIds: {
+        id: subnetId
+        action: 'Allow'
+      }]
     }
   }
 }

@@ -6,8 +6,7 @@ param vaultName string
 param retentionDays int
 param createMode string
 param operatorAddresses array
-param serviceSubnetId string
-param nodesSubnetId string
+param subnetIds array
 param workspaceId string
 param headPrincipalId string
 param servicePrincipalId string
@@ -49,14 +48,9 @@ resource vault 'Microsoft.KeyVault/vaults@2023-07-01' = {
       ipRules: [for address in operatorAddresses: {
         value: address
       }]
-      virtualNetworkRules: [
-        {
-          id: serviceSubnetId
-        }
-        {
-          id: nodesSubnetId
-        }
-      ]
+      virtualNetworkRules: [for subnetId in subnetIds: {
+        id: subnetId
+      }]
     }
   }
 }

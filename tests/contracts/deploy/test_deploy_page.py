@@ -76,6 +76,7 @@ def test_what_no_test_can_run_is_a_row_of_the_checklist_with_what_it_prints(
 def test_the_commands_of_deploy_do_what_the_page_says(azure: Subscription, tmp_path: Path) -> None:
     release = tmp_path / wheel(tmp_path, "remora", "0.1.0")
     places = {"$S": "", "$MY_ADDRESS": "203.0.113.7", "~/.ssh/id_ed25519.pub": str(azure.key)}
+    places["$RESEARCH"] = "11111111-1111-1111-1111-111111111111"
     for line in (line for line in LINES if line.startswith("deploy/")):
         for name, value in places.items():
             line = line.replace(name, value)

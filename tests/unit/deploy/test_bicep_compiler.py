@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.azure.emulator.deployments.expressions import evaluate
+from cluster.azure.emulator.deployments.template import Place, Template
 from deploy.azure.bicep.compile import COMPILED, compiled, main, written
 from deploy.azure.bicep.parse import NotUnderstood
 
@@ -42,6 +43,7 @@ def of(folder: Path, text: str, **files: str) -> dict[str, Any]:
         ("length(a) - 1", "[sub(length(parameters('a')), 1)]"),
         ("{\n  k: a\n  'k.l': {}\n}", {"k": "[parameters('a')]", "k.l": {}}),
         ("subscription().id", "[subscription().id]"),
+        ("c[length(c) - 1].name", "[parameters('c')[sub(length(parameters('c')), 1)].name]"),
         ("any(b ? null : false)", "[any(if(parameters('b'), null(), false()))]"),
         (
             "{\n  all: [for one in c: {\n    is: one\n  }]\n}",
@@ -140,6 +142,106 @@ output made string = one.outputs.made
     assert one["properties"]["parameters"] == {"given": {"value": "['g']"}}
     assert one["properties"]["template"]["outputs"]["made"]["value"] == "[parameters('given')]"
     assert found["outputs"]["made"]["value"] == "[reference('one').outputs.made.value]"
+
+
+LOOPS = """
+targetScope = 'subscription'
+param places array
+var names = [for place in places: place.name]
+var numbered = [for (place, number) in places: {
+  name: names[number]
+  others: [for other in names: '${place.name} ${other}']
+}]
+module one 'part.bicep' = [for place in places: {
+  name: 'one-${place.name}'
+  scope: subscription(place.subscription)
+  params: {
+    given: place.name
+  }
+}]
+@batchSize(1)
+module two 'part.bicep' = [for (place, number) in places: if (number != 0) {
+  name: 'two-${place.name}'
+  scope: resourceGroup(place.subscription, place.group)
+  params: {
+    given: 'x'
+    list: [for other in places: other.name == place.name ? number : 0]
+  }
+  dependsOn: [
+    one
+  ]
+}]
+"""
+
+
+def test_loops_of_variables_modules_and_their_parameters(tmp_path: Path) -> None:
+    found = of(
+        tmp_path, LOOPS, part="param given string\nparam list array = []\noutput made string = given\n"
+    )
+    assert found["variables"]["copy"] == [
+        {
+            "name": "names",
+            "count": "[length(parameters('places'))]",
+            "input": "[parameters('places')[copyIndex('names')].name]",
+        },
+        {
+            "name": "numbered",
+            "count": "[length(parameters('places'))]",
+            "input": {
+                "name": "[variables('names')[copyIndex('numbered')]]",
+                "copy": [
+                    {
+                        "name": "others",
+                        "count": "[length(variables('names'))]",
+                        "input": "[format('{0} {1}', parameters('places')[copyIndex('numbered')].name,"
+                        " variables('names')[copyIndex('others')])]",
+                    }
+                ],
+            },
+        },
+    ]
+    one, two = found["resources"]["one"], found["resources"]["two"]
+    assert one["copy"] == {"name": "one", "count": "[length(parameters('places'))]"}
+    assert one["subscriptionId"] == "[parameters('places')[copyIndex()].subscription]"
+    assert one["location"] == "[deployment().location]"
+    assert one["name"] == "[format('one-{0}', parameters('places')[copyIndex()].name)]"
+    assert two["copy"] == {
+        "name": "two",
+        "count": "[length(parameters('places'))]",
+        "mode": "serial",
+        "batchSize": 1,
+    }
+    assert two["condition"] == "[not(equals(copyIndex(), 0))]"
+    assert two["resourceGroup"] == "[parameters('places')[copyIndex()].group]"
+    assert two["dependsOn"] == ["one"]
+    (values,) = two["properties"]["parameters"]["list"]["copy"]
+    assert (values["name"], values["input"]) == (
+        "value",
+        "[if(equals(parameters('places')[copyIndex('value')].name, parameters('places')[copyIndex()].name),"
+        " copyIndex(), 0)]",
+    )
+
+
+def test_what_loops_make_is_made_by_the_emulator(tmp_path: Path) -> None:
+    document = of(
+        tmp_path, LOOPS, part="param given string\nparam list array = []\noutput made string = given\n"
+    )
+    places = [
+        {"name": name, "subscription": f"of-{name}", "group": f"group-{name}"} for name in ("a", "b", "c")
+    ]
+    template = Template(
+        document, {"places": places}, Place(subscription="s", tenant="t", region="r"), lambda _: None
+    )
+    ids, inner = zip(*template.resources(), strict=True)
+    assert [one.id.removeprefix("/subscriptions/") for one in ids] == [
+        *(f"of-{one}/providers/Microsoft.Resources/deployments/one-{one}" for one in "abc"),
+        *(
+            f"of-{one}/resourceGroups/group-{one}/providers/Microsoft.Resources/deployments/two-{one}"
+            for one in "bc"
+        ),
+    ]
+    assert [one.call("parameters", ["list"]) for one in inner[3:]] == [[0, 1, 0], [0, 0, 2]]
+    assert template.call("variables", ["numbered"])[1] == {"name": "b", "others": ["b a", "b b", "b c"]}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,17 @@ def test_what_is_counted_is_what_is_deployed(tmp_path: Path, size: str) -> None:
         assert disks == [kinds.count("virtualMachines")]
 
 
+def test_what_is_counted_of_a_place_is_what_it_adds(tmp_path: Path) -> None:
+    with Subscription(tmp_path) as azure:
+        azure.up("team")
+        before = [one["type"].rpartition("/")[2] for one in azure.resources]
+        azure.up("team", "--place", "west=westeurope")
+        after = [one["type"].rpartition("/")[2] for one in azure.resources]
+        counted = costs.parts_of_a_place()
+        added = {part: after.count(kind) - before.count(kind) for part, kind in KINDS.items()}
+        assert {part: number for part, number in added.items() if number} == counted
+
+
 def test_the_trial_costs_what_it_promises() -> None:
     known = costs.prices()
     parts = costs.parts_of(costs.parameters_of("trial")).items()

@@ -50,22 +50,27 @@ def evaluate(value: Any, scope: Names) -> Any:
 def _object(value: Mapping[str, Any], scope: Names) -> dict[str, Any]:
     found = {str(evaluate(key, scope)): evaluate(one, scope) for key, one in value.items() if key != "copy"}
     copies = value.get("copy", [])
-    for copy in copies if isinstance(copies, list) else ():
-        count = evaluate(copy["count"], scope)
-        found[copy["name"]] = [
-            evaluate(copy["input"], _InLoop(scope, copy["name"], number)) for number in range(count)
-        ]
-    return found
+    return found | {copy["name"]: copied(copy, scope) for copy in copies if isinstance(copies, list)}
 
 
-class _InLoop:
-    def __init__(self, outside: Names, name: str, number: int) -> None:
+def copied(copy: Mapping[str, Any], scope: Names) -> list[Any]:
+    """The list that a loop over properties, or of variables, makes."""
+    count = evaluate(copy["count"], scope)
+    return [evaluate(copy["input"], InLoop(scope, [copy["name"]], number)) for number in range(count)]
+
+
+class InLoop:
+    """The names of one iteration of a loop: `call("copyIndex", ...)` with its arguments is its number, from 0."""
+
+    def __init__(self, outside: Names, arguments: list[str], number: int) -> None:
+        """`arguments` are those of `copyIndex` in a loop over properties, and none in one of resources."""
         self._outside = outside
-        self._name = name
+        self._arguments = arguments
         self._number = number
 
     def call(self, function: str, arguments: list[Any]) -> Any:
-        if function == "copyIndex" and arguments == [self._name]:
+        """The value of a function that depends on the deployment, or on this iteration."""
+        if function == "copyIndex" and arguments == self._arguments:
             return self._number
         return self._outside.call(function, arguments)
 
@@ -201,9 +206,12 @@ def _joined(*lists: Any) -> Any:
     return "".join(map(_as_text, lists))
 
 
-def _union(*objects: dict[str, Any]) -> dict[str, Any]:
+def _union(*parts: Any) -> Any:
+    if all(isinstance(one, list) for one in parts):
+        items = [item for one in parts for item in one]
+        return [item for number, item in enumerate(items) if item not in items[:number]]
     found: dict[str, Any] = {}
-    for one in objects:
+    for one in parts:
         found |= one
     return found
 
@@ -217,6 +225,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "and": lambda *all_of: all(all_of),
     "base64": lambda text: base64.b64encode(text.encode()).decode(),
     "concat": _joined,
+    "contains": lambda container, item: item in container,
     "createArray": lambda *items: list(items),
     "createObject": _created,
     "empty": lambda value: value is None or len(value) == 0,
@@ -224,7 +233,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "false": lambda: False,
     "format": _format,
     "guid": _guid,
+    "indexOf": lambda items, item: items.index(item) if item in items else -1,
     "join": lambda items, between: between.join(map(_as_text, items)),
+    "json": json.loads,
     "length": len,
     "not": lambda value: not value,
     "null": lambda: None,

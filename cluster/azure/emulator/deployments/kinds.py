@@ -20,6 +20,10 @@ DEFINITIONS = "Microsoft.Authorization/roleDefinitions"
 BUDGETS = "Microsoft.Consumption/budgets"
 GROUPS = "Microsoft.Resources/resourceGroups"
 SERVERS = "Microsoft.DBforPostgreSQL/flexibleServers"
+ACCOUNTS = "Microsoft.Storage/storageAccounts"
+NETWORKS = "Microsoft.Network/virtualNetworks"
+PEERINGS = "Microsoft.Network/virtualNetworks/virtualNetworkPeerings"
+VERSIONS = "Microsoft.Compute/galleries/images/versions"
 
 #: Roles of Azure itself that templates of ours name.
 BUILT_IN_ROLES = frozenset(

@@ -22,6 +22,7 @@ from cluster.azure.emulator.deployments.kinds import (
     check_change,
     check_new,
 )
+from cluster.azure.emulator.deployments.networks import check_networks
 from cluster.azure.emulator.deployments.template import DEPLOYMENTS, Wanted
 from cluster.azure.emulator.emulated_cloud import Refused
 
@@ -43,6 +44,8 @@ class Resources:
         self.hidden: dict[str, dict[str, str]] = {}
         #: Deleted vaults by name: their document, and when they are purged, seconds since 1970.
         self.deleted_vaults: dict[str, tuple[Json, float]] = {}
+        #: Subscriptions, and namespaces of resources that each may have; a template registers those of its resources.
+        self.registered: set[tuple[str, str]] = set()
 
     def dry(self) -> Resources:
         """A copy, on which a deployment can be tried."""
@@ -51,6 +54,7 @@ class Resources:
         found._all = copy.deepcopy(self._all)
         found.hidden = copy.deepcopy(self.hidden)
         found.deleted_vaults = dict(self.deleted_vaults)
+        found.registered = set(self.registered)
         return found
 
     def __iter__(self) -> Iterator[Json]:
@@ -71,6 +75,7 @@ class Resources:
         document.pop("apiVersion", None)
         self._check_place(wanted)
         self._check_links(document)
+        check_networks(document, self.find)
         if old is None:
             check_new(wanted.type, document)
             self._check_vault(document)
@@ -85,6 +90,7 @@ class Resources:
                 **addition({"properties": {}, **document}),
             }
         self._all[wanted.id.lower()] = document
+        self.registered.add((subscription_of(wanted.id), wanted.type.partition("/")[0]))
         return "Create" if old is None else "NoChange" if document == old else "Modify"
 
     # --- what is checked
@@ -140,7 +146,7 @@ class Resources:
                 said = f"Principal {properties['principalId']} does not exist in the directory."
                 raise Refused(400, "PrincipalNotFound", said)
             role = properties["roleDefinitionId"]
-            if role.rpartition("/")[2] not in BUILT_IN_ROLES and self.find(role) is None:
+            if role.rpartition("/")[2] not in BUILT_IN_ROLES and self.role(role, document["id"]) is None:
                 raise Refused(
                     404, "RoleDefinitionDoesNotExist", f"The role definition {role} does not exist."
                 )
@@ -149,6 +155,17 @@ class Resources:
             if any(one["properties"]["roleName"] == properties["roleName"] for one in same):
                 said = f"A custom role with the name {properties['roleName']} exists."
                 raise Refused(409, "RoleDefinitionWithSameNameExists", said)
+
+    def role(self, id: str, scope: str) -> Json | None:
+        """The role of the tenant that may be assigned at a scope; its id may name any subscription.
+
+        None when there is none, or when it is not for the subscription of the scope.
+        """
+        root = f"/subscriptions/{subscription_of(scope)}"
+        for one in self.of_type(DEFINITIONS):
+            if one["name"] == id.rpartition("/")[2] and root in one["properties"]["assignableScopes"]:
+                return one
+        return None
 
     def _hide(self, document: Json) -> None:
         for name in HIDDEN.get(document["type"], ()):
@@ -165,7 +182,7 @@ class Resources:
             users = [
                 one
                 for one in self.of_type(ASSIGNMENTS)
-                if one["properties"]["roleDefinitionId"] == found["id"]
+                if one["properties"]["roleDefinitionId"].rpartition("/")[2] == found["name"]
             ]
             if users:
                 said = "There are existing role assignments referencing role."
@@ -196,6 +213,13 @@ class Resources:
                 return self.hidden[one["id"].lower()].get("administratorLoginPassword")
         return None
 
+    def patch(self, id: str, properties: Json) -> Json | None:
+        """Replace some properties of a resource; its document, None when there is none."""
+        found = self.find(id)
+        if found is not None:
+            found["properties"] |= copy.deepcopy(properties)
+        return found
+
     def groups(self) -> list[Json]:
         """All resource groups."""
         return self.of_type(GROUPS)
@@ -203,6 +227,11 @@ class Resources:
     def shown(self) -> list[Json]:
         """What a list of resources shows: all but groups and deployments."""
         return [one for one in self if one["type"] not in (GROUPS, DEPLOYMENTS)]
+
+
+def subscription_of(id: str) -> str:
+    """The subscription that an id begins with."""
+    return id.split("/")[2]
 
 
 def _links(value: Any) -> Iterator[str]:

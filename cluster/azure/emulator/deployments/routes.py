@@ -18,8 +18,10 @@ from cluster.azure.emulator.deployments.kinds import (
     GROUPS,
     SECRETS,
     VAULTS,
+    VERSIONS,
     Json,
 )
+from cluster.azure.emulator.deployments.resources import subscription_of
 from cluster.azure.emulator.deployments.template import DEPLOYMENTS, Wanted
 from cluster.azure.emulator.emulated_cloud import Refused
 from cluster.azure.emulator.faults import FaultPoint
@@ -29,6 +31,8 @@ from cluster.azure.emulator.tokens import Tokens
 #: Azure's limit of a request.
 _MOST_BYTES = 4 * 2**20
 _ROOT = "/subscriptions/{subscription}"
+#: What of a group is deleted by itself.
+_ALONE = re.compile(f"/providers/{ASSIGNMENTS}/|/virtualNetworkPeerings/|/virtualNetworkLinks/")
 _DEPLOYMENT = f"{_ROOT}/providers/{DEPLOYMENTS}"
 _SECRET = f"{_ROOT}/resourceGroups/{{owner}}/providers/{VAULTS}/{{vault}}/secrets/{{name}}"
 
@@ -72,7 +76,10 @@ class Deployments:
             ("GET", f"{_ROOT}/providers/{DEFINITIONS}", self._definitions),
             ("GET", f"{_ROOT}/providers/Microsoft.KeyVault/deletedVaults", self._deleted_vaults),
             ("PUT", _SECRET, self._put_secret),
+            ("GET", f"{_ROOT}/providers/{{namespace}}", self._get_provider),
+            ("POST", f"{_ROOT}/providers/{{namespace}}/register", self._register),
             ("GET", f"{_ROOT}/{{rest:path}}", self._get),
+            ("PATCH", f"{_ROOT}/{{rest:path}}", self._patch),
             ("DELETE", f"{_ROOT}/{{rest:path}}", self._delete),
         ]
         guarded = [
@@ -177,13 +184,20 @@ class Deployments:
         self._passed()
         root = f"/subscriptions/{request.path_params['subscription']}/providers/"
         nested = self._deployer.resources.of_type(DEPLOYMENTS, root)
-        return JSONResponse({"value": [*(one.document() for one in self._deployer.all.values()), *nested]})
+        own = [one.document() for one in self._deployer.all.values() if one.id.startswith(root)]
+        return JSONResponse({"value": [*own, *nested]})
 
     # --- groups and what is in them
 
-    async def _list_groups(self, _request: Request) -> Response:
+    def _all(self, request: Request, kind: str) -> list[Json]:
+        """The resources of one type in the subscription."""
         self._passed()
-        return JSONResponse({"value": self._deployer.resources.of_type(GROUPS)})
+        return self._deployer.resources.of_type(
+            kind, f"/subscriptions/{request.path_params['subscription']}/"
+        )
+
+    async def _list_groups(self, request: Request) -> Response:
+        return JSONResponse({"value": self._all(request, GROUPS)})
 
     def _group(self, request: Request) -> Json:
         self._passed()
@@ -210,15 +224,20 @@ class Deployments:
         return self._front_end.page(request, FaultPoint.LIST, inside)
 
     async def _assignments(self, request: Request) -> Response:
-        self._passed()
-        found = self._deployer.resources.of_type(ASSIGNMENTS)
-        return self._front_end.page(request, FaultPoint.LIST, found)
+        return self._front_end.page(request, FaultPoint.LIST, self._all(request, ASSIGNMENTS))
 
-    async def _definitions(self, _request: Request) -> Response:
+    async def _definitions(self, request: Request) -> Response:
+        """All roles that may be assigned in the subscription, wherever they were made."""
         self._passed()
-        return JSONResponse({"value": self._deployer.resources.of_type(DEFINITIONS)})
+        root = f"/subscriptions/{request.path_params['subscription']}"
+        found = [
+            {**one, "id": f"{root}/providers/{DEFINITIONS}/{one['name']}"}
+            for one in self._deployer.resources.of_type(DEFINITIONS)
+            if root in one["properties"]["assignableScopes"]
+        ]
+        return JSONResponse({"value": found})
 
-    async def _deleted_vaults(self, _request: Request) -> Response:
+    async def _deleted_vaults(self, request: Request) -> Response:
         self._passed()
         found = [
             {
@@ -232,6 +251,7 @@ class Deployments:
                 },
             }
             for name, (one, purged_at) in self._deployer.resources.deleted_vaults.items()
+            if subscription_of(one["id"]) == request.path_params["subscription"]
         ]
         return JSONResponse({"value": found})
 
@@ -242,6 +262,20 @@ class Deployments:
         self._deployer.resources.put(Wanted(id=request.url.path, type=SECRETS, body=body))
         return JSONResponse(self._deployer.resources.find(request.url.path))
 
+    def _provider(self, request: Request) -> tuple[str, str]:
+        self._passed()
+        return request.path_params["subscription"], request.path_params["namespace"]
+
+    async def _get_provider(self, request: Request) -> Response:
+        asked = self._provider(request)
+        state = "Registered" if asked in self._deployer.resources.registered else "NotRegistered"
+        return JSONResponse({"namespace": asked[1], "registrationState": state})
+
+    async def _register(self, request: Request) -> Response:
+        asked = self._provider(request)
+        self._deployer.resources.registered.add(asked)
+        return JSONResponse({"namespace": asked[1], "registrationState": "Registering"})
+
     async def _get(self, request: Request) -> Response:
         self._passed()
         found = self._deployer.resources.find(request.url.path)
@@ -249,10 +283,18 @@ class Deployments:
             raise Refused(404, "ResourceNotFound", f"The Resource '{request.url.path}' was not found.")
         return JSONResponse(found)
 
+    async def _patch(self, request: Request) -> Response:
+        self._passed()
+        known = self._deployer.resources.find(request.url.path)
+        if known is None or known["type"] != VERSIONS:
+            raise Refused(404, "ResourceNotFound", f"The Resource '{request.url.path}' was not found.")
+        body = await self._body(request)
+        return JSONResponse(self._deployer.resources.patch(request.url.path, body.get("properties", {})))
+
     async def _delete(self, request: Request) -> Response:
         self._passed()
         is_inside = re.search("/resourceGroups/", request.url.path, re.IGNORECASE)
-        if is_inside and f"/providers/{ASSIGNMENTS}/" not in request.url.path:
+        if is_inside and not _ALONE.search(request.url.path):
             raise Refused(405, "MethodNotAllowed", "The emulator deletes whole groups.")
         was_there = self._deployer.resources.delete(request.url.path)
         return Response(status_code=200 if was_there else 204)

@@ -6,10 +6,10 @@ A resource is evaluated when those that it needs exist, because it may read them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.azure.emulator.deployments.expressions import InvalidTemplate, evaluate
+from cluster.azure.emulator.deployments.expressions import InLoop, InvalidTemplate, Names, copied, evaluate
 
 DEPLOYMENTS = "Microsoft.Resources/deployments"
 #: The whole document of a resource by its id, None when there is none.
@@ -63,6 +63,8 @@ class Template:
         self._find = find
         self._ids: dict[str, str] = {}
         self._outputs_of: dict[str, dict[str, Any]] = {}
+        #: Values of variables, which depend on parameters alone.
+        self._variables: dict[str, Any] = {}
         self._resources: Mapping[str, dict[str, Any]] = document["resources"]
         if document.get("languageVersion") != "2.0" or not isinstance(self._resources, dict):
             raise InvalidTemplate("The emulator evaluates templates of language version 2.0.")
@@ -92,15 +94,24 @@ class Template:
         """
         for name in self._ordered():
             one = self._resources[name]
-            wanted = self._wanted(name, one)
-            if one.get("existing") or not evaluate(one.get("condition", True), self):
-                continue
-            if one["type"] != DEPLOYMENTS:
-                yield wanted
-                continue
-            inner = self._nested(one)
-            yield wanted, inner
-            self._outputs_of[name] = inner.outputs()
+            for scope in self._iterations(one):
+                wanted = self._wanted(name, one, scope)
+                if one.get("existing") or not evaluate(one.get("condition", True), scope):
+                    continue
+                if one["type"] != DEPLOYMENTS:
+                    yield wanted
+                    continue
+                inner = self._nested(one, scope)
+                yield wanted, inner
+                self._outputs_of[name] = inner.outputs()
+
+    def _iterations(self, one: Mapping[str, Any]) -> Iterator[Names]:
+        """The names of each iteration of a resource's loop; of one without a loop, those of the template alone."""
+        if "copy" not in one:
+            yield self
+            return
+        for number in range(evaluate(one["copy"]["count"], self)):
+            yield InLoop(self, [], number)
 
     def outputs(self) -> dict[str, Any]:
         """Outputs by name, as the document of a deployment has them."""
@@ -127,44 +138,41 @@ class Template:
             raise InvalidTemplate(f"The resource '{missing[0]}' is not defined in the template.")
         return needs
 
-    def _wanted(self, name: str, one: Mapping[str, Any]) -> Wanted:
-        own = evaluate(one["name"], self)
-        self._ids[name] = self._id_of(one, own)
+    def _wanted(self, name: str, one: Mapping[str, Any], scope: Names) -> Wanted:
+        own = evaluate(one["name"], scope)
+        self._ids[name] = self._id_of(one, own, scope)
         if one.get("existing") or one["type"] == DEPLOYMENTS:
             return Wanted(id=self._ids[name], type=one["type"])
-        if not evaluate(one.get("condition", True), self):
+        if not evaluate(one.get("condition", True), scope):
             return Wanted(id=self._ids[name], type=one["type"])
         body = {
-            key: evaluate(value, self)
+            key: evaluate(value, scope)
             for key, value in one.items()
-            if key not in ("dependsOn", "condition", "scope", "type", "name")
+            if key not in ("copy", "dependsOn", "condition", "scope", "type", "name")
         }
         return Wanted(id=self._ids[name], type=one["type"], body={**body, "name": own.rpartition("/")[2]})
 
-    def _id_of(self, one: Mapping[str, Any], name: str) -> str:
+    def _id_of(self, one: Mapping[str, Any], name: str, iteration: Names) -> str:
         kind = one["type"]
         if kind == "Microsoft.Resources/resourceGroups":
             return f"{self._place.id}/resourceGroups/{name}"
-        scope = evaluate(one["scope"], self) if "scope" in one else self._scope_of(one)
+        scope = evaluate(one["scope"], iteration) if "scope" in one else self._place_of(one, iteration).id
         if scope.startswith("/"):
             return f"{scope}/providers/{_path(kind, name.split('/'))}"
         raise InvalidTemplate(f"The scope '{scope}' of the resource '{name}' is not valid.")
 
-    def _scope_of(self, one: Mapping[str, Any]) -> str:
-        group = evaluate(one.get("resourceGroup", ""), self)
-        return f"{self._place.id}/resourceGroups/{group}" if group else self._place.id
+    def _place_of(self, one: Mapping[str, Any], scope: Names) -> Place:
+        """Where a resource is: in the deployment's own place, unless it is a deployment that names another one."""
+        group = evaluate(one.get("resourceGroup", ""), scope)
+        subscription = evaluate(one.get("subscriptionId", ""), scope)
+        if subscription:
+            return replace(self._place, subscription=subscription, group=group)
+        return replace(self._place, group=group or self._place.group)
 
-    def _nested(self, one: Mapping[str, Any]) -> Template:
+    def _nested(self, one: Mapping[str, Any], scope: Names) -> Template:
         properties = one["properties"]
-        given = {name: evaluate(value["value"], self) for name, value in properties["parameters"].items()}
-        group = evaluate(one.get("resourceGroup", ""), self) or self._place.group
-        place = Place(
-            subscription=self._place.subscription,
-            tenant=self._place.tenant,
-            group=group,
-            region=self._place.region,
-        )
-        return Template(properties["template"], given, place, self._find)
+        given = {name: evaluate(value, scope)["value"] for name, value in properties["parameters"].items()}
+        return Template(properties["template"], given, self._place_of(one, scope), self._find)
 
     # --- functions that depend on the deployment
 
@@ -174,7 +182,7 @@ class Template:
             case "parameters", [name]:
                 return self._parameters[name]
             case "variables", [name]:
-                return evaluate(self._document.get("variables", {})[name], self)
+                return self._variable(name)
             case "subscription", []:
                 place = self._place
                 return {
@@ -193,6 +201,14 @@ class Template:
             case "reference", [name]:
                 return self._referenced(name)
         raise KeyError(function)
+
+    def _variable(self, name: str) -> Any:
+        if name not in self._variables:
+            found = self._document.get("variables", {})
+            loops = {copy["name"]: copy for copy in found.get("copy", [])}
+            value = copied(loops[name], self) if name in loops else evaluate(found[name], self)
+            self._variables[name] = value
+        return self._variables[name]
 
     def _referenced(self, name: str) -> Any:
         if name in self._outputs_of:
