@@ -488,11 +488,14 @@ PARTS: Mapping[str, Part] = {
         ),
     ),
     "containers": Part(
-        ("tests/e2e/test_containers.py",),
+        ("tests/e2e/test_container_image.py", "tests/e2e/test_containers.py"),
         (
             "cluster/head",
             "cluster/local",
             "deploy/containers",
+            "deploy/wheel_contents.py",
+            "requirements/lock.txt",
+            "requirements/torch.txt",
             "service/controller",
             "service/installation",
             "tests/e2e/composed.py",

@@ -101,7 +101,8 @@ def test_the_image_is_made_of_parts_that_are_there() -> None:
 def test_the_template_builds_from_a_version_and_by_the_script() -> None:
     template = (FOLDER / "image.pkr.hcl").read_text()
     assert re.search(r'condition\s*= var\.base_version != "latest"', template)
-    assert "/deploy/node/make-image" in template
+    assert 'jsondecode(file("${path.root}/image-steps.json"))' in template
+    assert "/deploy/node/make-image" in (FOLDER / "image-steps.json").read_text()
     wanted, declared = (
         set(re.findall(r"\bvar\.(\w+)", template)),
         re.findall(r'^variable "(\w+)"', template, re.MULTILINE),

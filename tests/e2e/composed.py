@@ -1,7 +1,7 @@
-"""Runs the services of deploy/containers/compose.yaml with podman, with this machine's files in place of the image.
+"""Runs the services of deploy/containers/compose.yaml with podman, in an image or with this machine's files.
 
-No registry is asked, and no package is installed: root's home is closed to the user of the containers, so that this
-interpreter is mounted into them.
+No registry is asked.  Without an image no package is installed: root's home is closed to the user of the containers, so
+that this interpreter is mounted into them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _BASE = Path(sys.base_prefix).resolve()
 class Composed:
     """Containers of one project, on the network of this machine."""
 
-    def __init__(self, volumes: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, volumes: Path, settings: Mapping[str, str], image: str = "") -> None:
         """`volumes` has a folder for each volume; `settings` are instead of those in the file of the same names.
 
-        An empty one is left out.
+        An empty one is left out.  Without `image` the containers have the files of this machine.
         """
+        self._image = image
         self._volumes = volumes
         self._settings = settings
         self._prefix = f"remora-test-{uuid.uuid4().hex[:8]}"
@@ -68,7 +69,7 @@ class Composed:
     def is_healthy(self, service: str, number: int = 1) -> bool:
         """Whether its health command succeeds in it."""
         name = f"{self._prefix}-{service}-{number}"
-        command = self._entry(SERVICES[service]["healthcheck"]["test"][2:])
+        command = self._entry(SERVICES[service]["healthcheck"]["test"][2:], "remora-server")
         return not subprocess.run(
             ["podman", "exec", name, *command], capture_output=True, check=False
         ).returncode
@@ -110,13 +111,20 @@ class Composed:
             words += ["--ipc=shareable", "--shm-size=1g"]
         words += [f"--volume={self._volumes}/{one}" for one in asked["volumes"]]
         words += [f"--tmpfs={one}:notmpcopyup" for one in asked.get("tmpfs", [])]
+        own = {**asked["environment"], **self._settings}
+        if self._image:
+            words += [f"--env={name}={value}" for name, value in own.items() if value]
+            return [*words, self._image]
         if self._closed is not None:
             words += [f"--volume={self._volumes}/closed:{self._closed}:ro", f"--volume={_BASE}:{_BASE}:ro"]
-        own = {**asked["environment"], **self._settings, "PYTHONPATH": str(ROOT), "HOME": "/tmp"}
+        own |= {"PYTHONPATH": str(ROOT), "HOME": "/tmp"}
         words += [f"--env={name}={value}" for name, value in own.items() if value]
         return [*words, "--rootfs", "/:O"]
 
-    def _entry(self, command: Iterable[str]) -> list[str]:
+    def _entry(self, command: Iterable[str], *program: str) -> list[str]:
+        """A command as it is given to a container; the image has a program that begins it, but for `exec`."""
+        if self._image:
+            return [*program, *command]
         return [sys.executable, "-P", "-m", "service.installation", *command]
 
 

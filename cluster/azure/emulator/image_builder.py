@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from cluster.azure.emulator.deployments.resources import Resources
+from cluster.azure.emulator.deployments.resources import Resources, subscription_of
 from cluster.azure.emulator.deployments.template import Wanted
 from cluster.azure.emulator.emulated_cloud import Json, Refused
 from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
@@ -39,8 +39,6 @@ class ImageBuilder:
         self._began: dict[str, float] = {}
         #: Seconds that a run takes.
         self.build_s = 0.0
-        #: Services that the subscription is registered for.
-        self.registered: set[str] = set()
         #: How many runs were begun.
         self.runs = 0
 
@@ -54,7 +52,8 @@ class ImageBuilder:
 
     def put(self, id: str, body: Json) -> Json:
         """Make a template, which is checked after it was accepted.  Raises Refused."""
-        missing = [one for one in PROVIDERS if one not in self.registered]
+        own = subscription_of(id)
+        missing = [one for one in PROVIDERS if (own, one) not in self._resources.registered]
         if missing:
             said = f"The subscription is not registered to use namespace '{missing[0]}'."
             raise Refused(409, "MissingSubscriptionRegistration", said)

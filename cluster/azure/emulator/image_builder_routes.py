@@ -1,4 +1,4 @@
-"""Azure Image Builder, and the registration of a subscription for services, over HTTP."""
+"""Azure Image Builder over HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _ROOT = "/subscriptions/{subscription}"
 _TEMPLATE = f"{_ROOT}/resourceGroups/{{owner}}/providers/{TEMPLATES}/{{name}}"
 _GALLERY = f"{_ROOT}/resourceGroups/{{owner}}/providers/Microsoft.Compute/galleries/{{gallery}}"
 _VERSIONS = f"{_GALLERY}/images/{{name}}/versions"
-_PROVIDER = f"{_ROOT}/providers/{{provider}}"
 
 
 def routes(front_end: ArmFrontEnd, images: ImageBuilder) -> list[Route]:
@@ -31,8 +30,6 @@ def routes(front_end: ArmFrontEnd, images: ImageBuilder) -> list[Route]:
         ("POST", f"{_TEMPLATE}/run", served.run),
         ("POST", f"{_TEMPLATE}/cancel", served.cancel),
         ("GET", _VERSIONS, served.versions),
-        ("GET", _PROVIDER, served.provider),
-        ("POST", f"{_PROVIDER}/register", served.register),
     ]
     return [Route(path, front_end.guarded(endpoint), methods=[method]) for method, path, endpoint in table]
 
@@ -69,13 +66,3 @@ class _Served:
 
     async def versions(self, request: Request) -> Response:
         return self._front_end.page(request, FaultPoint.LIST, self._images.versions(request.url.path))
-
-    async def provider(self, request: Request) -> Response:
-        name = request.path_params["provider"]
-        state = "Registered" if name in self._images.registered else "NotRegistered"
-        return JSONResponse({"namespace": name, "registrationState": state})
-
-    async def register(self, request: Request) -> Response:
-        name = request.path_params["provider"]
-        self._images.registered.add(name)
-        return JSONResponse({"namespace": name, "registrationState": "Registering"})

@@ -109,7 +109,7 @@ class EmulatorServer:
         self.tokens = tokens or Tokens(self.cloud.faults, self.clock)
         #: What templates were deployed.
         self.deployer = _deployer(self.cloud)
-        #: Templates of images, and which services the subscription is registered for.
+        #: Templates of images.
         self.images = ImageBuilder(self.deployer.resources, self.cloud.faults, self.deployer.blobs)
         config = uvicorn.Config(
             application(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +14,11 @@ from deploy.azure.client.places import (
     regions_of,
     subscriptions_of,
 )
-from deploy.azure.client.resource_manager import VERSIONS, Json, Refused, ResourceManager
+from deploy.azure.client.registrations import register
+from deploy.azure.client.resource_manager import VERSIONS, Json, ResourceManager
 
 #: Kinds of resources that a subscription needs for nodes, or for a network that reaches vault and storage.
 _NAMESPACES = ("Microsoft.Compute", "Microsoft.KeyVault", "Microsoft.Network", "Microsoft.Storage")
-#: Seconds for which a registration is waited for.
-_REGISTRATION_S = 900.0
 _MACHINES = ("microsoft.compute/virtualmachines", "microsoft.compute/virtualmachinescalesets")
 _LINKS = "microsoft.network/privatednszones/virtualnetworklinks"
 
@@ -101,25 +99,7 @@ class FurtherPlaces:
     def register(self) -> None:
         """Let other subscriptions have what nodes are made of: only a person may, and the controller may not."""
         for subscription in self._others:
-            for namespace in _NAMESPACES:
-                self._register(f"{root_of(subscription)}/providers/{namespace}")
-
-    def _register(self, path: str) -> None:
-        given_up_at = time.monotonic() + _REGISTRATION_S
-        is_asked = False
-        while (state := self._registration(path)) != "Registered":
-            if not is_asked:
-                self._manager.post(f"{path}/register", VERSIONS["providers"])
-                self._say(f"  registering {path}, which takes minutes")
-                is_asked = True
-            elif time.monotonic() > given_up_at:
-                raise Refused(f"{path} is still {state} after a quarter of an hour; call it again")
-            else:
-                time.sleep(self._poll_s)
-
-    def _registration(self, path: str) -> str:
-        document = self._manager.get(path, VERSIONS["providers"]) or {}
-        return str(document.get("registrationState", "unknown"))
+            register(self._manager, root_of(subscription), _NAMESPACES, self._poll_s, self._say)
 
     # --- after the template, which knows the removed places no more
 
@@ -158,11 +138,15 @@ class FurtherPlaces:
         for one in self._parts.deployments(root):
             self._manager.delete(one["id"], VERSIONS["deployments"])
 
+    def regions(self, first: str) -> list[str]:
+        """Those of all places, each once, that of the service before all others."""
+        return regions_of(self._places, first)
+
     def replicate(self, gallery: str, version: str, first: str) -> None:
         """Begin to copy the image of the nodes to the regions of all places; says what there is to do otherwise."""
         if not self._places:
             return
-        regions = regions_of(self._places, first)
+        regions = self.regions(first)
         path = (
             f"{self._manager.root}/resourceGroups/remora-{self._cluster}/providers/Microsoft.Compute/galleries/{gallery}"
             f"/images/remora-node/versions/{version}"

@@ -1,14 +1,14 @@
 """The image of a node: Azure Image Builder makes it where the gallery lacks its version, and no version twice.
 
 What is to be done next is decided of what Azure shows (`next_step`), so that a call goes on with what another began.
-docs/decisions/0223-the-image-of-a-node-is-built-by-up-once-for-each-version.md
+docs/decisions/0223-the-image-of-a-node-is-built-by-up.md
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deploy.azure.client.image_plan import (
@@ -24,6 +24,7 @@ from deploy.azure.client.image_plan import (
     template_body,
 )
 from deploy.azure.client.image_source import ImageSource, SourceTooLarge, source_of
+from deploy.azure.client.registrations import register
 from deploy.azure.client.resource_manager import VERSIONS, Json, Refused, ResourceManager, with_new_role
 
 #: What Azure Image Builder runs in, and what a subscription has to be registered for.
@@ -42,13 +43,16 @@ def build_image(
     outputs: Mapping[str, Any],
     *,
     version: str,
-    region: str,
+    regions: Sequence[str],
     cluster: str,
     base: str,
     poll_s: float,
     say: Say,
 ) -> None:
-    """Let the gallery have a version of the image; `outputs` are those of the deployment.  Raises Refused."""
+    """Let the gallery have a version of the image; `outputs` are those of the deployment.
+
+    It is built in the first of the regions, and copied to the others.  Raises Refused.
+    """
     try:
         source = source_of()
     except (OSError, ValueError) as error:
@@ -56,8 +60,8 @@ def build_image(
     plan = ImagePlan(
         cluster=cluster,
         version=version,
-        region=region,
-        regions=[region],
+        region=regions[0],
+        regions=regions,
         image_id=outputs["imageId"],
         identity_id=outputs["builderIdentityId"],
         machine_subnet_id=outputs["nodesSubnetId"],
@@ -116,7 +120,7 @@ class ImageBuild:
                 self._wait(template)
 
     def _make(self) -> None:
-        self._register()
+        register(self._manager, self._manager.root, PROVIDERS, self._poll_s, self._say)
         try:
             url, archive = source_url(self._plan, self._source), self._source.archive
         except SourceTooLarge as problem:
@@ -183,23 +187,6 @@ class ImageBuild:
             " its log is customization.log, in the container packerlogs of the storage account in the resource group"
             f" {group}; repair what it names, and call deploy/azure/up again"
         )
-
-    def _register(self) -> None:
-        """Register the subscription for what builds images, as deployments do for what is in their templates."""
-        for name in PROVIDERS:
-            path, given_up_at = f"{self._manager.root}/providers/{name}", time.monotonic() + _ROLE_S
-            asked = False
-            while (self._manager.get(path, VERSIONS["providers"]) or {}).get(
-                "registrationState"
-            ) != "Registered":
-                if time.monotonic() > given_up_at:
-                    raise Refused(
-                        f"{name} is not registered yet: az provider register --namespace {name} --wait"
-                    )
-                if not asked:
-                    self._manager.begin(f"{path}/register", VERSIONS["providers"])
-                    asked = True
-                time.sleep(self._poll_s)
 
 
 def remove_templates(

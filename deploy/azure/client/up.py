@@ -368,7 +368,7 @@ class _Up:
             self._manager,
             outputs,
             version=self._image_version,
-            region=self._values["region"],
+            regions=self._places.regions(self._values["region"]),
             cluster=self._cluster,
             base=self._options.image_base,
             poll_s=self._options.poll_s,

@@ -278,7 +278,7 @@ def test_a_file_that_is_none_is_said_before_anything_is_asked(
         made = {
             "text": b"certificate",
             "binary": bytes(range(256)),
-            "damaged": certificate.replace("MII", "XXX").encode(),
+            "damaged": certificate.replace("MII", "II").encode(),
             "without a key": certificate.encode(),
             "encrypted": certificate.encode() + encrypted(key),
             "of another": certificate.encode() + make_authority(0.0).key,

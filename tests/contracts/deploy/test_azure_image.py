@@ -256,7 +256,7 @@ def test_cut_off_after_any_change_it_is_built_once_by_the_next_call(
         number += 1
         azure.resources.delete(versions(azure)["1.0.0"]["id"])
         azure.server.images.runs = 0
-        azure.server.images.registered.clear()
+        azure.resources.registered.clear()
     assert number == 6, "two registrations, the source, the template, its run, its end"
 
 
@@ -269,7 +269,7 @@ def builds(azure: Subscription) -> bool:
             manager,
             {name: one["value"] for name, one in outputs.items()},
             version="1.0.0",
-            region="eastus",
+            regions=["eastus"],
             cluster="remora",
             base="latest",
             poll_s=0.01,
