@@ -157,9 +157,11 @@ PARTS: Mapping[str, Part] = {
         ("tests/golden/test_constructs.py",),
         (
             "remora/torch",
+            "tests/golden/beside_constructs.py",
             "tests/golden/constructs.py",
             "tests/golden/constructs_of_models.py",
             "tests/golden/sampler_constructs.py",
+            "tests/golden/sharded_constructs_of_models.py",
             "tests/golden/stream_constructs.py",
             "tests/golden/subjects.py",
         ),
