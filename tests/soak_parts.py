@@ -373,9 +373,17 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/test_owners_changes.py",
             f"{TRAINERS}/test_placement_on_nodes.py",
             f"{TRAINERS}/test_straggling.py",
+            f"{TRAINERS}/test_stuck_aborts.py",
             f"{TRAINERS}/test_wrong_machine.py",
         ),
-        ("trainers/driver", "trainers/ray_train", f"{TRAINERS}/elastic_script.py", *LAB),
+        (
+            "remora/torch/communicators.py",
+            "remora/torch/group.py",
+            "trainers/driver",
+            "trainers/ray_train",
+            f"{TRAINERS}/elastic_script.py",
+            *LAB,
+        ),
     ),
     "attempts": Part(
         (
