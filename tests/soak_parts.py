@@ -158,9 +158,11 @@ PARTS: Mapping[str, Part] = {
         ("tests/golden/test_constructs.py",),
         (
             "remora/torch",
+            "tests/golden/beside_constructs.py",
             "tests/golden/constructs.py",
             "tests/golden/constructs_of_models.py",
             "tests/golden/sampler_constructs.py",
+            "tests/golden/sharded_constructs_of_models.py",
             "tests/golden/stream_constructs.py",
             "tests/golden/subjects.py",
         ),
@@ -372,9 +374,17 @@ PARTS: Mapping[str, Part] = {
             f"{TRAINERS}/test_owners_changes.py",
             f"{TRAINERS}/test_placement_on_nodes.py",
             f"{TRAINERS}/test_straggling.py",
+            f"{TRAINERS}/test_stuck_aborts.py",
             f"{TRAINERS}/test_wrong_machine.py",
         ),
-        ("trainers/driver", "trainers/ray_train", f"{TRAINERS}/elastic_script.py", *LAB),
+        (
+            "remora/torch/communicators.py",
+            "remora/torch/group.py",
+            "trainers/driver",
+            "trainers/ray_train",
+            f"{TRAINERS}/elastic_script.py",
+            *LAB,
+        ),
     ),
     "attempts": Part(
         (

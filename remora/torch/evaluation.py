@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from remora.torch.feed import Loading, is_stream
+from remora.torch.held_stream import NOTHING, HeldStream, check_held
 from remora.torch.loop_settings import Settings
 from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
 from remora.torch.step import VALUES, AnyStep, as_sum, moved, with_metrics
@@ -42,6 +43,8 @@ class Held:
     parts: int
     seed: int
     device: torch.device
+    #: How it is read where it is a stream.
+    stream: HeldStream
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -55,6 +58,7 @@ def held_for(
     settings: Settings,
     loading: Loading,
     device: torch.device,
+    trained: Any,
     data: Any,
     compute: Evaluate,
     batch_size: int | None,
@@ -63,10 +67,12 @@ def held_for(
 ) -> Held:
     """What a script asks to evaluate inside a step: the same parts and random numbers on every worker.
 
-    Raises RuntimeError outside of a step with gradients, and ValueError.
+    `trained`: the dataset of the loop.  Raises RuntimeError outside of a step with gradients, and ValueError.
     """
     if step is None or not step.is_done:
         raise RuntimeError("call evaluate inside a step of the loop, after step.backward")
+    check_held(data, trained)
+    seed = derive(settings.seed, "evaluation", step.number)
     shard_size = settings.micro_batch or -(-settings.global_batch // settings.shards)
     return Held(
         data=data,
@@ -75,8 +81,9 @@ def held_for(
         collate=collate or loading.collate,
         num_workers=num_workers,
         parts=settings.shards,
-        seed=derive(settings.seed, "evaluation", step.number),
+        seed=seed,
         device=device,
+        stream=HeldStream(data, derive(seed, "order")),
     )
 
 
@@ -172,14 +179,18 @@ def _batches_in(held: Held, part: int, samples: int) -> int:
 
 
 def first_item(held: Held) -> Any:
-    """The first sample of the dataset.  Raises ValueError where it has none."""
+    """The first sample of the dataset, of a stream once that was read.  Raises ValueError where it has none."""
     if not is_stream(held.data):
         return held.data[0]
-    with RandomStream(derive(held.seed, "stream")).running():
-        item = next(iter(held.data), _END)
-    if item is _END:
+    if held.stream.first is NOTHING:
         raise ValueError("the dataset has no sample to evaluate")
-    return item
+    return held.stream.first
+
+
+def filler_of(held: Held) -> Any:
+    """A batch of the first sample, for what counts for nothing; its random numbers follow from the evaluation."""
+    seed_everything(derive(held.seed, "filler"), devices=False)
+    return (held.collate or default_collate)([first_item(held)])
 
 
 def total(rows: Sequence[Sequence[float]], names: Sequence[str]) -> dict[str, float]:
@@ -283,9 +294,7 @@ def _of_stream(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[Pa
 
     samples = 0
     random = RandomStream(derive(held.seed, "stream"))
-    with random.running():
-        stream = iter(held.data)
-    numbered = enumerate(stream)
+    numbered = enumerate(held.stream.read())
     full: int | None = 0
     while full is not None:
         full = None
@@ -304,9 +313,6 @@ def _of_stream(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[Pa
     yield from (one(part) for part in parts if waiting[part])
 
 
-_END = object()
-
-
 def rows_of(found: PartSums, own: Sequence[int], parts: int) -> torch.Tensor:
     """What this worker has of its own parts, zeros for all others: parts x (2 x VALUES), in double precision."""
     rows = torch.zeros(parts, 2 * VALUES, dtype=torch.float64)
@@ -317,10 +323,11 @@ def rows_of(found: PartSums, own: Sequence[int], parts: int) -> torch.Tensor:
 
 
 def names_of(held: Held, model: torch.nn.Module, found: PartSums) -> tuple[str, ...]:
-    """Names of the metrics, also where this worker has no sample of its own: the first batch has them."""
+    """Names of the metrics, also where this worker has no sample of its own: the first sample has them."""
     if found.names is None:
-        first = PartSums()
-        with closing(evaluated(held, model, range(held.parts), first)) as batches:
-            next(batches, None)
-        found.names = first.names or ()
+        names = PartSums()
+        if found.samples:
+            with as_it_was(model):
+                computed(held, model, filler_of(held), 1, 0, names)
+        found.names = names.names or ()
     return found.names

@@ -168,8 +168,9 @@ class ReplicatedTraining(ElasticLoop):
         the model in evaluation.  `data` is a dataset with a length, or a stream that is the same on all workers; a
         batch has at most `batch_size` samples, those of a shard if None.  Where a batch has the same bits on every
         worker, the result has the same for any number of them.
-        Raises RuntimeError where it is called elsewhere, ValueError for a dataset that has no sample, TypeError for a
-        function that does not return the same metrics each time, and PeerLost as `backward` does.
+        Raises RuntimeError where it is called elsewhere, ValueError for a dataset that has no sample or cannot be
+        shared, TypeError for a function that does not return the same metrics each time, and PeerLost as `backward`
+        does.
         """
         step = self._step
         held = held_for(
@@ -177,6 +178,7 @@ class ReplicatedTraining(ElasticLoop):
             self._settings,
             self._loading,
             self._device,
+            self._data,
             data,
             compute,
             batch_size,

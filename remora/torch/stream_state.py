@@ -44,17 +44,27 @@ def _inside(data: Any) -> Iterator[Any]:
             waiting.extend(getattr(one, "ex_iterables", None) or ())
 
 
+def seed_generators(data: Any, seed: int) -> None:
+    """Seed what a `StatefulDataLoader` draws the order of an epoch from."""
+    for one in (data, getattr(data, "sampler", None)):
+        if isinstance(generator := getattr(one, "generator", None), torch.Generator):
+            generator.manual_seed(seed)
+
+
+def raw_state(data: Any, samples: int) -> Any:
+    """What a dataset that knows its place says of it, which was read up to this number of samples of the epoch."""
+    if "num_samples" in inspect.signature(data.state_dict).parameters:
+        return data.state_dict(num_samples=samples, from_beginning=True)
+    return data.state_dict()
+
+
 def state_of(data: Any, samples: int) -> Any:
     """A copy of a dataset's state, which was read up to this number of samples of the epoch.
 
     Raises ValueError for a state that is too large, or holds what a checkpoint does not.
     """
-    if "num_samples" in inspect.signature(data.state_dict).parameters:
-        state = data.state_dict(num_samples=samples, from_beginning=True)
-    else:
-        state = data.state_dict()
     name = type(data).__name__
-    copied, size = _copied(state, name, 0)
+    copied, size = _copied(raw_state(data, samples), name, 0)
     if size > MOST_BYTES:
         raise ValueError(
             f"the state of {name} takes {size} bytes, and it is kept with every step: at most {MOST_BYTES}, so let"

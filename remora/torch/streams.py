@@ -26,7 +26,15 @@ from remora.torch.group import Group
 from remora.torch.order import shard_size
 from remora.torch.randomness import RandomStream, derive
 from remora.torch.sharded_stream import ShardedStream
-from remora.torch.stream_state import can_resume, check_mark, load, mark_of, merged, state_of
+from remora.torch.stream_state import (
+    can_resume,
+    check_mark,
+    load,
+    mark_of,
+    merged,
+    seed_generators,
+    state_of,
+)
 
 _END = object()
 
@@ -89,10 +97,7 @@ class _Reading:
             if hasattr(one, "set_epoch"):
                 one.set_epoch(epoch)
         if self.knows_its_place:
-            # Those of a StatefulDataLoader, from which the order of an epoch is drawn.
-            for one in (self.data, getattr(self.data, "sampler", None)):
-                if isinstance(generator := getattr(one, "generator", None), torch.Generator):
-                    generator.manual_seed(derive(self._seed, "stream", *path))
+            seed_generators(self.data, derive(self._seed, "stream", *path))
         with self._random.running(), _by_one_process():
             if state is not None:
                 load(self.data, state)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from remora.free_ports import free_port
 from remora.torch import Loop, Step
-from tests.golden.forks import PROCESSES
+from tests.golden.forks import PROCESSES, begin_as_a_script
 from tests.golden.subjects import CLASSES, Samples, Stream, network
 
 Outcome = Literal["exact", "refused", "your responsibility"]
@@ -103,6 +103,7 @@ def train_together(body: Body, workers: int, folder: Path, **variables: str) -> 
 
 
 def _work(body: Body, rank: int, folder: Path, place: dict[str, str]) -> None:
+    begin_as_a_script()
     os.environ.update(place)
     torch.set_num_threads(1)
     try:

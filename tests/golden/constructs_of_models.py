@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 from tests.golden.constructs import Construct, adam, loop_of, loss_of, run, table_of
@@ -77,6 +79,21 @@ def synchronized(folder: Path) -> nn.Module:
     return model
 
 
+def sharded(folder: Path) -> nn.Module:
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = fully_shard(network("mlp"), mesh=mesh)
+    loop_of(model, adam(model))
+    return model
+
+
+def wrapped(folder: Path) -> nn.Module:
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(network("mlp"))
+    loop_of(model, adam(model))
+    return model
+
+
 CONSTRUCTS = [
     Construct("a mixture of experts of which a step uses some (MoE)", "exact", experts),
     Construct("`torch.compile` of the model, called in the function given to `backward`", "exact", compiled),
@@ -85,6 +102,14 @@ CONSTRUCTS = [
     Construct(
         "`SyncBatchNorm`", "refused", synchronized,
         "is a SyncBatchNorm, which meets other workers in the middle of a shard",
+    ),
+    Construct(
+        "a model that FSDP2 has sharded (`fully_shard`)", "refused", sharded,
+        "the model is sharded (FSDP): Loop trains models that every worker holds as a whole",
+    ),
+    Construct(
+        "a `DistributedDataParallel` around the model", "refused", wrapped,
+        "hand over the plain model (ddp.module): Loop reduces the gradients itself",
     ),
 ]  # fmt: skip
 

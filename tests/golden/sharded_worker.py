@@ -22,6 +22,7 @@ from examples.steps.train import MetricsProcessor, Trainer
 from remora.script import channel
 from remora.torch import OpenStep, ShardedStream
 from remora.torch.sharded import ShardedLoop, ShardedSteps, checkpoint_io
+from tests.golden.forks import begin_as_a_script
 from tests.golden.gate import Gate
 from tests.golden.subjects import Parts, PlacedStream, Samples, Stream, network
 from tests.golden.worker import evaluate
@@ -70,6 +71,7 @@ def work(
     job: ShardedJob, slot: int, out: str, variables: dict[str, str], end: socket.socket | None, _: object
 ) -> None:
     """Body of a process."""
+    begin_as_a_script()
     os.setpgid(0, 0)
     os.environ.update(variables)
     if (nodes := variables.get("RESUME_ON_NODES")) is not None:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from examples.steps.train import Trainer
 from remora.script import channel
 from remora.torch import OpenStep, Steps
+from tests.golden.forks import begin_as_a_script
 from tests.golden.gate import Gate
 from tests.golden.subjects import Samples, network
 from tests.golden.worker import Job, Mishap
@@ -42,6 +43,7 @@ def work(
     mishap: Mishap | None,
 ) -> None:
     """Body of a process."""
+    begin_as_a_script()
     os.setpgid(0, 0)
     os.environ.update(variables)
     if end is not None:

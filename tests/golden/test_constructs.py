@@ -12,11 +12,13 @@ import torch
 
 from tests.architecture.repository import ROOT
 from tests.golden import (
+    beside_constructs,
     constructs,
     constructs_of_models,
     more_constructs,
     sampler_constructs,
     sharded_constructs,
+    sharded_constructs_of_models,
     stream_constructs,
 )
 from tests.golden.constructs import Construct, train_together
@@ -41,8 +43,20 @@ STREAMED = [
     )
     for one in stream_constructs.CONSTRUCTS
 ]
+BESIDE = [
+    pytest.param(
+        one,
+        id=one.body.__name__,
+        marks=[] if one.body in beside_constructs.ALWAYS else [pytest.mark.soak],
+    )
+    for one in beside_constructs.CONSTRUCTS
+]
 #: Each of their workers compiles for a minute.
-LONG = (constructs_of_models.compiled, constructs_of_models.compiled_as_a_whole)
+LONG = (
+    constructs_of_models.compiled,
+    constructs_of_models.compiled_as_a_whole,
+    sharded_constructs_of_models.compiled,
+)
 #: Each trains three times with several workers: one of six is tried with every change, all of them in `make soak`.
 ONE_OF = 6
 
@@ -74,7 +88,16 @@ def test_a_row_says_what_happens_with_a_stream(construct: Construct, tmp_path: P
     check(construct, tmp_path, torch.equal)
 
 
-@pytest.mark.parametrize("construct", some(sharded_constructs.CONSTRUCTS))
+@pytest.mark.parametrize("construct", BESIDE)
+def test_a_row_says_what_happens_to_what_a_script_does_beside_its_steps(
+    construct: Construct, tmp_path: Path
+) -> None:
+    check(construct, tmp_path, torch.equal)
+
+
+@pytest.mark.parametrize(
+    "construct", [*some(sharded_constructs.CONSTRUCTS), *some(sharded_constructs_of_models.CONSTRUCTS)]
+)
 def test_a_row_says_what_happens_to_a_sharded_model(construct: Construct, tmp_path: Path) -> None:
     check(construct, tmp_path, lambda one, other: torch.allclose(one, other, rtol=1e-4, atol=1e-5))
 
@@ -107,7 +130,9 @@ def check(
         constructs_of_models,
         sampler_constructs,
         stream_constructs,
+        beside_constructs,
         sharded_constructs,
+        sharded_constructs_of_models,
     ],
 )
 def test_the_page_has_the_table(module: ModuleType) -> None:

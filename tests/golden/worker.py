@@ -19,6 +19,7 @@ from torch.utils.data import WeightedRandomSampler
 from remora.script import channel
 from remora.torch import Loop, ShardedStream
 from remora.torch.group import PeerLost
+from tests.golden.forks import begin_as_a_script
 from tests.golden.gate import Gate
 from tests.golden.subjects import Parts, PlacedStream, Samples, Stream, network
 
@@ -91,6 +92,7 @@ def work(
     mishap: Mishap | BitFlip | None,
 ) -> None:
     """Body of a process."""
+    begin_as_a_script()
     os.setpgid(0, 0)
     os.environ.update(variables)
     if end is not None:

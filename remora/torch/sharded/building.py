@@ -88,6 +88,9 @@ def construct(build: Build, mesh: DeviceMesh, grid: Grid, seed: int, early: str 
             # Losses are weighted by their samples, so gradients are sums.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            # Ranks add up the gradients of a block in one collective: one that has not used a parameter, as an expert
+            # to which it sent no sample, would give fewer numbers than the others.
+            module.set_reduce_scatter_unused_params(True, recurse=False)
     sharded = ShardedState(model, optimizer, grid)
     trained = {name: one.requires_grad for name, one in sharded.parameters.items()}
     return BuiltModel(sharded, grid, rest[0] if rest else None, Buffers(model), optimizers, trained)

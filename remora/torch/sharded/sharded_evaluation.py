@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.data import default_collate
 
 from remora.torch.evaluation import (
     Held,
@@ -19,7 +18,7 @@ from remora.torch.evaluation import (
     as_it_was,
     batches_of,
     computed,
-    first_item,
+    filler_of,
     most_batches,
     rows_of,
     total,
@@ -55,7 +54,7 @@ def evaluated_together(held: Held, built: BuiltModel, group: Group, found: PartS
                 done += 1
             names = PartSums()
             missing = most_batches(held, found.samples, readers) - done
-            filler = _filler(held) if missing else None
+            filler = filler_of(held) if missing else None
             for _ in range(missing):
                 group.check()
                 # What it makes is thrown away, but for the names of what it makes.
@@ -63,6 +62,8 @@ def evaluated_together(held: Held, built: BuiltModel, group: Group, found: PartS
     finally:
         # The backward pass that lets go of whole layers does not come.
         _reshard(model)
+        # Where a worker was lost meanwhile the step is done again, and with it the evaluation.
+        held.stream.rewind()
     counted = own if grid.counts_batch(group.rank) else ()
     rows = rows_of(found, counted, held.parts).to(held.device)
     # Each row is of one worker and zero on all others, so that the sum has its very bits.
@@ -73,10 +74,6 @@ def evaluated_together(held: Held, built: BuiltModel, group: Group, found: PartS
 
 def _number(value: Any) -> float:
     return float(full(value))
-
-
-def _filler(held: Held) -> Any:
-    return (held.collate or default_collate)([first_item(held)])
 
 
 def _reshard(model: torch.nn.Module) -> None:

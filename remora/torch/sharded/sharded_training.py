@@ -148,6 +148,7 @@ class ShardedTraining(ShardedRecovery):
             self._settings,
             self._loading,
             self._device,
+            self._data,
             data,
             compute,
             batch_size,

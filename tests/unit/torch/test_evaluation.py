@@ -11,9 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from remora.torch import Loop, Steps
+from remora.torch import Loop, ShardedStream, Steps
+from remora.torch.group import PeerLost
+from remora.torch.members import Membership
 from remora.torch.state_sync import WorkerState, evaluators
 
 
@@ -77,6 +79,54 @@ def test_each_sample_counts_once(size: int, is_stream: bool) -> None:
     assert found["loss"] == pytest.approx(outputs.square().mean().item(), rel=1e-5)
     assert found["first"] == pytest.approx(values[:, 0].mean().item(), rel=1e-5)
     assert list(found) == ["loss", "sum", "first"]
+
+
+class PlacedStream(Stream):
+    """Goes on where its last reading has ended."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__(values)
+        self.place = 0
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        while self.place < len(self.values):
+            self.place += 1
+            yield (self.values[self.place - 1],)
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_a_stream_that_knows_its_place_is_read_from_its_beginning_after_a_lost_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, model, optimizer = loop_of()
+    lost = iter([False, False, False, True])
+
+    def check() -> None:
+        if next(lost, False):
+            raise PeerLost("a peer was lost")
+
+    # The third batch is the last one of the first try.
+    monkeypatch.setattr(Membership, "check", lambda _: check())
+    monkeypatch.setattr(Loop, "_change_inside", lambda _, why: None)
+    values, seen = held_out(20), []
+
+    def compute(model: nn.Module, batch: Any) -> torch.Tensor:
+        seen.append(len(batch[0]))
+        return loss_of(model, batch)
+
+    for step in loop:
+        step.backward(loss_of)
+        optimizer.step()
+        found = loop.evaluate(PlacedStream(values), compute, batch_size=3)
+    assert sum(seen) > 20, "some of it is computed twice"
+    with torch.no_grad():
+        assert found["loss"] == pytest.approx(float(model.eval()(values).square().mean()), rel=1e-5)
 
 
 def test_random_numbers_of_a_batch_follow_its_place_and_not_what_was_computed_before() -> None:
@@ -148,6 +198,10 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence() -> None:
             loop.evaluate(TensorDataset(held_out(0)), loss_of)
         with pytest.raises(ValueError, match="has no sample"):
             loop.evaluate(Stream(held_out(0)), loss_of)
+        with pytest.raises(ValueError, match="a DataLoader that makes batches"):
+            loop.evaluate(DataLoader(data, batch_size=2), loss_of)
+        with pytest.raises(ValueError, match="without ShardedStream"):
+            loop.evaluate(ShardedStream(lambda *_: data), loss_of)
         with pytest.raises(ValueError, match="batch_size is a number of samples"):
             loop.evaluate(data, loss_of, batch_size=0)
         with pytest.raises(ValueError, match="calls the loss 'loss' itself"):
