@@ -58,7 +58,7 @@ async def show_ledger(request: Request, job_id: str, _: Annotated[Parameters, Qu
         cost=sum(line.cost for line in lines),
         start_up_s=began.node_s,
         start_up_cost=began.usd,
-        budget=job.budget,
+        budget=job.facts.budget,
     )
 
 

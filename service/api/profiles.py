@@ -86,7 +86,7 @@ async def content(request: Request, job_id: str, number: str, _: Annotated[Param
         raise _not_found(f"the job has no profile {number[:20]!a}")
     if row.file is None:
         raise _not_found(f"there is no trace: {row.message or 'the profile is under way'}")
-    store = (job.spec.get("checkpoint") or {}).get("store")
+    store = job.facts.checkpoint_store
     settings = context_of(request).settings
     try:
         storage = await asyncio.to_thread(lambda: open_storage(settings, url_of(settings, store)))

@@ -155,7 +155,7 @@ def _facts(job: JobRow) -> dict[str, Any]:
     return {
         "name": job.name,
         "state": job.state.value,
-        "code": job.spec.get("code"),
+        "code": job.facts.code,
         "priority": job.priority,
         "labels": dict(job.labels),
         "workers": [job.min_workers, job.max_workers],

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from service.installation.databases import database_url
 from service.installation.layout import InstallationProblem, Layout, layout_of
+from service.queue.specification import checkpoint_store_of, code_of
 from service.settings import Settings, read_settings
 from service.storage_locations import UnknownStore, open_storage, url_of
 from service.store.bundles import bundle_name
@@ -170,8 +171,8 @@ def _named(connection: sa.Connection, after: str) -> list[Named]:
         Named(
             job_id=row.id,
             is_over=row.ended_at is not None,
-            code=row.spec.get("code") if row.ended_at is None else None,
-            store=(row.spec.get("checkpoint") or {}).get("store"),
+            code=code_of(row.spec) if row.ended_at is None else None,
+            store=checkpoint_store_of(row.spec),
             steps=tuple(steps[row.id]),
         )
         for row in rows

@@ -28,7 +28,7 @@ def urls_of(job: JobRow, settings: Settings) -> list[str]:
     """Storages in which the job may have files."""
     urls = [settings.storage]
     try:
-        urls.append(url_of(settings, (job.spec.get("checkpoint") or {}).get("store")))
+        urls.append(url_of(settings, job.facts.checkpoint_store))
     except UnknownStore as error:
         log.warning(
             "files of %s may stay where they are: %s",

@@ -117,23 +117,27 @@ def _decide(
 
 def _begun(tick: Tick, pairs: Iterable[JobAttempt]) -> list[BuildAhead]:
     """The environments of jobs that have begun, on no node: a build that their workers may wait for goes on."""
-    return [_build_ahead(tick, job, job.environment, ()) for job, _ in pairs if job.environment is not None]
+    return [
+        _build_ahead(tick, job, job.facts.environment, ())
+        for job, _ in pairs
+        if job.facts.environment is not None
+    ]
 
 
 def _preparations(
     tick: Tick, waiting: Iterable[JobDemand], rows: Mapping[str, JobRow], nodes: Sequence[NodeView]
 ) -> list[BuildAhead]:
     """The environments of the jobs that wait, on nodes where they may start."""
-    with_environment = (one for one in waiting if rows[one.id].environment is not None)
+    with_environment = (one for one in waiting if rows[one.id].facts.environment is not None)
     return [
         _build_ahead(tick, rows[job.id], request, found)
         for job, found in nodes_to_prepare(with_environment, nodes)
-        if (request := rows[job.id].environment) is not None
+        if (request := rows[job.id].facts.environment) is not None
     ]
 
 
 def _build_ahead(tick: Tick, job: JobRow, request: EnvironmentRequest, nodes: tuple[str, ...]) -> BuildAhead:
-    settings, code = tick.settings, job.spec.get("code")
+    settings, code = tick.settings, job.facts.code
     isolation = isolation_of(settings)
     return BuildAhead(job.id, request, code, settings.storage, nodes, isolation, settings.max_processes)
 
@@ -193,9 +197,11 @@ def _open_to_jobs(nodes: Iterable[NodeView], kept: Mapping[str, str], workload: 
 
 def _have_spent(connection: sa.Connection, queue: Iterable[JobRow], now: float) -> list[JobRow]:
     """Those that have trained before and have spent all of their budget."""
-    limited = {job.id: job for job in queue if job.attempt and job.budget is not None}
+    limited = {job.id: job for job in queue if job.attempt and job.facts.budget is not None}
     spent = ledger.spent(connection, limited, now)
-    return [job for job in limited.values() if job.budget is not None and spent[job.id] >= job.budget]
+    return [
+        job for job in limited.values() if job.facts.budget is not None and spent[job.id] >= job.facts.budget
+    ]
 
 
 def _end_spent(tick: Tick, job: JobRow) -> None:

@@ -58,7 +58,7 @@ def send_kept_nodes(tick: Tick, live: LiveAttempts, launcher: Launcher, kept: Ma
         if attempt.launched_at is None:
             continue
         concerns = kept
-        if job.sizes.min == job.sizes.max:
+        if job.facts.sizes.min == job.facts.sizes.max:
             concerns = {**own.get(job.id, {}), **own.get(NO_JOB, {})}
         try:
             launcher.keep(attempt.id, concerns, tick.lease.token)

@@ -129,7 +129,7 @@ def settle(tick: Tick, listing: Listing, ended: Iterable[tuple[JobRow, AttemptRo
             found[attempt.id] = None
             continue
         try:
-            url = url_of(tick.settings, (job.spec.get("checkpoint") or {}).get("store"))
+            url = url_of(tick.settings, job.facts.checkpoint_store)
         except UnknownStore as error:
             log.warning(
                 "the checkpoints of %s stay listed as they are: %s",

@@ -19,6 +19,7 @@ from service.policies_in_force import limits_in_force
 from service.queue.intake import LimitReached
 from service.queue.rows import NewEvent
 from service.queue.schedules import Outcome, RunRow, ScheduleRow, decide, refuse
+from service.queue.specification import code_of
 from service.store import audit, submissions
 from service.store import schedules as store
 from service.store.audit import AuditRow
@@ -114,7 +115,7 @@ def _note(connection: sa.Connection, tick: Tick, schedule: ScheduleRow, made: _S
         project=schedule.project,
         object=made.job_id or made.array_id,
         before=None,
-        after={"schedule": schedule.id, "name": schedule.name, "code": schedule.spec.get("code")},
+        after={"schedule": schedule.id, "name": schedule.name, "code": code_of(schedule.spec)},
         request_id=None,
         outcome="done",
     )

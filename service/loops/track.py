@@ -69,7 +69,7 @@ def _resize_all(tick: Tick, live: LiveAttempts, launcher: Launcher) -> None:
         if order is None or attempt.resized_at == order or attempt.launched_at is None:
             continue
         try:
-            if launcher.resize(attempt.id, job.sizes, order):
+            if launcher.resize(attempt.id, job.facts.sizes, order):
                 taken[attempt.id] = _sizes_taken(order, tick.now)
         except Exception as error:
             log.warning(
@@ -154,7 +154,7 @@ def _poll(launcher: Launcher, attempts: list[AttemptRow]) -> Mapping[str, Sequen
 
 def _spent(tick: Tick, jobs: Sequence[JobRow]) -> Mapping[str, float]:
     """USD spent by those of the jobs that have a budget."""
-    limited = [job.id for job in jobs if job.budget is not None]
+    limited = [job.id for job in jobs if job.facts.budget is not None]
     return tick.load(lambda connection: ledger.spent(connection, limited, tick.now)) if limited else {}
 
 
@@ -183,7 +183,7 @@ def _must_stop(
         return None
     if job.budget_step is BudgetStep.PAUSE and _has_no_workers(attempt, now):
         return EndReason.EVICTED
-    budget = job.budget
+    budget = job.facts.budget
     if budget is not None and spent >= budget:
         return EndReason.BUDGET_SPENT
     if job.run_time_s is not None and attempt.started_at is not None:

@@ -130,7 +130,7 @@ def load_workload(
 def with_costs(connection: sa.Connection, workload: Workload) -> Workload:
     """The same with what a plan of purchases needs besides: money spent, and the times of checkpoints."""
     jobs = [*workload.rows.values(), *(job for job, _ in workload.running)]
-    spent = ledger.spent(connection, [job.id for job in jobs if job.budget is not None], workload.now)
+    spent = ledger.spent(connection, [job.id for job in jobs if job.facts.budget is not None], workload.now)
     waiting = [
         one if one.budget_left is None else replace(one, budget_left=one.budget_left - spent.get(one.id, 0.0))
         for one in workload.waiting

@@ -25,22 +25,22 @@ def demand_of(
 
     A job that waits again after a loss has waited since the loss.
     """
-    placement = job.placement if attempt is None else placement_in(job, attempt)
+    placement = job.facts.placement if attempt is None else placement_in(job, attempt)
     demand = JobDemand(
         id=job.id,
         project=job.project,
-        sizes=job.sizes,
+        sizes=job.facts.sizes,
         placement=placement,
-        worker_resources=job.placed_resources,
+        worker_resources=job.facts.placed_resources,
         priority=job.priority,
         created_at=job.created_at,
         waiting_since=job.waits_from if job.lost_since is None else job.lost_since,
         resume_s=RESUME_S,
-        repeats_s=job.repeats_s,
+        repeats_s=job.facts.repeats_s,
         noticed_step=job.budget_step,
-        deadline_at=job.deadline_at,
+        deadline_at=job.facts.deadline_at,
         work_left_s=work_left_s(job, attempt, now),
-        budget_left=None if job.budget is None else job.budget - spent,
+        budget_left=None if job.facts.budget is None else job.facts.budget - spent,
     )
     if attempt is None:
         return demand
@@ -67,7 +67,7 @@ def demand_of_held(row: RayRequestRow) -> JobDemand:
 
 def placement_in(job: JobRow, attempt: AttemptRow) -> Placement:
     """Which nodes an attempt of the job accepts: those of its fabric domain, or on demand, where it was bound so."""
-    placement = replace(job.placement, fabric=attempt.fabric)
+    placement = replace(job.facts.placement, fabric=attempt.fabric)
     return placement.on_demand if attempt.on_demand else placement
 
 

@@ -68,14 +68,14 @@ def keep_batch(job: JobRow, attempt: AttemptRow, samples: int, at: float) -> Dec
         # Its owner has given it other workers meanwhile, which do not divide the batch.
         return Decision(job, attempt)
     kept = replace(job, spec=spec.to_mapping(), min_workers=spec.min_workers, max_workers=spec.max_workers)
-    is_short = 0 < attempt.world_size < kept.sizes.max
+    is_short = 0 < attempt.world_size < kept.facts.sizes.max
     short_since = (attempt.short_since or at) if is_short else None
     return Decision(kept, replace(attempt, short_since=short_since))
 
 
 def sizes_taken(job: JobRow, attempt: AttemptRow, resized_at: float, now: float) -> Decision:
     """The driver of the attempt knows the sizes that the job got then."""
-    is_short = attempt.started_at is not None and 0 < attempt.world_size < job.sizes.max
+    is_short = attempt.started_at is not None and 0 < attempt.world_size < job.facts.sizes.max
     short_since = (attempt.short_since or now) if is_short else None
     return Decision(job, replace(attempt, resized_at=resized_at, short_since=short_since))
 

@@ -70,7 +70,7 @@ def after(
     if end_reason is EndReason.PAUSED:
         # Where its owner has resumed it meanwhile, another attempt follows at once.
         return _again(job, now, "it was paused, and goes on from its newest checkpoint")
-    rules = job.retry_rules
+    rules = job.facts.retry_rules
     if end_reason is EndReason.EXIT_CODE and not rules.allow(attempt.exit_code, attempt.log_match):
         said = f"{message.rstrip('.')}; it is not retried: {rules.in_words}"
         return Finish(state=JobState.FAILED, reason=end_reason.value, message=said)

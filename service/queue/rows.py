@@ -11,21 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from cluster.lazy_property import lazy
-from cluster.policies.placement import Placement
 from cluster.policies.policies import BudgetStep
-from cluster.scheduling.fitting import Resources, at_most
 from remora.clusters import DEFAULT_CLUSTER
-from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import AttemptState, DrillState, EndReason, JobState, NodeState
-from service.queue.specification import (
-    RetryRules,
-    environment_of,
-    limit_of,
-    placement_of,
-    repeats_s,
-    retry_rules_of,
-)
-from trainers.environments.request import EnvironmentRequest
+from service.queue.specification import JobFacts, facts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +27,7 @@ class JobRow:
     priority: int
     #: The JobSpec as accepted.
     spec: dict[str, Any]
-    #: What the queue needs of the spec, as numbers; which worker groups are possible between the two, `sizes` says.
+    #: What the queue needs of the spec, as numbers; which worker groups are possible between the two, its facts say.
     min_workers: int
     max_workers: int
     #: Ray resources of one worker.
@@ -128,51 +117,16 @@ class JobRow:
     cluster: str = DEFAULT_CLUSTER
 
     @lazy
-    def sizes(self) -> WorkerSizes:
-        """The sizes that its worker group may have."""
-        return sizes_of(self.spec, self.min_workers, self.max_workers)
-
-    @lazy
-    def placement(self) -> Placement:
-        """Which nodes it accepts."""
-        return placement_of(self.spec)
-
-    @lazy
-    def workers_per_node(self) -> int | None:
-        """The most workers of it on one node; None: as many as fit."""
-        asked = self.spec.get("workers_per_node")
-        return None if asked is None else int(asked)
-
-    @lazy
-    def placed_resources(self) -> Resources:
-        """Resources of a worker where workers are placed: with its share of a node, where the job limits that."""
-        most = self.workers_per_node
-        return self.worker_resources if most is None else at_most(self.worker_resources, self.id, most)
-
-    @lazy
-    def environment(self) -> EnvironmentRequest | None:
-        """The Python environment that is built for it; None: it needs none of its own."""
-        return environment_of(self.spec)
-
-    @lazy
-    def budget(self) -> float | None:
-        """USD that it may spend; None sets no limit."""
-        return limit_of(self.spec, "budget")
-
-    @lazy
-    def deadline_at(self) -> float | None:
-        """When it is wanted; None: at any time."""
-        return limit_of(self.spec, "deadline")
-
-    @lazy
-    def retry_rules(self) -> RetryRules:
-        """Which ends with an exit code are retried."""
-        return retry_rules_of(self.spec)
-
-    @lazy
-    def repeats_s(self) -> float:
-        """Seconds of training that it does again at most after a loss, by what it asks of checkpoints."""
-        return repeats_s(self.spec)
+    def facts(self) -> JobFacts:
+        """What it asks for."""
+        asked = JobFacts(
+            job_id=self.id,
+            spec=self.spec,
+            min_workers=self.min_workers,
+            max_workers=self.max_workers,
+            worker_resources=self.worker_resources,
+        )
+        return facts_of(asked)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,18 @@
-"""What the queue needs of a job's specification as accepted; each row reads it once (pure)."""
+"""The facts of a job that its specification says as accepted, each read from it once (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from cluster.policies.placement import ANYWHERE, Placement
+from cluster.lazy_property import lazy
+from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule
+from cluster.scheduling.fitting import Resources, at_most
 from remora.spec.fields import SEARCHED, exit_codes_of
+from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from trainers.environments.request import EnvironmentRequest
 
 
@@ -47,58 +51,124 @@ class RetryRules:
         return " and ".join(asked)
 
 
-def placement_of(spec: Mapping[str, Any]) -> Placement:
-    """Which nodes the job accepts."""
-    asked = spec.get("placement")
-    if not isinstance(asked, Mapping):
-        return ANYWHERE
-    capacity = asked.get("capacity")
-    return Placement(
-        pools=tuple(asked.get("pools", ())),
-        zones=tuple(asked.get("zones", ())),
-        capacity=None if capacity is None else CapacityRule(capacity),
-        needs_fabric=asked.get("fabric") == "infiniband",
-    )
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What a job asks for.  Rows of it that are equal in these fields have the same one: `facts_of`."""
+
+    job_id: str
+    #: The JobSpec as accepted.
+    spec: Mapping[str, Any] = field(hash=False)
+    min_workers: int
+    max_workers: int
+    #: Ray resources of one worker.
+    worker_resources: Mapping[str, float] = field(hash=False)
+
+    @lazy
+    def sizes(self) -> WorkerSizes:
+        """The sizes that its worker group may have.  Raises NoSizePossible."""
+        return sizes_of(self.spec, self.min_workers, self.max_workers)
+
+    @lazy
+    def placement(self) -> Placement:
+        """Which nodes it accepts."""
+        asked = self._section("placement")
+        capacity = asked.get("capacity")
+        return Placement(
+            pools=tuple(asked.get("pools", ())),
+            zones=tuple(asked.get("zones", ())),
+            capacity=None if capacity is None else CapacityRule(capacity),
+            needs_fabric=asked.get("fabric") == "infiniband",
+        )
+
+    @lazy
+    def workers_per_node(self) -> int | None:
+        """The most workers of it on one node; None: as many as fit."""
+        asked = self.spec.get("workers_per_node")
+        return None if asked is None else int(asked)
+
+    @lazy
+    def placed_resources(self) -> Resources:
+        """Resources of a worker where workers are placed: with its share of a node, where the job limits that."""
+        most = self.workers_per_node
+        return self.worker_resources if most is None else at_most(self.worker_resources, self.job_id, most)
+
+    @lazy
+    def environment(self) -> EnvironmentRequest | None:
+        """The Python environment that is built for it; None: its workers have that of their nodes."""
+        asked = self._section("environment")
+        request = EnvironmentRequest(
+            python=asked.get("python"),
+            pip=tuple(asked.get("pip", ())),
+            requirements=asked.get("requirements"),
+            setup=asked.get("setup"),
+            inherit=asked.get("inherit"),
+        )
+        return request if request.is_built else None
+
+    @property
+    def code(self) -> str | None:
+        """Digest of its code; None: it has none."""
+        return code_of(self.spec)
+
+    @property
+    def checkpoint_store(self) -> str | None:
+        """Name of the store with its checkpoints; None: they are in the service's own storage."""
+        return checkpoint_store_of(self.spec)
+
+    @lazy
+    def budget(self) -> float | None:
+        """USD that it may spend; None sets no limit."""
+        return self._limit("budget")
+
+    @lazy
+    def deadline_at(self) -> float | None:
+        """When it is wanted, in seconds since 1970; None: at any time."""
+        return self._limit("deadline")
+
+    @lazy
+    def retry_rules(self) -> RetryRules:
+        """Which ends with an exit code are retried."""
+        asked = self._section("retry")
+        return RetryRules(
+            exit_codes=tuple(exit_codes_of(one) for one in asked.get("on_exit_codes", ())),
+            log_patterns=tuple(asked.get("on_log_patterns", ())),
+        )
+
+    @lazy
+    def repeats_s(self) -> float:
+        """Seconds between two checkpoints that it is asked for; 0 where it does not fix them.
+
+        What has not been saved yet is counted besides, so that it is right also where checkpoints cost more than
+        thought.
+        """
+        interval = self._section("checkpoint").get("interval")
+        return float(interval) if isinstance(interval, int | float) else 0.0
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        found = self.spec.get(name)
+        return found if isinstance(found, Mapping) else {}
+
+    def _limit(self, name: str) -> float | None:
+        value = self._section("limits").get(name)
+        return None if value is None else float(value)
 
 
-def environment_of(spec: Mapping[str, Any]) -> EnvironmentRequest | None:
-    """The Python environment that is built for the job; None: its workers have that of their nodes."""
-    asked = spec.get("environment")
-    if not isinstance(asked, Mapping):
-        return None
-    request = EnvironmentRequest(
-        python=asked.get("python"),
-        pip=tuple(asked.get("pip", ())),
-        requirements=asked.get("requirements"),
-        setup=asked.get("setup"),
-        inherit=asked.get("inherit"),
-    )
-    return request if request.is_built else None
+@lru_cache(4096)
+def facts_of(facts: JobFacts) -> JobFacts:
+    """The first of those that are equal to it, with what has been read of it.
 
-
-def limit_of(spec: Mapping[str, Any], name: str) -> float | None:
-    """The limit of that name as a number; None: the job has no such limit."""
-    limits = spec.get("limits")
-    value = limits.get(name) if isinstance(limits, Mapping) else None
-    return None if value is None else float(value)
-
-
-def retry_rules_of(spec: Mapping[str, Any]) -> RetryRules:
-    """Which ends with an exit code are retried."""
-    asked = spec.get("retry")
-    if not isinstance(asked, Mapping):
-        return RetryRules()
-    return RetryRules(
-        exit_codes=tuple(exit_codes_of(one) for one in asked.get("on_exit_codes", ())),
-        log_patterns=tuple(asked.get("on_log_patterns", ())),
-    )
-
-
-def repeats_s(spec: Mapping[str, Any]) -> float:
-    """Seconds between two checkpoints that the job is asked for; 0 where the job does not fix them.
-
-    What has not been saved yet is counted besides, so that it is right also where checkpoints cost more than thought.
+    Rows are loaded in every tick, and few of them have another specification than before: their owner has changed
+    the number of workers.
     """
-    policy = spec.get("checkpoint")
-    interval = policy.get("interval") if isinstance(policy, Mapping) else None
-    return float(interval) if isinstance(interval, int | float) else 0.0
+    return facts
+
+
+def code_of(spec: Mapping[str, Any]) -> str | None:
+    """Digest of the code that a specification names; None: it names none."""
+    return spec.get("code")
+
+
+def checkpoint_store_of(spec: Mapping[str, Any]) -> str | None:
+    """Name of the store for checkpoints that a specification names; None: it names none."""
+    store: str | None = (spec.get("checkpoint") or {}).get("store")
+    return store

@@ -14,6 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from service.identities.principals import Access
 from service.queue.intake import Kept
+from service.queue.specification import code_of
 from service.store import kept_amounts
 from service.store.tables import ACTIVE_JOBS, bundle_holders, bundles, jobs, schedules
 
@@ -111,7 +112,7 @@ def choose(connection: sa.Connection, before: float, now: float, most: int) -> l
     if not candidates:
         return found
     needed = {
-        spec.get("code")
+        code_of(spec)
         for statement in (sa.select(jobs.c.spec).where(ACTIVE_JOBS), sa.select(schedules.c.spec))
         for spec in connection.execute(statement).scalars()
     }

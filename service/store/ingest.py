@@ -257,7 +257,7 @@ def _look_for_patterns(batch: _Batch, stream: str, lines: Sequence[str]) -> None
     """Whether one of them has a text of `retry.on_log_patterns`; our own remarks are not the script's."""
     if batch.attempt.log_match is not None or stream == "remora":
         return
-    if (found := batch.job.retry_rules.match(lines)) is not None:
+    if (found := batch.job.facts.retry_rules.match(lines)) is not None:
         batch.attempt = replace(batch.attempt, log_match=found)
 
 

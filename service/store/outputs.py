@@ -138,7 +138,7 @@ def _register(
         "output": model.output,
         "created_at": now,
         "digest": model.digest,
-        "code": job.spec.get("code"),
+        "code": job.facts.code,
         "command": job.spec.get("command") or [],
         "location": kept.location,
         "files": model.files,

@@ -82,20 +82,20 @@ def _work_s(job: JobRow, history: History) -> float:
 
 
 def _job(job: JobRow, begins_at: float, work_s: float) -> TraceJob:
-    deadline = job.deadline_at
+    deadline = job.facts.deadline_at
     return TraceJob(
         id=job.id,
         at_s=round(job.created_at - begins_at, 3),
-        sizes=job.sizes,
-        resources=job.placed_resources,
+        sizes=job.facts.sizes,
+        resources=job.facts.placed_resources,
         work_s=work_s,
-        checkpoint_s=job.repeats_s or _CHECKPOINT_S,
+        checkpoint_s=job.facts.repeats_s or _CHECKPOINT_S,
         project=job.project,
         priority=job.priority,
         # A time of a trace is never before its beginning; a deadline that had passed by then is missed all the same.
         deadline_s=None if deadline is None else max(0.0, round(deadline - begins_at, 3)),
-        budget=job.budget,
-        placement=job.placement,
+        budget=job.facts.budget,
+        placement=job.facts.placement,
     )
 
 

@@ -78,7 +78,7 @@ def observe(job: JobRow, attempt: AttemptRow, progress: ProgressRecord, at: floa
     if progress.resumed_from_step is not None:
         attempt = replace(attempt, resumed_from_step=progress.resumed_from_step)
     if progress.world_size is not None:
-        short_since = None if progress.world_size >= job.sizes.max else attempt.short_since or at
+        short_since = None if progress.world_size >= job.facts.sizes.max else attempt.short_since or at
         attempt = replace(attempt, world_size=progress.world_size, short_since=short_since)
         job = replace(job, world_size=progress.world_size)
     if progress.workers is not None:

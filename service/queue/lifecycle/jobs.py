@@ -112,7 +112,7 @@ def why_stopped(job: JobRow, reason: EndReason) -> str:
     if reason is EndReason.RUN_TIME_EXCEEDED:
         return f"it trained longer than limits.run_time ({job.run_time_s:g} s)"
     if reason is EndReason.BUDGET_SPENT:
-        return f"it has spent limits.budget ({job.budget or 0.0:.2f} USD)"
+        return f"it has spent limits.budget ({job.facts.budget or 0.0:.2f} USD)"
     if reason is EndReason.EVICTED:
         return "its nodes are given back, as the cluster's budget has reached its last step"
     if reason is EndReason.PAUSED:

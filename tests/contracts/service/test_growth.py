@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from remora.spec.worker_sizes import WorkerSizes, sizes_of
 from remora.states import EndReason, JobState
 from service.settings import Settings
 from service.store import costs, job_history, jobs, metric_summaries
@@ -105,6 +108,28 @@ class TestATick:
         loads = [one for one in sent_in_a_tick(world) if "FROM attempts" in one and "state IN" in one]
         # The jobs of these attempts are asked for by the same condition.
         assert len([one for one in loads if "FROM jobs" not in one]) == 2
+
+    def test_reads_the_specification_of_each_job_once_until_it_is_another_one(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read: list[int] = []
+
+        def counted(spec: Mapping[str, Any], least: int, most: int) -> WorkerSizes:
+            read.append(most)
+            return sizes_of(spec, least, most)
+
+        monkeypatch.setattr("service.queue.specification.sizes_of", counted)
+        running = run_jobs(world, FEW)
+        waiting = [world.submit(worker_resources={"CPU": float(MANY)}) for _ in range(MANY - FEW)]
+        for step in range(1, 6):
+            report(world, running, step)
+            world.tick()
+        assert {world.job(job_id).state for job_id in waiting} == {JobState.QUEUED}
+        assert len(read) == MANY
+        resized = replace(world.job(running[0]), max_workers=2)
+        world.database.transact(lambda connection: jobs.save_sizes(connection, resized))
+        world.tick(5)
+        assert read[MANY:] == [2]
 
     def test_that_ends_all_of_them_sends_no_more_for_ten_times_as_many(self, world: World) -> None:
         counts = []

@@ -60,7 +60,7 @@ def test_the_batch_that_its_workers_made_is_that_of_later_attempts(owner: Owner)
     owner.world.tick()
     job = owner.job(job_id)
     assert job.spec["elastic"]["global_batch"] == 8
-    assert (job.max_workers, job.sizes.in_words()) == (2, "1 or 2")
+    assert (job.max_workers, job.facts.sizes.in_words()) == (2, "1 or 2")
     assert owner.world.attempts(job_id)[0].short_since is None, "a third worker could not train"
     said = owner.client.post(f"/v1/jobs/{job_id}/resize", json={"min": 3, "max": 3})
     assert said.status_code == 422

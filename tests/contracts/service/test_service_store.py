@@ -207,7 +207,7 @@ def test_rows_are_the_values_that_were_stored(database: Database) -> None:
     assert found == (job_of(database, job.id), attempt)
     assert vars(found[0]) == vars(JobRow(**vars(found[0])))
     assert vars(found[1]) == vars(attempt)
-    assert found[0].sizes == job.sizes
+    assert found[0].facts.sizes == job.facts.sizes
 
 
 class TestIngest:

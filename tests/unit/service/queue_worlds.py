@@ -65,7 +65,7 @@ def _fields(job: JobRow) -> dict[str, Any]:
     return {
         "id": job.id,
         "project": job.project,
-        "sizes": job.sizes,
+        "sizes": job.facts.sizes,
         "worker_resources": job.worker_resources,
     }
 

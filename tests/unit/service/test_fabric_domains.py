@@ -77,7 +77,7 @@ class TestTheChoice:
             assert decide([one], there).fabrics == {one.id: chosen}
 
     def test_what_runs_keeps_capacity_to_grow_in_its_own_domain_only(self) -> None:
-        placement = replace(job(least=1, most=3).placement, fabric="a")
+        placement = replace(job(least=1, most=3).facts.placement, fabric="a")
         runs = running(WorkerSizes(3, 3), GPU, placement)
         waiting = job(least=2, most=2)
         first, *others = domain("a", 3)
@@ -116,7 +116,7 @@ class TestTheChoice:
         ]
         decision = decide(queue, there)
         started = {one.id: one for one in queue if one.id in decision.starts}
-        joined = {name for name, one in started.items() if one.placement.needs_fabric}
+        joined = {name for name, one in started.items() if one.facts.placement.needs_fabric}
         assert decision.fabrics.keys() == joined
         for name in {"a", "b", "c"}:
             bound = sum(

@@ -102,7 +102,7 @@ def test_every_second_with_workers_is_paid_once_and_no_other(worker_counts: list
 def test_the_planner_hears_of_the_budget_the_deadline_and_the_work_that_is_left() -> None:
     limits = {"budget": 5.0, "deadline": 9000.0}
     job = job_row(spec={"limits": limits}, step=25, total_steps=100, trained_s=40.0)
-    assert (job.budget, job.deadline_at) == (5.0, 9000.0)
+    assert (job.facts.budget, job.facts.deadline_at) == (5.0, 9000.0)
     attempt = replace(running({})[1], job_id=job.id)
     demand = demand_of(job, attempt, None, 20.0, spent=2.0)
     assert (demand.budget_left, demand.deadline_at) == (3.0, 9000.0)

@@ -199,7 +199,7 @@ class World:
         """Its smallest group has capacity on what was bought for it and is still unused."""
         busy = workers_by_node(self.nodes, self.attempts.values())
         own = [one for one in self.nodes if one.bought_for == job.id and one.id not in busy]
-        return sum(slots(one.resources, job.worker_resources) for one in own) >= job.sizes.min
+        return sum(slots(one.resources, job.worker_resources) for one in own) >= job.facts.sizes.min
 
     def _capacity_on(self, node: NodeRow, launched: AttemptPlan) -> int:
         """As Ray counts: a resource that a node does not have is none that it gives."""
@@ -351,7 +351,7 @@ def test_what_is_hopeless_buys_nothing_and_what_has_capacity_starts(
     # What runs has a size that is possible, and what waits is given no capacity in which no start follows.
     for job in rows:
         if (attempt := world.attempts.get(job.id)) is not None:
-            assert job.sizes.allows(sum(attempt.workers.values()))
+            assert job.facts.sizes.allows(sum(attempt.workers.values()))
     fitting = {one.job_id for one in world.planned() if isinstance(one, Wait) and one.reason == HAS_CAPACITY}
     assert fitting == set()
     # Every node that is left has work.

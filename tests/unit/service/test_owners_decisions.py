@@ -242,7 +242,7 @@ class TestChanges:
         assert kept.job.spec["elastic"]["global_batch"] == 8
         assert kept.job.spec["elastic"]["shards"] == 4
         assert (kept.job.min_workers, kept.job.max_workers) == (1, 2), "no third worker is bought"
-        assert kept.job.sizes.in_words() == "1 or 2"
+        assert kept.job.facts.sizes.in_words() == "1 or 2"
         assert kept.attempt is not None
         assert kept.attempt.short_since is None, "it has all the workers that it can use"
         short = owners_changes.keep_batch(

@@ -206,7 +206,7 @@ class TestAdmission:
         pair = job_row(min_workers=2, max_workers=4, spec=spec)
         other = job_row(min_workers=1, max_workers=1)
         assert decide([pair, other], [], ready_nodes(3), [POOL]).starts == (pair.id, other.id)
-        runs = running(pair.sizes, CPU)
+        runs = running(pair.facts.sizes, CPU)
         for count, begun in ((3, (other.id,)), (4, ())):
             first, second, *others = ready_nodes(count)
             nodes = [replace(first, jobs={"runs": 1}), replace(second, jobs={"runs": 1}), *others]
@@ -401,7 +401,7 @@ class TestRetry:
         assert end.message == f"It ended; it is not retried: {said}"
 
     def test_a_pattern_is_compared_as_it_is_with_each_line(self) -> None:
-        rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).retry_rules
+        rules = job_row(spec={"retry": {"on_log_patterns": ["a.c", "(a+)+$"]}}).facts.retry_rules
         assert rules.match(["abc", "a" * 16_000]) is None
         assert rules.match(["x", "1 a.c 2"]) == "a.c"
         assert rules.match(["x" * 4093 + "a.c"]) == "a.c"
