@@ -65,7 +65,7 @@ def _mlflow(count: int, folder: Path) -> tuple[list[str], str, Callable[[], None
     store = SqlAlchemyStore(url, str(folder))
     first = store.create_run("0", "user", 0, [], "run 0")
     store.update_run_info(first.info.run_id, RunStatus.FINISHED, 1, None)
-    # One call for each of thousands of runs would take an hour: the others are rows like those that it has made.
+    # Its API commits each call: the other thousands are rows like those that it has made.
     with store.ManagedSessionMaker() as session:
         run = _columns(session.query(SqlRun).one())
         tags = [_columns(tag) for tag in session.query(SqlTag)]

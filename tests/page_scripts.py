@@ -13,7 +13,7 @@ from typing import Any
 from tests.needed import is_missing
 
 WEB = Path(__file__).parents[1] / "service" / "web"
-#: Answers each line, the name of a function and its arguments in JSON, with its value and a count in JSON.
+#: Answers each line, the name of a function and its arguments or of a constant in JSON, with its value and a count.
 RUNNER = """
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
@@ -26,7 +26,7 @@ for await (const line of createInterface({ input: process.stdin })) {
   const isEntry = (key) => typeof key === "string" && /^\\d+$/.test(key);
   const counting = { get: (list, key) => { reads += Number(isEntry(key)); return list[key]; } };
   const given = values.map((value) => (Array.isArray(value) ? new Proxy(value, counting) : value));
-  const value = script[name](...given);
+  const value = typeof script[name] === "function" ? script[name](...given) : script[name];
   process.stdout.write(JSON.stringify([value, reads]) + "\\n");
 }
 """
@@ -41,6 +41,10 @@ class Script:
     def call(self, name: str, *values: Any) -> Any:
         """The value of one of its functions."""
         return self._answer(name, *values)[0]
+
+    def value(self, name: str) -> Any:
+        """A constant that it exports."""
+        return self._answer(name)[0]
 
     def reads(self, name: str, *values: Any) -> int:
         """How often one of its functions reads an entry of a list that it gets."""

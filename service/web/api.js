@@ -25,8 +25,9 @@ export class ApiError extends Error {
   get isPassing() { return this.status === 0 || this.status === 429 || this.status >= 500; }
 }
 
-/** The JSON of an answer, if it has any.  `body` is sent as JSON, a text as it is.  Throws ApiError, also without an answer. */
-export async function request(method, path, body, headers = {}, withinMs = method === "GET" ? READ_MS : LONG_MS) {
+/** The JSON of an answer, if it has any, or what `read` makes of the answer.  `body` is sent as JSON, a text as it is.  Throws
+    ApiError, also without an answer. */
+export async function request(method, path, body, headers = {}, withinMs = method === "GET" ? READ_MS : LONG_MS, read = null) {
   const isText = typeof body === "string";
   const sent = { Accept: "application/json", ...(body === undefined || isText ? {} : { "Content-Type": "application/json" }), ...headers };
   if (method !== "GET" && csrfToken) sent["X-CSRF-Token"] = csrfToken;
@@ -34,6 +35,7 @@ export async function request(method, path, body, headers = {}, withinMs = metho
   let answer, text;
   try {
     answer = await fetch(path, { method, headers: sent, body: body === undefined || isText ? body : JSON.stringify(body), signal });
+    if (answer.ok && read) return await read(answer);
     text = await answer.text();
   } catch {
     throw new ApiError(0, "unreachable", "The service does not answer.",
@@ -52,6 +54,9 @@ export const get = (path) => request("GET", path);
 
 /** What the service computes for long. */
 export const getLong = (path) => request("GET", path, undefined, {}, LONG_MS);
+
+/** What `read` makes of a long answer that is no JSON. */
+export const getRead = (path, read) => request("GET", path, undefined, {}, LONG_MS, read);
 
 const withParameter = (path, name, value) => `${path}${path.includes("?") ? "&" : "?"}${name}=${encodeURIComponent(value)}`;
 

@@ -41,8 +41,11 @@ function Pool({ pool, nodes, names, loads, now, isOperator, reload }) {
     ${pool.waits.map((wait) => html`<div class="notice"><b>Held up: </b><${Sentence} text=${wait.reason} /> <small>for ${duration(now - wait.since)}</small></div>`)}
     ${pool.refused.length > 0 && html`<${Table} label="refused by the cloud" heads="the cloud refuses|~why|asked again in" rows=${pool.refused.map((one) => [one.offering, one.reason, duration(Math.max(0, one.until - now))])} />`}
     <${Market} pool=${pool} now=${now} />
-    <div class="tiles">${nodes.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} load=${loads.get(node.id)} now=${now} />`)}</div></section>`;
+    ${byZone(nodes).map(([zone, some]) => html`${zone && html`<h3>Zone ${zone} <small>${counted(some.length, "node")}</small></h3>`}<div class="tiles">${some.map((node) => html`<${Node} key=${node.id} node=${node} names=${names} load=${loads.get(node.id)} now=${now} />`)}</div>`)}</section>`;
 }
+
+/** `[[zone, [node, ...]], ...]` in the order of the zones' names; those without a zone are the first. */
+const byZone = (nodes) => [...Map.groupBy(nodes, (node) => offering(node.offering).zone)].sort(([one], [other]) => (one < other ? -1 : 1));
 
 /** What the pool may buy now; nothing where that was not recorded. */
 function Market({ pool, now }) {
@@ -69,7 +72,7 @@ function Node({ node, names, load, now }) {
   const bought = offering(node.offering);
   const resources = Object.entries(node.resources).filter(([name]) => name === "CPU" || name === "GPU").map(([name, count]) => `${count} ${name}`).join(", ");
   return html`<div class="tile ${bought.capacity}"><div class="title"><strong title=${node.id}>${shortId(node.id)}</strong><${State} state=${node.state} /></div>
-    <div class="muted">${[bought.size, bought.zone && `zone ${bought.zone}`, bought.capacity].filter(Boolean).join(", ")}</div>
+    <div class="muted">${[bought.size, bought.capacity].filter(Boolean).join(", ")}</div>
     <div class="muted">${[resources, node.price_per_hour ? `${money(node.price_per_hour)} per hour` : "", node.ready_at ? `up ${duration(now - node.ready_at)}` : `requested ${duration(now - node.created_at)} ago`].filter(Boolean).join(" · ")}</div>
     <div>${node.jobs.length ? html`runs ${node.jobs.map((id, index) => html`${index ? ", " : ""}<a href=${addressOf(`jobs/${id}`)}>${names.get(id) ?? shortId(id)}</a>`)}` : node.state === "ready" ? html`<small>runs no job</small>` : null}</div>
     ${load && html`<div><${Cpu} load=${load} /> <${Gpu} load=${load} /></div>`}

@@ -4,16 +4,19 @@ import { html, useMemo, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, getAll, getPages, request, useEntries, useRead } from "./api.js";
 import { Act, Card, Diff, Folded, JobLink, Problem, Sentence, State, Table, useNow } from "./parts.js";
 import { Steps } from "./jobs.js";
-import { lifeLine } from "./life_line.js";
+import { CHANGES, lifeLine, withStalls } from "./life_line.js";
 import { WorkerLoads } from "./loads.js";
 import { LifeLine } from "./life_line_view.js";
 import { Metrics } from "./plots.js";
 import { Logs } from "./logs.js";
-import { go } from "./addresses.js";
+import { addressOf, go } from "./addresses.js";
 import { COUNT, asOf, bytes, cause, counted, difference, duration, lossText, moment, money, phrase, timeLeft } from "./words.js";
 
-/** Events that are read before the life line is drawn. */
-const MOST_EVENTS = 20_000;
+/** The newest events, of which the life line is drawn, and those before them that change it, with the seconds until these are
+    read again, as newer ones move there. */
+const MOST_EVENTS = 20_000, MOST_CHANGES = 1000, CHANGES_S = 300;
+/** Pages of phases among which stalls are looked for, the newest, and other jobs that one waits for. */
+const PHASE_PAGES = 5, MOST_OTHERS = 20;
 /** Losses of which the cost is asked for, the newest. */
 const MOST_LOSSES = 20;
 
@@ -28,29 +31,25 @@ function Shown({ job, error, reload, query }) {
   const compared = useRead(`with ${others}`, () => Promise.all(others.map((one) => get(`/v1/jobs/${one}`))), 0);
   // A line of thousands of events is made again when some come, and otherwise every few seconds.
   const now = useNow(isLive ? 5 : 3600);
-  const path = `/v1/jobs/${id}/events`;
-  const { page, entries, error: eventsError } = useEntries(job, path, "event", MOST_EVENTS, () => getPages(`${path}?limit=1000`, MOST_EVENTS / 1000));
-  const read = page?.items.length ?? 0;
-  // Numbers have no gaps, unless the stream had more than is kept of it.
-  const isCut = Boolean(page?.next_cursor && (entries.length > read ? entries[read].seq > entries[read - 1].seq + 1 : job.terminal));
-  const events = isCut ? page.items : entries;
-  const until = isCut ? 0 : job.ended_at ?? now;
-  const line = useMemo(() => lifeLine(events, until), [events, until]);
+  const { events, part, newest, error: eventsError } = useEvents(job), stalls = useStalls(job);
+  const isCut = events[0]?.seq > 1, until = job.ended_at ?? now;
+  const plain = useMemo(() => lifeLine(events, until), [events, until]), line = useMemo(() => withStalls(plain, stalls), [plain, stalls]);
   const losses = useLosses(job, line.losses), costs = useCosts(job);
   const act = (what) => async () => { await request("POST", `/v1/jobs/${id}/${what}`); await reload(); };
   const canPause = isLive && !job.pause_requested_at && job.state !== "paused";
   return html`
-    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" && !isCut ? line.job.at(-1)?.phase : ""} /><small>${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></small>
+    <div class="title"><h1>${job.name}</h1><${State} state=${job.state} phase=${job.state === "running" ? line.job.at(-1)?.phase : ""} /><small>${id} · project ${job.project} · <code>${(job.spec.command ?? []).join(" ")}</code></small>
       <div class="end">${canPause && html`<${Act} act=${act("pause")}>Pause<//>`}
         ${job.pause_requested_at && isLive && html`<${Act} act=${act("resume")}>Resume<//>`}
         ${isLive && html`<${Act} danger question=${`Cancel ${job.name}?`} act=${act("cancel")}>Cancel<//>`}</div></div>
     <${Problem} error=${error ?? eventsError} />
     ${job.message && html`<div class="notice">${isLive && job.state !== "running" && html`<b>Why it waits: </b>`}<${Sentence} text=${job.message} /></div>`}
+    ${job.reason === "waiting_for_jobs" && html`<${Others} ids=${(job.spec.after ?? []).map((one) => one.job)} />`}
     ${job.why_short && html`<div class="notice"><b>Why not more workers: </b><${Sentence} text=${job.why_short} /></div>`}
     <${Cards} job=${job} losses=${isCut ? [] : losses} ledger=${costs.value?.ledger} />
-    ${isCut && html`<div class="notice">The picture ends with event ${COUNT.format(events.length)}, on ${moment(line.to)}: the page reads no more of them. <code>remora events ${id}</code> prints all.</div>`}
+    ${part && html`<div class="notice">The page reads the newest ${counted(newest.length, "event")}${isCut ? `, and the newest ${COUNT.format(MOST_CHANGES)} changes before them: the picture begins on ${moment(line.from)}` : " and the changes before them"}. Checkpoints are drawn from ${moment(newest[0].at)} on. <code>remora events ${id}</code> prints all.</div>`}
     ${events.length > 0 && html`<${Life} job=${job} line=${line} losses=${losses} isCut=${isCut} />`}
-    <${Events} events=${events} isCut=${isCut} />
+    <${Events} events=${newest} part=${part} />
     <${Money} costs=${costs} />
     <${Metrics} job=${job} others=${compared.value ?? []} isLive=${isLive} />
     ${isLive && html`<${WorkerLoads} id=${id} />`}
@@ -58,6 +57,35 @@ function Shown({ job, error, reload, query }) {
     <${Files} job=${job} />
     <${Compare} id=${id} query=${query} others=${compared.value ?? []} error=${compared.error} />
     <${Specification} job=${job} other=${compared.value?.[0]} />`;
+}
+
+/** `{events, part, newest, error}`: the newest events, and before them, where those are but a `part`, those that change the line. */
+function useEvents(job) {
+  const path = `/v1/jobs/${job.id}/events`;
+  const { entries, error } = useEntries(job, path, "event", MOST_EVENTS, () => getPages(`${path}?limit=1000&tail=${MOST_EVENTS}`, Infinity));
+  const newest = useMemo(() => entries.slice(-MOST_EVENTS), [entries]), first = newest[0]?.seq ?? 1;
+  const part = first > 1;
+  const before = useRead(`${path} ${part}`, async () => (part ? (await get(`${path}?kind=${CHANGES}&limit=1000&tail=${MOST_CHANGES}`)).items : []), part && !job.terminal ? CHANGES_S : 0);
+  const isRead = !part || before.value || before.error;
+  const events = useMemo(() => (isRead ? [...(before.value ?? []).filter((one) => one.seq < first), ...newest] : []), [before.value, newest, isRead]);
+  return { events, part, newest, error: error ?? before.error };
+}
+
+/** When its training loop waited for checkpoints, as the ledger counts it. */
+function useStalls(job) {
+  const path = `/v1/jobs/${job.id}/phases?limit=1000`;
+  const found = useRead(`${path} ${job.terminal}`, () => getPages(path, PHASE_PAGES), job.terminal ? 0 : 10).value;
+  return useMemo(() => (found?.items ?? []).filter((one) => one.phase === "checkpoint").map((one) => ({ from: one.began_at, to: one.ended_at ?? one.began_at })).reverse(), [found]);
+}
+
+/** What is known of the others that a job waits for, and when it may start as far as that says it. */
+function Others({ ids }) {
+  const now = useNow(5), found = useRead(`after ${ids}`, () => Promise.all(ids.slice(0, MOST_OTHERS).map((one) => get(`/v1/jobs/${one}`).catch(() => null))), 5);
+  const all = found.value ?? [], others = all.filter((one) => one && !one.terminal), known = others.map((one) => timeLeft(one, now) || NaN);
+  if (!others.length) return null;
+  const last = all.includes(null) || ids.length > all.length ? NaN : Math.max(...known);
+  return html`<div class="notice">${last > 0 ? `It may start in about ${duration(last)}, if these keep their mean paces:` : "When it may start is not known, as these do not say how long they take:"}
+    ${others.map((one, index) => html`<div><${JobLink} job=${one} /> <${State} state=${one.state} /> ${known[index] > 0 ? `${duration(known[index])} left` : "not known"}</div>`)}</div>`;
 }
 
 /** Losses with the `cost` of each of the newest, in USD: all that the job was paid for until its first new step. */
@@ -105,7 +133,7 @@ function Life({ job, line, losses, isCut }) {
   return html`<${LifeLine} line=${line} job=${job} nodes=${nodes} losses=${losses} isCut=${isCut} />`;
 }
 
-const Events = ({ events, isCut }) => html`<${Folded} title=${`${isCut ? "The first" : "All"} ${counted(events.length, "event")}`}>${() => html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />
+const Events = ({ events, part }) => html`<${Folded} title=${`${part ? "The newest" : "All"} ${counted(events.length, "event")}`}>${() => html`<${Table} label="events" heads="time|event|~message" rows=${events.slice(-500).reverse().map((event) => [moment(event.at), event.kind, event.message])} />
     ${events.length > 500 && html`<p class="muted">The newest 500 of them are shown; <code>remora events</code> prints all.</p>`}`}<//>`;
 
 /** Nodes by their addresses, each of which may have been another machine's before. */
@@ -180,8 +208,8 @@ function Files({ job }) {
       note=${(page) => page.next_cursor && html`<p class="muted">The first 200; <code>remora outputs ${id}</code> lists all.</p>`} />
     <${Listed} title="Profiles" job=${job} path="profiles" heads="#rank|#steps|asked for|~state|#size"
       row=${(one) => [one.rank, one.profiled_steps ?? one.steps, moment(one.requested_at),
-        one.state === "ready" ? download(`${id}/profiles/${one.number}/content`) : one.message ?? one.state, one.size_bytes === null ? "" : bytes(one.size_bytes)]}
-      note=${() => html`<p class="muted">Traces open in Perfetto and in <code>chrome://tracing</code>.</p>`} />
+        one.state === "ready" ? html`<a href=${addressOf(`jobs/${id}/profiles/${one.number}`)}>open</a> ${download(`${id}/profiles/${one.number}/content`)}` : one.message ?? one.state, one.size_bytes === null ? "" : bytes(one.size_bytes)]}
+      note=${() => html`<p class="muted">Traces that were downloaded open in Perfetto and in <code>chrome://tracing</code> too.</p>`} />
     <${Listed} title="Attempts" job=${job} path="attempts" heads="#attempt|state|from step|began|took|~end"
       row=${(one) => [one.attempt, html`<${State} state=${one.state} />`, one.resumed_from_step ?? "the beginning", moment(one.created_at),
         one.ended_at ? duration(one.ended_at - one.created_at) : "–", `${one.end_reason ? `${phrase(one.end_reason)}: ` : ""}${one.message ?? ""}`]} />`;

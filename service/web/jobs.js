@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, getLong, getPages, request, useRead } from "./api.js";
-import { Act, Bar, JobLink, Problem, State, WorkersArea, useNow } from "./parts.js";
+import { Act, Bar, JobLink, Problem, State, Typed, WorkersArea, useNow } from "./parts.js";
 import { Submission } from "./submission.js";
 import { courseOf, dueCourses } from "./job_courses.js";
 import { afterAnswer, dueParts } from "./job_costs.js";
@@ -50,8 +50,8 @@ export function Jobs({ query }) {
     <div class="card filters" role="search">
       <label>State<select value=${query.get("state") ?? ""} onChange=${(event) => set("state", event.target.value)}>
         <option value="">all</option>${STATES.map((state) => html`<option value=${state}>${phrase(state)}</option>`)}</select></label>
-      <label>Project<input value=${query.get("project") ?? ""} onChange=${(event) => set("project", event.target.value.trim())} /></label>
-      <label>Label<input placeholder="name=value" value=${query.get("label") ?? ""} onChange=${(event) => set("label", event.target.value.trim())} /></label>
+      <label>Project<${Typed} value=${query.get("project") ?? ""} done=${(text) => set("project", text)} /></label>
+      <label>Label<${Typed} placeholder="name=value" value=${query.get("label") ?? ""} done=${(text) => set("label", text)} /></label>
       <label>Name, id or label contains<input type="search" value=${query.get("q") ?? ""} onInput=${(event) => set("q", event.target.value)} /></label>
     </div>
     <${Problem} error=${found.error} /><${Problem} error=${refused && { message: refused }} />

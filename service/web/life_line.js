@@ -1,7 +1,9 @@
 // The life line of a job, from its events (pure): what each worker did when, on which node.
 
-export const PHASES = ["waiting", "paused", "preparing", "starting", "training", "regrouping", "recomputing"];
+export const PHASES = ["waiting", "paused", "preparing", "starting", "training", "checkpoint_stall", "regrouping", "recomputing"];
 const LAST = new Set(["job.succeeded", "job.failed", "job.cancelled"]);
+/** Phases in which a training loop may wait for a checkpoint. */
+const DOES_STEPS = new Set(["training", "recomputing"]);
 /** Ends of attempts that are no loss. */
 const MEANT = new Set(["paused", "completed"]);
 /** Kinds of events with a mark that has their sentence. */
@@ -11,6 +13,9 @@ const MARKED = new Map(Object.entries({
   notice: "worker_group.drain worker_group.grow worker_group.resize job.paused worker.straggles " +
     "checkpoint.damaged checkpoint.refused checkpoint.abandoned checkpoint.incomplete",
 }).flatMap(([mark, kinds]) => kinds.split(" ").map((kind) => [kind, mark])));
+
+/** All kinds of events that change the line, but that of checkpoints that were committed, of which a job may have any number. */
+export const CHANGES = [...new Set([...LAST, ...MARKED.keys(), ..."job.queued attempt.created worker_group.started environment.preparing environment.ready attempt.started job.running training.began attempt.regrouping worker_group.regrouped attempt.ended".split(" ")])];
 
 /** `{from, to, job, lanes, marks, losses, checkpoints, workers}`, times in seconds since 1970.
  *
@@ -28,6 +33,31 @@ export function lifeLine(events, now) {
   const line = new Drawing();
   for (const event of events) line.take(event);
   return line.end(now);
+}
+
+/** The line with `stalls` as a phase of their own, where training waited for checkpoints: `{from, to}` in the order of time.
+ *
+ * They are one in the job and in each lane that did steps then.
+ */
+export function withStalls(line, stalls) {
+  return { ...line, job: cut(line.job, stalls), lanes: line.lanes.map((lane) => ({ ...lane, spans: cut(lane.spans, stalls) })) };
+}
+
+function cut(spans, stalls) {
+  const found = [];
+  let next = 0;
+  for (const span of spans) {
+    let from = span.from;
+    while (next < stalls.length && stalls[next].to <= from) next++;
+    for (let at = next; DOES_STEPS.has(span.phase) && at < stalls.length && stalls[at].from < span.to; at++) {
+      const begin = Math.max(from, stalls[at].from), end = Math.min(span.to, stalls[at].to);
+      if (begin > from) found.push({ ...span, from, to: begin });
+      if (end > begin) found.push({ phase: "checkpoint_stall", from: begin, to: end });
+      from = Math.max(from, end);
+    }
+    if (from < span.to || from === span.from) found.push({ ...span, from });
+  }
+  return found;
 }
 
 class Drawing {

@@ -1,9 +1,10 @@
 // The life line as a picture.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { html } from "./vendor/htm-preact-3.1.1.js";
 import { Table, WorkersArea } from "./parts.js";
 import { PHASES } from "./life_line.js";
-import { clock, counted, duration, lossText, moment, money, offering, shortId } from "./words.js";
+import { useZoom } from "./zoom.js";
+import { clock, counted, duration, lossText, moment, money, offering, phrase, shortId } from "./words.js";
 
 const LEFT = 170, RIGHT = 30, TOP = 58, LANE = 26, HEIGHT = 20, WORKERS = 46;
 /** Where the texts of marks stand. */
@@ -13,46 +14,17 @@ const SIGNS = { loss: "✕", change: "▲", notice: "◆" };
 const MOST_LANES = 64, MOST_LOSSES = 20;
 
 export function LifeLine({ line, job, nodes, losses, isCut }) {
-  const box = useRef(null);
-  const [width, setWidth] = useState(1100);
-  const [zoom, setZoom] = useState(null);
-  const [drag, setDrag] = useState(null);
-  useEffect(() => {
-    const observer = new ResizeObserver(([entry]) => setWidth(Math.max(320, entry.contentRect.width)));
-    observer.observe(box.current);
-    return () => observer.disconnect();
-  }, []);
-  const from = zoom?.from ?? line.from, to = Math.max(from + 1, zoom?.to ?? line.to);
-  const x = (at) => LEFT + ((Math.min(Math.max(at, from), to) - from) / (to - from)) * (width - LEFT - RIGHT);
-  const timeAt = (clientX) => from + ((clientX - box.current.getBoundingClientRect().left - LEFT) / (width - LEFT - RIGHT)) * (to - from);
+  const zoom = useZoom(line, LEFT, RIGHT), { from, to, width, x, drag } = zoom;
   const lanes = line.lanes.slice(-MOST_LANES);
   const bottom = TOP + (lanes.length + 1) * LANE;
   const height = bottom + WORKERS + 34;
-  const begin = (event) => event.button === 0 && setDrag({ from: timeAt(event.clientX), to: timeAt(event.clientX) });
-  const move = (event) => drag && setDrag({ ...drag, to: timeAt(event.clientX) });
-  const finish = () => {
-    if (drag && Math.abs(drag.to - drag.from) > (to - from) / 100) {
-      setZoom({ from: Math.max(line.from, Math.min(drag.from, drag.to)), to: Math.min(line.to, Math.max(drag.from, drag.to)) });
-    }
-    setDrag(null);
-  };
-  const scale = (factor) => {
-    const middle = (from + to) / 2, half = ((to - from) / 2) * factor;
-    setZoom(half * 2 >= line.to - line.from ? null : { from: Math.max(line.from, middle - half), to: Math.min(line.to, middle + half) });
-  };
-  const keys = (event) => {
-    const did = { "+": () => scale(0.5), "-": () => scale(2), 0: () => setZoom(null) }[event.key];
-    if (did) { did(); event.preventDefault(); }
-  };
   return html`<div class="card">
     <div class="title"><h2>Life line</h2><small>wall time</small>
-      <div class="end"><button onClick=${() => scale(0.5)}>zoom in</button><button onClick=${() => scale(2)} disabled=${!zoom}>zoom out</button>
-        <button onClick=${() => setZoom(null)} disabled=${!zoom}>whole life</button></div></div>
-    <div class="legend">${PHASES.map((phase) => html`<span><i class="fill-${phase}"></i>${phase}</span>`)}<span><i class="fill-checkpoint"></i>checkpoint</span>
+      <div class="end">${zoom.buttons}</div></div>
+    <div class="legend">${PHASES.map((phase) => html`<span><i class="fill-${phase}"></i>${phrase(phase)}</span>`)}<span><i class="fill-checkpoint"></i>checkpoint</span>
       <span><i class="dot fill-spot"></i>spot node</span><span><i class="dot fill-on-demand"></i>on-demand node</span></div>
-    <div ref=${box} tabindex="0" role="group" aria-label="life line; plus and minus zoom, 0 shows all" onKeyDown=${keys} onDblClick=${() => setZoom(null)}>
-      <svg class="life" role="img" aria-label=${summary(line)} viewBox="0 0 ${width} ${height}" height=${height}
-        onMouseDown=${begin} onMouseMove=${move} onMouseUp=${finish} onMouseLeave=${finish}>
+    <div ref=${zoom.box} tabindex="0" role="group" aria-label="life line; plus and minus zoom, 0 shows all" ...${zoom.keys}>
+      <svg class="life" role="img" aria-label=${summary(line)} viewBox="0 0 ${width} ${height}" height=${height} ...${zoom.on}>
         ${ticks(from, to, width).map((at) => html`<g><line class="grid" x1=${x(at)} x2=${x(at)} y1=${TOP - 6} y2=${height - 26} />
           <text x=${x(at)} y=${height - 8} text-anchor="middle">${since(at, line)}</text></g>`)}
         <${Lane} y=${TOP} name="job" note=${job.name} spans=${line.job} x=${x} from=${from} to=${to} />
@@ -62,7 +34,7 @@ export function LifeLine({ line, job, nodes, losses, isCut }) {
         <${Marks} marks=${line.marks} losses=${losses} x=${x} from=${from} to=${to} bottom=${height - 26} width=${width} />
         ${drag && html`<rect class="fill-waiting" opacity=".35" x=${Math.min(x(drag.from), x(drag.to))} width=${Math.abs(x(drag.to) - x(drag.from))} y=${TOP - 6} height=${height - TOP - 20} />`}
       </svg></div>
-    <p class="muted">0 is ${moment(line.from)}, when it was submitted; ${zoom ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `${isCut ? "the first" : "all"} ${duration(line.to - line.from)} are shown`}.</p>
+    <p class="muted">0 is ${moment(line.from)}, when ${isCut ? "the picture begins" : "it was submitted"}; ${zoom.isPart ? `a part is shown: from ${since(from, line)} to ${since(to, line)} of ${duration(line.to - line.from)}` : `${isCut ? "the last" : "all"} ${duration(line.to - line.from)} are shown`}.</p>
     ${line.lanes.length > lanes.length && html`<p class="muted">${line.lanes.length - lanes.length} earlier stays of workers are not drawn.</p>`}
     <${Losses} losses=${losses} isCut=${isCut} />
   </div>`;
@@ -71,7 +43,7 @@ export function LifeLine({ line, job, nodes, losses, isCut }) {
 const since = (at, line) => (at - line.from < 0.05 ? "0" : duration(at - line.from));
 
 function Losses({ losses, isCut }) {
-  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure${isCut ? " until then" : ""}.</p>`;
+  if (!losses.length) return html`<p>It has lost no worker to a preemption or failure${isCut ? " since then" : ""}.</p>`;
   return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures" heads="when|~what happened|#cost until a new step|#time|~of it|#steps repeated"
     rows=${losses.slice(-MOST_LOSSES).reverse().map((one) => [moment(one.at), one.cause, one.cost === undefined ? "–" : money(one.cost),
       `${duration(one.total_s)}${one.isOver ? "" : " so far"}`, lossText({ ...one, steps: null, cost: undefined }), one.steps ?? (one.isOver ? "–" : "not known yet")])} />
@@ -93,7 +65,7 @@ function Lane({ y, name, note, node, spans, x, from, to, checkpoints }) {
     ${capacity && html`<circle class="fill-${capacity}" cx="8" cy=${y + 10} r="4"><title>${capacity} node</title></circle>`}
     <text class="name" x="18" y=${y + 14}>${name}</text><text x="68" y=${y + 14}>${shorten(note, 15)}<title>${note}</title></text>
     ${shown.map((span) => html`<rect class="fill-${span.phase}" x=${x(span.from)} y=${y} width=${Math.max(1, x(span.to) - x(span.from))} height=${HEIGHT} rx="2">
-      <title>${name}: ${span.phase} for ${duration(span.to - span.from)}, from ${moment(span.from)}</title></rect>`)}
+      <title>${name}: ${phrase(span.phase)} for ${duration(span.to - span.from)}, from ${moment(span.from)}</title></rect>`)}
     ${ticked.map((at) => html`<rect class="fill-checkpoint" opacity=".6" x=${x(at)} y=${y} width="1.5" height=${HEIGHT}><title>checkpoint at ${moment(at)}</title></rect>`)}</g>`;
 }
 

@@ -10,13 +10,13 @@ const MOST_LINES = 1000;
 const TYPED_MS = 300;
 
 export function Logs({ job }) {
-  const [rank, setRank] = useState(""), [text, setText] = useState(""), [follows, setFollows] = useState(true);
-  const [contains, setContains] = useState("");
+  const [typedRank, setRank] = useState(""), [text, setText] = useState(""), [follows, setFollows] = useState(true);
+  const [{ rank, contains }, setWanted] = useState({ rank: "", contains: "" });
   const box = useRef(null);
   useEffect(() => {
-    const timer = setTimeout(() => setContains(text), TYPED_MS);
+    const timer = setTimeout(() => setWanted({ rank: typedRank, contains: text }), TYPED_MS);
     return () => clearTimeout(timer);
-  }, [text]);
+  }, [typedRank, text]);
   const filters = new URLSearchParams({ tail: MOST_LINES, ...(rank === "" ? {} : { rank }), ...(contains ? { contains } : {}) });
   const path = `/v1/jobs/${job.id}/logs?${filters}`;
   const { page, entries, error } = useEntries(job, path, "log", MOST_LINES, () => get(`${path}&limit=${MOST_LINES}`));
@@ -24,7 +24,7 @@ export function Logs({ job }) {
   const lower = contains.toLowerCase();
   useEffect(() => { if (follows && box.current) box.current.scrollTop = box.current.scrollHeight; }, [lines.length, lines.at(-1)?.seq, follows]);
   return html`<div class="card"><div class="title"><h2>Logs</h2><div class="end filters">
-      <label>rank<input type="number" min="0" value=${rank} onChange=${(event) => setRank(event.target.value)} style=${{ width: "80px" }} /></label>
+      <label>rank<input type="number" min="0" value=${typedRank} onInput=${(event) => setRank(event.target.value)} style=${{ width: "80px" }} /></label>
       <label>contains<input type="search" maxlength="200" value=${text} onInput=${(event) => setText(event.target.value)} /></label>
       <button aria-pressed=${follows} onClick=${() => setFollows(!follows)}>${follows ? "Following" : "Follow"}</button></div></div>
     <${Problem} error=${error} />

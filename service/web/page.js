@@ -6,6 +6,7 @@ import { here } from "./addresses.js";
 import { Problem } from "./parts.js";
 import { Jobs } from "./jobs.js";
 import { JobView } from "./job.js";
+import { ProfileView } from "./profile.js";
 import { Cluster } from "./cluster.js";
 import { Costs } from "./costs.js";
 import { Policies } from "./operators.js";
@@ -34,7 +35,7 @@ function Page() {
     const timer = setTimeout(look, 2000);
     return () => clearTimeout(timer);
   }, [error]);
-  const [name = "jobs", id] = place.view;
+  const [name = "jobs", id, part, number] = place.view;
   const isOperator = !identity?.isRequired || Boolean(identity?.principal?.is_operator);
   const seesCosts = isOperator || Object.values(identity?.principal?.grants ?? {}).some((role) => role !== "viewer");
   const shown = VIEWS.filter(([view]) => (view === "policies" ? isOperator : view === "costs" ? seesCosts : true));
@@ -43,6 +44,7 @@ function Page() {
       <nav aria-label="views">${shown.map(([view, title]) => html`<a href=${`#/${view}`} aria-current=${name === view ? "page" : undefined}>${title}</a>`)}</nav>
       <div class="end">${identity?.isRequired && identity.principal && html`<span>${identity.principal.name ?? identity.principal.id}</span><button onClick=${async () => { await signOut(); await look(); }}>Sign out</button>`}</div></header>
     <main><${Problem} error=${error} />${identity === null ? null : identity.principal === null ? html`<${SignIn} done=${look} issuers=${identity.issuers} place=${place} />`
+      : name === "jobs" && part === "profiles" && number ? html`<${ProfileView} key=${place.view} id=${id} number=${number} />`
       : name === "jobs" && id ? html`<${JobView} key=${id} id=${id} query=${place.query} />`
       : name === "cluster" ? html`<${Cluster} isOperator=${isOperator} />`
       : name === "costs" && seesCosts ? html`<${Costs} query=${place.query} />`

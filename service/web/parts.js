@@ -36,6 +36,12 @@ export const Rest = ({ shown, all, command }) => shown < all && html`<p class="m
 
 export const JobLink = ({ job, id = job.id }) => html`<a href=${addressOf(`jobs/${id}`)}>${job.name}</a>`;
 
+/** A field whose text counts once it was left: what is drawn again meanwhile leaves alone what is being typed. */
+export function Typed({ value, done, ...rest }) {
+  const [draft, setDraft] = useState(null);
+  return html`<input ...${rest} value=${draft ?? value} onInput=${(event) => setDraft(event.target.value)} onChange=${(event) => { done(event.target.value.trim()); setDraft(null); }} />`;
+}
+
 /** Lines of `difference`. */
 export const Diff = ({ lines }) => html`<pre tabindex="0" aria-label="difference">${lines.map((line) => html`<span class="diff-${line.kind}">${{ more: "+ ", less: "- ", same: "  " }[line.kind]}${line.text}${"\n"}</span>`)}</pre>`;
 

@@ -3,7 +3,7 @@
 (() => {
   /** Modules of the page: a browser would find each only when another names it. */
   const MODULES = "vendor/htm-preact-3.1.1 addresses api budget_course budgets cluster cost_bars costs job job_costs " +
-    "job_courses jobs life_line life_line_view loads logs operators parts plots projects submission words";
+    "job_courses jobs life_line life_line_view loads logs operators parts plots profile projects submission trace words zoom";
   const FIRST_S = 1, LONGEST_S = 30, KEPT = "remora loads";
   let isWaiting = false;
 

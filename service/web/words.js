@@ -22,6 +22,12 @@ export function duration(seconds) {
   return parts.join(" ");
 }
 
+/** 1234 -> "1.23 ms", and seconds as `duration` has them. */
+export function microseconds(count) {
+  if (count >= 1e6) return duration(count / 1e6);
+  return count < 1000 ? `${PACE.format(count)} µs` : `${PACE.format(count / 1000)} ms`;
+}
+
 /** Seconds since 1970 as "3 min ago". */
 export const ago = (at, now) => (at ? `${duration(Math.max(0, now - at))} ago` : "");
 

@@ -21,7 +21,7 @@ from service.store.ids import new_id
 from service.store.migrate import migrate
 from service.store.policies import append_cluster_event
 from tests.browser.api_server import api_server
-from tests.browser.chromium import PATIENCE_MS, chromium, tab
+from tests.browser.chromium import PATIENCE_MS, tab
 
 pytestmark = pytest.mark.slow
 
@@ -57,12 +57,6 @@ def service(tmp_path: Path) -> Iterator[str]:
     database.close()
     with api_server(settings) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (1280, "dark")])

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from service.settings import Settings
-from tests.browser.api_server import api_server
-from tests.browser.chromium import PATIENCE_MS, Tab, chromium, tab
+from tests.browser.chromium import PATIENCE_MS, Tab, tab
 
 pytestmark = pytest.mark.slow
 
 #: Requests of the page are given up twenty times as soon.
 IMPATIENT = "const wait = AbortSignal.timeout; AbortSignal.timeout = (ms) => wait.call(AbortSignal, ms / 20);"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[str]:
-    settings = Settings(home=tmp_path / "home")
-    settings.home.mkdir()
-    with api_server(settings) as address:
-        yield address
 
 
 def lose_once(opened: Tab, path: str, *, silently: bool = False) -> None:
@@ -48,10 +30,10 @@ def lose_once(opened: Tab, path: str, *, silently: bool = False) -> None:
 
 
 @pytest.mark.parametrize("file", ["page.js", "words.js", "page.css"])
-def test_a_file_that_does_not_arrive_is_loaded_again(browser: Any, service: str, file: str) -> None:
-    with tab(browser, service) as opened:
+def test_a_file_that_does_not_arrive_is_loaded_again(browser: Any, api: str, file: str) -> None:
+    with tab(browser, api) as opened:
         lose_once(opened, f"/web/{file}")
-        opened.page.goto(f"{service}/#/cluster", wait_until="commit")
+        opened.page.goto(f"{api}/#/cluster", wait_until="commit")
         opened.page.get_by_role("heading", name="Cluster").wait_for(timeout=PATIENCE_MS)
         opened.page.wait_for_function("() => document.styleSheets.length === 2", timeout=PATIENCE_MS)
         assert [one for one in opened.failed if f"/web/{file}" in one]
@@ -59,14 +41,14 @@ def test_a_file_that_does_not_arrive_is_loaded_again(browser: Any, service: str,
         opened.complaints[:] = [said for said in opened.complaints if "ERR_CONNECTION_RESET" not in said]
 
 
-def test_requests_that_break_or_are_never_answered_are_made_again(browser: Any, service: str) -> None:
-    with tab(browser, service) as opened:
+def test_requests_that_break_or_are_never_answered_are_made_again(browser: Any, api: str) -> None:
+    with tab(browser, api) as opened:
         opened.page.add_init_script(IMPATIENT)
         lose_once(opened, "/v1/sign-in")
         lose_once(opened, "/v1/whoami", silently=True)
         # The page reads it only once.
         lose_once(opened, "/v1/policies/newest")
-        opened.page.goto(f"{service}/#/policies")
+        opened.page.goto(f"{api}/#/policies")
         opened.page.wait_for_function(
             "() => document.querySelector('textarea')?.value.includes('pools')", timeout=PATIENCE_MS
         )

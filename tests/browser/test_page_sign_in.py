@@ -16,7 +16,7 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.migrate import migrate
 from tests.browser.api_server import api_server
-from tests.browser.chromium import PATIENCE_MS, chromium, tab
+from tests.browser.chromium import PATIENCE_MS, tab
 from tests.openid_pages import PageIssuer
 
 pytestmark = pytest.mark.slow
@@ -33,12 +33,6 @@ def service(tmp_path: Path) -> Iterator[tuple[str, str]]:
     database.close()
     with api_server(settings) as address:
         yield address, token
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 def submit(base: str, token: str, project: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from remora.states import JobState
-from tests.browser.chromium import PATIENCE_MS, Tab, chromium, tab
+from tests.browser.chromium import PATIENCE_MS, Tab, tab
 from tests.e2e.embedded import Embedded
 from tests.e2e.processes import until
 
@@ -19,21 +20,26 @@ from tests.e2e.processes import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = """
+import os
+import sys
 import time
+from pathlib import Path
+
 import remora.training as training
 
-for step in range(1, 2_000_000):
+steps = int(sys.argv[1])
+for step in range(int(os.environ.get("REMORA_RESUME_STEP", 0)) + 1, steps + 1):
     print(f"step {step}", flush=True)
-    training.report(step, {"loss": 1.0 / step}, total_steps=2_000_000)
+    training.report(step, {"loss": 1.0 / step}, total_steps=steps)
+    if training.should_checkpoint() or step == steps:
+        with training.checkpoint(step) as folder:
+            (folder / "state.txt").write_text(f"after {step} steps")
+            # The training loop waits for its storage.
+            time.sleep(1.5)
     time.sleep(0.05)
+Path(os.environ["REMORA_OUTPUTS_DIR"], "notes.txt").write_text("It was short.")
 """
 VIEWS = ("jobs", "cluster", "costs", "policies")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +57,32 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
 
 
 @pytest.fixture(scope="module")
-def job(service: Embedded, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A job that trains, after its node was lost."""
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("code")
     (folder / "train.py").write_text(SCRIPT)
+    return folder
+
+
+def spec(code: Path, name: str, steps: int) -> dict[str, Any]:
+    command = ["python", "train.py", str(steps)]
+    return {"name": name, "code": str(code), "command": command, "checkpoint": {"interval": "10s"}}
+
+
+@pytest.fixture(scope="module")
+def short_job(service: Embedded, code: Path) -> str:
+    """A job that has ended, with a checkpoint and an output."""
     with service.client() as client:
-        spec = {"name": "watched", "code": str(folder), "command": ["python", "train.py"]}
-        job = client.submit({**spec, "labels": {"kind": "page"}})
+        job = client.submit(spec(code, "short", 40))
+        assert client.wait(job.id, 120.0).state is JobState.SUCCEEDED
+    return job.id
+
+
+@pytest.fixture(scope="module")
+def job(service: Embedded, code: Path, short_job: str) -> str:
+    """A job that trains, after its node was lost."""
+    with service.client() as client:
+        long = spec(code, "watched", 2_000_000)
+        job = client.submit({**long, "labels": {"kind": "page"}})
         until(lambda: (client.job(job.id).step or 0) > 20, "it trains")
         (node,) = service.ready_nodes()
         service.remora("drill", "--node", node, "--silent", "--detach")
@@ -68,7 +93,8 @@ def job(service: Embedded, tmp_path_factory: pytest.TempPathFactory) -> str:
         until(lambda: client.job(job.id).state is JobState.RUNNING and client.job(job.id).world_size, "again")
         resumed = "training.resumed"
         until(lambda: any(event.kind == resumed for event in client.events(job.id)), "new steps are done")
-        second = client.submit({**spec, "name": "second", "labels": {"kind": "page"}})
+        until(lambda: client.checkpoints(job.id), "it has a checkpoint")
+        second = client.submit({**long, "name": "second", "labels": {"kind": "page"}})
         until(lambda: client.job(second.id).message, "it waits, and says why")
     return job.id
 
@@ -130,10 +156,115 @@ def test_a_job_shows_its_life_line_metrics_and_logs(page: Tab, job: str) -> None
     page.page.locator(".log .stdout").first.wait_for(timeout=PATIENCE_MS)
     page.page.get_by_role("button", name="zoom in").click()
     page.shows("a part is shown: from")
-    page.page.get_by_role("button", name="whole life").click()
+    page.page.get_by_role("button", name="all of it").click()
     page.shows("when it was submitted; all")
+    page.page.locator("svg.life rect.fill-checkpoint_stall").first.wait_for(timeout=PATIENCE_MS)
+    checkpoints = page.page.get_by_role("region", name="checkpoints")
+    checkpoints.get_by_role("link", name="download").first.wait_for(timeout=PATIENCE_MS)
     assert page.findings() == []
     page.picture("job")
+
+
+def picture_of(page: Tab, name: str) -> str:
+    """The pixels of a plot."""
+    canvas = page.page.get_by_role("img", name=name).locator("canvas")
+    found: str = canvas.evaluate("canvas => canvas.toDataURL()")
+    return found
+
+
+def wait_for_another_picture(page: Tab, name: str, before: str) -> str:
+    page.page.wait_for_function(
+        "([name, before]) => document.querySelector(`[aria-label='${name}'] canvas`)?.toDataURL() !== before",
+        arg=[name, before],
+        timeout=PATIENCE_MS,
+    )
+    return picture_of(page, name)
+
+
+def test_metrics_are_smoothed_and_shown_by_logarithm_and_over_time(page: Tab, short_job: str) -> None:
+    page.open(f"jobs/{short_job}")
+    plot = "loss by step"
+    page.page.get_by_role("img", name=plot).locator("canvas").wait_for(timeout=PATIENCE_MS)
+    plain = picture_of(page, plot)
+    smoothing, values = page.page.get_by_label("smoothing"), page.page.get_by_label("values")
+    smoothing.fill("0.9")
+    smooth = wait_for_another_picture(page, plot, plain)
+    values.select_option("log")
+    wait_for_another_picture(page, plot, smooth)
+    values.select_option("linear")
+    smoothing.fill("0")
+    page.page.wait_for_function(
+        "before => document.querySelector('.plot canvas').toDataURL() === before",
+        arg=plain,
+        timeout=PATIENCE_MS,
+    )
+    page.page.get_by_label("axis").select_option("time")
+    page.page.get_by_role("img", name="loss by time").wait_for(timeout=PATIENCE_MS)
+    assert page.findings() == []
+
+
+def test_another_job_is_laid_over_the_metrics_and_its_specification_is_compared(
+    page: Tab, job: str, short_job: str
+) -> None:
+    page.open(f"jobs/{short_job}")
+    page.page.get_by_text("Compare with other jobs").click(timeout=PATIENCE_MS)
+    page.page.get_by_label("id of a job").fill(job)
+    page.page.get_by_role("button", name="Add").click()
+    runs = page.page.locator(".u-legend .u-label")
+    runs.filter(has_text="watched").wait_for(timeout=PATIENCE_MS)
+    assert runs.all_inner_texts() == ["step", "short", "watched"]
+    assert page.page.url.endswith(f"?with={job}"), "it can be kept and sent"
+    page.page.get_by_text("Specification, and what differs from watched").click()
+    page.page.locator(".diff-more", has_text='"40"').wait_for(timeout=PATIENCE_MS)
+    page.page.locator(".diff-less", has_text='"2000000"').wait_for(timeout=PATIENCE_MS)
+    assert page.findings() == []
+    page.page.get_by_role("button", name="remove watched").click()
+    runs.filter(has_text="watched").wait_for(state="detached", timeout=PATIENCE_MS)
+
+
+def test_checkpoints_and_outputs_are_downloaded(page: Tab, short_job: str) -> None:
+    page.open(f"jobs/{short_job}")
+    with page.page.expect_download() as downloading:
+        page.page.get_by_role("region", name="checkpoints").get_by_role("link", name="download").last.click()
+    with tarfile.open(downloading.value.path()) as archive:
+        (name,) = [one for one in archive.getnames() if one.endswith("state.txt")]
+        content = archive.extractfile(name)
+        assert content is not None
+        assert content.read() == b"after 40 steps"
+    with page.page.expect_download() as downloading:
+        page.page.get_by_role("region", name="outputs").get_by_role("link", name="notes.txt").click()
+    assert Path(downloading.value.path()).read_text() == "It was short."
+
+
+#: Whether the newest lines of the log are to be seen, and what the newest one is.
+AT_END = """() => {
+  const box = document.querySelector(".log");
+  return box.scrollTop > 0 && box.scrollTop + box.clientHeight > box.scrollHeight - 40;
+}"""
+NEWEST = "() => document.querySelector('.log').lastElementChild.innerText"
+
+
+def test_the_log_follows_its_newest_line_until_it_is_not_to(page: Tab, job: str) -> None:
+    page.open(f"jobs/{job}")
+    page.page.locator(".log .stdout").first.wait_for(timeout=PATIENCE_MS)
+    page.page.wait_for_function(AT_END, timeout=PATIENCE_MS)
+    page.page.get_by_role("button", name="Following").click()
+    page.page.evaluate("document.querySelector('.log').scrollTop = 0")
+    newest = page.page.evaluate(NEWEST)
+    page.page.wait_for_function(f"before => ({NEWEST})() !== before", arg=newest, timeout=PATIENCE_MS)
+    assert page.page.evaluate("document.querySelector('.log').scrollTop") == 0, "who reads is left alone"
+    page.page.get_by_role("button", name="Follow", exact=True).click()
+    page.page.wait_for_function(AT_END, timeout=PATIENCE_MS)
+
+
+def test_the_log_of_one_rank_is_shown_alone(page: Tab, job: str) -> None:
+    page.open(f"jobs/{job}")
+    page.page.locator(".log .stdout").first.wait_for(timeout=PATIENCE_MS)
+    page.page.get_by_label("rank").fill("7")
+    page.shows("There is no such line among the newest 1,000,000.")
+    page.page.get_by_label("rank").fill("0")
+    page.page.locator(".log .stdout", has_text="rank 0").first.wait_for(timeout=PATIENCE_MS)
+    assert page.page.locator(".log .remora").count() == 0, "no rank has printed what the service says"
 
 
 def test_a_job_shows_how_busy_its_workers_are_and_a_node_their_sum(
@@ -213,6 +344,29 @@ def test_policies_are_checked_while_they_are_typed(page: Tab, job: str) -> None:
     assert page.page.locator(".diff-more").count() >= 1
     assert page.findings() == []
     page.picture("policies")
+
+
+def test_policies_are_applied_and_an_earlier_version_is_restored(
+    page: Tab, job: str, service: Embedded
+) -> None:
+    page.page.on("dialog", lambda dialog: dialog.accept())
+    page.open("policies")
+    editor = page.page.get_by_role("textbox", name="1. Edit")
+    page.page.wait_for_function("() => document.querySelector('textarea')?.value.includes('pools')")
+    before = editor.input_value()
+    editor.fill(before + "\n# for the night\n")
+    page.page.get_by_label("comment").fill("more at night")
+    page.page.get_by_role("button", name="Apply", exact=True).click(timeout=PATIENCE_MS)
+    versions = page.page.get_by_role("region", name="versions of the policies").get_by_role("row")
+    versions.filter(has_text="more at night").filter(has_text="in effect").wait_for(timeout=PATIENCE_MS)
+    with service.client() as client:
+        assert client.policy().document.endswith("# for the night\n")
+    versions.filter(has_text="when the service began").get_by_role("button", name="Restore").click()
+    restored = versions.filter(has_text="Back to version 0. (restores 0)").filter(has_text="in effect")
+    restored.wait_for(timeout=PATIENCE_MS)
+    assert editor.input_value() == before
+    with service.client() as client:
+        assert client.policy().document == before
 
 
 def test_a_trace_is_replayed_under_two_policies_side_by_side(page: Tab, job: str, tmp_path: Path) -> None:

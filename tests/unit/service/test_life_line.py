@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.page_scripts import Script, page_script
+from tests.page_scripts import WEB, Script, page_script
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
@@ -239,6 +240,41 @@ def test_workers_of_one_node_have_lanes_of_their_own(script: Script) -> None:
     )
     assert [lane["address"] for lane in line["lanes"]] == [A, A, B]
     assert [lane["spans"][-1]["to"] for lane in line["lanes"]] == [5, 2, 5]
+
+
+def test_stalls_for_checkpoints_are_a_phase_of_the_job_and_of_lanes_that_did_steps(script: Script) -> None:
+    lost = event(20, "node.lost", ranks=[1])
+    line = script.call("lifeLine", [*BEGIN, lost], 30)
+    stalls = [{"from": 12.5, "to": 16}, {"from": 17, "to": 18.5}, {"from": 19, "to": 22}]
+    cut = script.call("withStalls", line, stalls)
+    of_training = [
+        ("checkpoint_stall", 15, 16),
+        ("training", 16, 17),
+        ("checkpoint_stall", 17, 18.5),
+        ("training", 18.5, 19),
+        ("checkpoint_stall", 19, 20),
+    ]
+    assert spans({"spans": cut["job"]}) == [
+        ("waiting", 0, 10),
+        ("starting", 10, 15),
+        *of_training,
+        ("regrouping", 20, 30),
+    ]
+    assert spans(cut["lanes"][0]) == [("starting", 12, 15), *of_training, ("regrouping", 20, 30)]
+    assert spans(cut["lanes"][1]) == [("starting", 12, 15), *of_training]
+    assert script.call("withStalls", line, []) == line
+
+
+def test_every_kind_that_changes_the_line_is_asked_for_however_many_checkpoints_follow() -> None:
+    text = (WEB / "life_line.js").read_text()
+    switched = {
+        kind for line in re.findall(r"case (.+?):", text) for kind in re.findall(r'"([a-z_.]+)"', f"{line}")
+    }
+    assert "attempt.regrouping" in switched
+    with page_script("life_line.js") as script:
+        changes = script.value("CHANGES")
+    assert switched - set(changes) == {"checkpoint.committed"}
+    assert len(changes) == len(set(changes)) <= 50, "the API takes no more"
 
 
 ADDRESSES = st.lists(st.sampled_from([A, B, C]), max_size=4)
