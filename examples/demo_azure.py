@@ -131,7 +131,7 @@ class Cloud:
     def set_capacity(self, zone: str, machines: int) -> None:
         """A zone has capacity for this number of spot machines."""
         limit = {"size": SIZE, "zone": zone, "capacity": "spot", "machines": machines}
-        self._http.post("/control/knobs", json={"room": [limit]}).raise_for_status()
+        self._http.post("/control/knobs", json={"most_machines": [limit]}).raise_for_status()
 
     def notice(self, node_id: str) -> None:
         """Announce to the machine of a node by its metadata service that it is evicted in 30 s."""

@@ -182,12 +182,12 @@ class Drawing {
   }
 
   phase(name, at) {
-    turn(this.job, name, at);
+    begin(this.job, name, at);
   }
 
   all(name, at) {
     this.phase(name, at);
-    for (const lane of this.group) if (lane) turn(lane.spans, name, at);
+    for (const lane of this.group) if (lane) begin(lane.spans, name, at);
   }
 
   /** The present span of this phase began only at `since`: until then the workers were starting. */
@@ -198,7 +198,7 @@ class Drawing {
       last.phase = "starting";
       const before = spans.at(-2);
       if (before?.phase === "starting" && before.to === last.from) { before.to = null; spans.pop(); }
-      turn(spans, phase, Math.min(since, at));
+      begin(spans, phase, Math.min(since, at));
     }
   }
 
@@ -214,7 +214,7 @@ class Drawing {
       const last = spans.at(-1);
       if (last?.phase !== "training" || last.to !== null) continue;
       if (since <= last.from) last.phase = "recomputing";
-      else turn(spans, "recomputing", since);
+      else begin(spans, "recomputing", since);
     }
   }
 
@@ -277,7 +277,7 @@ class Drawing {
 }
 
 /** A span begins, and the one before ends; the same phase goes on. */
-function turn(spans, phase, at) {
+function begin(spans, phase, at) {
   const last = spans.at(-1);
   if (last && last.to === null) {
     if (last.phase === phase) return;

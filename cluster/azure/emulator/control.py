@@ -47,7 +47,7 @@ class Knobs(BaseModel):
     reads_left: int | None = Field(default=None, ge=0)
     #: Limits of vCPUs by quota name.
     limits: dict[str, int] = Field(default_factory=dict)
-    room: list[CapacityLimit] = Field(default_factory=list)
+    most_machines: list[CapacityLimit] = Field(default_factory=list)
     #: Features that the subscription is registered for from now on.
     features: list[str] = Field(default_factory=list)
     #: Every token that was given out becomes invalid.
@@ -166,7 +166,9 @@ class Control:
             self._tokens.forget()
         self._cloud.features.update(knobs.features)
         self._cloud.limits.update(knobs.limits)
-        self._cloud.room.update({(one.size, one.zone, one.capacity): one.machines for one in knobs.room})
+        self._cloud.most_machines.update(
+            {(one.size, one.zone, one.capacity): one.machines for one in knobs.most_machines}
+        )
         return Response(status_code=204)
 
     async def _notice(self, request: Request) -> Response:

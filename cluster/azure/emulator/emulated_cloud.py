@@ -126,7 +126,7 @@ class Cloud:
         self.disks: dict[str, Json] = {}
         self.operations: dict[str, Operation] = {}
         #: How many machines may exist of a size in a zone with a capacity type; what is not named is not limited.
-        self.room: dict[Key, int] = {}
+        self.most_machines: dict[Key, int] = {}
         #: Limits of vCPUs by quota name; what is not named is not limited.
         self.limits: dict[str, int] = {}
         #: Features that the subscription is registered for, as `Microsoft.Compute/UseStandardSecurityType`.
@@ -300,22 +300,22 @@ class Cloud:
     def score(self, size: str, zone: str, count: int) -> str:
         """Azure's word for the chance of this many spot machines there."""
         key = (size, zone, "spot")
-        room = self.room.get(key)
+        limit = self.most_machines.get(key)
         held = sum(1 for other in self.machines.values() if other.key == key and other.state != FAILED)
-        if room is None or room - held >= count:
+        if limit is None or limit - held >= count:
             return "High"
-        return "Medium" if room > held else "Low"
+        return "Medium" if limit > held else "Low"
 
     def crowded(self, machine: EmulatedMachine) -> tuple[str, str] | None:
         """Why there is no capacity for one more: reported only after the request was accepted, as Azure does."""
-        room = self.room.get(machine.key)
+        limit = self.most_machines.get(machine.key)
         held = sum(
             1 for other in self.machines.values() if other.key == machine.key and other.state != FAILED
         )
-        if room is None or held < room:
+        if limit is None or held < limit:
             return None
         if machine.capacity == "spot":
-            # There may be room for the same size on demand, so Azure names every constraint of the request.
+            # The same size may be there on demand, so Azure names every constraint of the request.
             code = (
                 "OverconstrainedZonalAllocationRequest"
                 if machine.zone

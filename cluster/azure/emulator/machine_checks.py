@@ -18,23 +18,23 @@ def check_security(cloud: Cloud, profile: Json) -> None:
 
 
 def check_disk(size: Size, profile: Json) -> None:
-    """Raise Refused for an ephemeral disk that a machine of this size has no room for; `profile` is Azure's word."""
+    """Raise Refused for an ephemeral disk that is too large for a machine of this size; `profile` is Azure's word."""
     disk = profile.get("storageProfile", {}).get("osDisk", {})
     ephemeral = disk.get("diffDiskSettings")
     if ephemeral is None:
         return
     placement = ephemeral.get("placement")
-    room = dict(size.placements).get(placement)
-    if room is None:
+    most_gb = dict(size.placements).get(placement)
+    if most_gb is None:
         said = (
             f"The Diff Disk Placement of type '{placement}' is not supported for VM size {size.name}. Please request "
             "with different DiffDiskPlacement or use a different VM Sku which supports the current DiffDiskPlacement "
             "in the request."
         )
         raise Refused(409, "NotSupported", said)
-    if int(disk.get("diskSizeGB", 0)) > room:
+    if int(disk.get("diskSizeGB", 0)) > most_gb:
         said = (
-            f"OS disk of Ephemeral VM with size greater than {room} GB is not allowed for VM size {size.name} when the "
-            f"DiffDiskPlacement is {placement}. Please refer to https://aka.ms/Ephemeral for more details."
+            f"OS disk of Ephemeral VM with size greater than {most_gb} GB is not allowed for VM size {size.name} when "
+            f"the DiffDiskPlacement is {placement}. Please refer to https://aka.ms/Ephemeral for more details."
         )
         raise Refused(409, "NotSupported", said)

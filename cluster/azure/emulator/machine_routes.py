@@ -251,7 +251,7 @@ class _Arm:
 
     def _sku(self, name: str) -> Json:
         size = self._cloud.sizes[name]
-        room = dict(size.placements)
+        placements = dict(size.placements)
         capabilities = {
             "vCPUs": str(size.vcpus),
             "GPUs": str(size.gpus),
@@ -260,8 +260,8 @@ class _Arm:
             "RdmaEnabled": str(size.has_fabric),
             "EphemeralOSDiskSupported": str(bool(size.placements)),
             "SupportedEphemeralOSDiskPlacements": ",".join(placement for placement, _ in size.placements),
-            "MaxResourceVolumeMB": str(1024 * room.get("ResourceDisk", 0)),
-            "CachedDiskBytes": str(1024**3 * room.get("CacheDisk", 0)),
+            "MaxResourceVolumeMB": str(1024 * placements.get("ResourceDisk", 0)),
+            "CachedDiskBytes": str(1024**3 * placements.get("CacheDisk", 0)),
         }
         return {
             "resourceType": "virtualMachines",

@@ -111,7 +111,7 @@ def test_after_a_restart_a_machine_is_ended_wherever_it_is(regions: TwoRegions) 
 
 
 def test_a_refusal_closes_the_offering_of_its_place_alone(regions: TwoRegions) -> None:
-    regions.west.room[CPU_SIZE, "", "on-demand"] = 0
+    regions.west.most_machines[CPU_SIZE, "", "on-demand"] = 0
     regions.west.limits["cores"] = 100
     regions.cloud.provider.create(request(1, WEST))
     for _ in range(2):  # the answer comes late, and is the same at each look

@@ -76,7 +76,7 @@ def test_answers_are_kept_for_hours_and_through_a_failure(rig: AzureRig, catalog
 def test_a_zone_that_hardly_has_any_spot_is_known_for_half_an_hour(
     rig: AzureRig, catalogue: RegionCatalogue
 ) -> None:
-    rig.cloud.room[A100, "1", "spot"] = 0
+    rig.cloud.most_machines[A100, "1", "spot"] = 0
 
     def scarce() -> set[str | None]:
         return {one.zone for one in catalogue() if one.is_scarce}
@@ -84,7 +84,7 @@ def test_a_zone_that_hardly_has_any_spot_is_known_for_half_an_hour(
     catalogue.refresh()
     assert scarce() == {"1"}
     assert {(one.size, one.capacity) for one in catalogue() if one.is_scarce} == {(A100, CapacityType.SPOT)}
-    del rig.cloud.room[A100, "1", "spot"]
+    del rig.cloud.most_machines[A100, "1", "spot"]
     catalogue.refresh()
     assert scarce() == {"1"}
     rig.fault("scores", status=500)

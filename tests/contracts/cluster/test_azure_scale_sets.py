@@ -176,7 +176,7 @@ def test_nodes_that_come_after_the_head_has_moved_are_made_to_join_the_new_one(r
 
 
 def test_a_set_for_which_there_is_no_capacity_refuses_its_nodes_and_is_set_back(rig: AzureRig) -> None:
-    rig.knobs(room=[{**SOLD_OUT, "machines": 0}])
+    rig.knobs(most_machines=[{**SOLD_OUT, "machines": 0}])
     for name in ("node_a", "node_b"):
         rig.create(node_request(name))
     rig.list()
@@ -193,7 +193,7 @@ def test_a_set_for_which_there_is_no_capacity_refuses_its_nodes_and_is_set_back(
 
 
 def test_part_of_the_capacity_becomes_nodes_and_the_rest_is_refused(rig: AzureRig) -> None:
-    rig.knobs(room=[{**SOLD_OUT, "machines": 2}])
+    rig.knobs(most_machines=[{**SOLD_OUT, "machines": 2}])
     for name in ("node_a", "node_b", "node_c"):
         rig.create(node_request(name))
     rig.settle()
@@ -475,13 +475,13 @@ def test_a_deletion_that_is_refused_is_none_of_another_domains(rig: AzureRig) ->
 
 
 def test_a_node_that_was_refused_stays_so_until_its_deletion_has_succeeded(rig: AzureRig) -> None:
-    rig.knobs(room=[{**SOLD_OUT, "machines": 0}])
+    rig.knobs(most_machines=[{**SOLD_OUT, "machines": 0}])
     rig.create(node_request())
     rig.fault("update-set", status=409, code="Conflict", times=2)
     assert running(rig) == {"node_a": False}
     with pytest.raises(Unanswered):
         rig.delete("node_a")
-    rig.knobs(room=[])
+    rig.knobs(most_machines=[])
     assert running(rig) == {"node_a": False}, "it is not bought after all"
     rig.delete("node_a")
     rig.settle()

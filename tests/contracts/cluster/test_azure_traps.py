@@ -575,7 +575,7 @@ def test_an_operation_that_fails_after_201_leaves_a_machine_that_is_shown_and_de
 
 
 def test_a_limited_capacity_refuses_only_the_machine_beyond_it(rig: AzureRig) -> None:
-    rig.knobs(room=[{"size": A100, "zone": "1", "capacity": "spot", "machines": 2}])
+    rig.knobs(most_machines=[{"size": A100, "zone": "1", "capacity": "spot", "machines": 2}])
     for name in ("node_a", "node_b", "node_c"):
         rig.create(node_request(name))
     rig.list()

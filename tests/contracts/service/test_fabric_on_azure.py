@@ -114,7 +114,7 @@ def test_all_its_nodes_are_instances_of_one_set(world: World, rig: AzureRig) -> 
 
 
 def test_a_set_of_which_azure_can_make_only_a_part_is_left_for_another(world: World, rig: AzureRig) -> None:
-    rig.knobs(room=[{"size": IB_SIZE, "zone": "1", "capacity": "spot", "machines": 1}])
+    rig.knobs(most_machines=[{"size": IB_SIZE, "zone": "1", "capacity": "spot", "machines": 1}])
     job_id = world.submit(min_workers=2, max_workers=2, worker_resources={"GPU": 8.0}, spec=SPEC)
     until_admitted(world, rig, job_id)
     labels = world.launcher.driver_of(job_id).plan.labels
