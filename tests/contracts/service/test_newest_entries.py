@@ -118,8 +118,8 @@ def test_phases_say_from_when_until_when_and_stalls_for_checkpoints_are_among_th
     job_id = owner.submit()
     driver = owner.train(job_id)
     began = owner.world.now
-    driver.tell("progress", at=began + 1.0, phase="training")
-    driver.tell("progress", at=began + 9.0, stalled_s=2.5)
+    driver.report("progress", at=began + 1.0, phase="training")
+    driver.report("progress", at=began + 9.0, stalled_s=2.5)
     owner.world.now += 10.0
     owner.world.tick()
     found = [JobPhase(**one) for one in listed(owner, f"/v1/jobs/{job_id}/phases")["items"]]
