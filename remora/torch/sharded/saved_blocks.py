@@ -24,7 +24,7 @@ Places = tuple[tuple[Place, ...], ...]
 
 
 @dataclass(frozen=True)
-class Kind:
+class ReadAlike:
     """Tensors of which a rank reads blocks at the same places."""
 
     size: tuple[int, ...]
@@ -36,7 +36,7 @@ class Kind:
 class Listing:
     """The tensors of which a rank reads blocks."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ReadAlike, ...]
 
     @property
     def digest(self) -> int:
@@ -51,7 +51,7 @@ def listed(own: Mapping[str, SavedTensor]) -> tuple[Listing, Places]:
         one = own[name]
         places = tuple((offset, shape) for offset, shape, _ in one.blocks)
         names.setdefault((one.size, one.dtype, places), []).append(name)
-    kinds = tuple(Kind(size, dtype, tuple(alike)) for (size, dtype, _), alike in names.items())
+    kinds = tuple(ReadAlike(size, dtype, tuple(alike)) for (size, dtype, _), alike in names.items())
     return Listing(kinds), tuple(places for *_, places in names)
 
 
