@@ -40,7 +40,7 @@ _random = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Reservation:
-    """The resources of one worker on one node, which are there or was asked for."""
+    """The resources of one worker on one node, which are there or were asked for."""
 
     ray_node_id: str
     group: PlacementGroup
