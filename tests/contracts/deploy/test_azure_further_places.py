@@ -490,8 +490,8 @@ def test_down_stops_a_deployment_that_makes_places_and_leaves_nothing(azure: Sub
     azure.up("trial", *BOTH)
     (deployment,) = azure.server.deployer.all.values()
     deployment.state = "Running"
-    azure.server.deployer._steps[deployment.name] = iter([None])
-    azure.server.deployer._due_at[deployment.name] = float("inf")
+    azure.server.deployer._steps[deployment.id] = iter([None])
+    azure.server.deployer._due_at[deployment.id] = float("inf")
     assert azure.down() == 0
     assert "a deployment still runs and is stopped" in azure.said
     assert azure.leftovers() == []

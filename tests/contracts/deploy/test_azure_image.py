@@ -262,7 +262,7 @@ def test_cut_off_after_any_change_it_is_built_once_by_the_next_call(
 
 def builds(azure: Subscription) -> bool:
     """Do of `up` what concerns the image; False where it is refused."""
-    outputs = azure.server.deployer.all["remora-remora"].outputs
+    outputs = azure.outputs()
     manager = ResourceManager(azure.credential(), azure.common()[1], azure.server.url)
     try:
         image.build_image(
