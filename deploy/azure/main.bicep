@@ -96,6 +96,8 @@ param postgresPassword string = ''
 
 var serviceGroupName = 'remora-${cluster}'
 var nodesGroupName = 'remora-${cluster}-nodes'
+// Azure Image Builder makes this one for a build, and deletes it; deploy/azure/up names it.
+var imageGroupName = 'remora-${cluster}_image'
 var suffix = uniqueString(subscription().id, cluster)
 var tags = {
   'remora:cluster': cluster
@@ -435,6 +437,7 @@ module budget 'modules/budget.bicep' = {
     groupNames: union([
       serviceGroupName
       nodesGroupName
+      imageGroupName
     ], groupsHere)
     budgetUsd: budgetUsd
     budgetStart: budgetStart

@@ -183,6 +183,7 @@ def test_each_subscription_has_a_budget_of_its_groups_that_begins_in_a_month_tha
         SUBSCRIPTION: [
             "remora-remora",
             "remora-remora-nodes",
+            "remora-remora_image",
             "remora-remora-nodes_west",
         ],
         SECOND: ["remora-remora-nodes_research"] * 2,
