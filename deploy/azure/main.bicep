@@ -96,12 +96,16 @@ param postgresPassword string = ''
 
 var serviceGroupName = 'remora-${cluster}'
 var nodesGroupName = 'remora-${cluster}-nodes'
+// Azure Image Builder makes this one for a build, and deletes it; deploy/azure/up names it.
+var imageGroupName = 'remora-${cluster}_image'
 var suffix = uniqueString(subscription().id, cluster)
 var tags = {
   'remora:cluster': cluster
 }
+// In other subscriptions of the tenant there may be clusters of the same name: what stands beside theirs has this besides.
+var own = take(subscription().subscriptionId, 8)
 // By it deploy/azure/down finds the assignments after the identities are gone.
-var mark = 'Remora ${cluster}'
+var mark = 'Remora ${cluster} of ${subscription().subscriptionId}'
 var networkName = 'remora-${cluster}'
 
 // No name of a cluster has an underscore: no group here is that of another cluster.
@@ -242,7 +246,7 @@ module network 'modules/network.bicep' = {
 }
 
 module furtherPlace 'modules/place.bicep' = [for place in places: {
-  name: 'remora-${cluster}_place_${place.name}'
+  name: 'remora-${cluster}_place_${own}_${place.name}'
   scope: subscription(place.subscription)
   params: {
     cluster: cluster
@@ -260,7 +264,7 @@ module furtherPlace 'modules/place.bicep' = [for place in places: {
 }]
 
 module otherAccess 'modules/region-access.bicep' = [for one in otherSubscriptions: if (contains(placeSubscriptions, one.id)) {
-  name: 'remora-${cluster}_place-region_${take(one.id, 8)}'
+  name: 'remora-${cluster}_place-region_${own}_${take(one.id, 8)}'
   scope: subscription(one.id)
   params: {
     principalId: identities.outputs.servicePrincipalId
@@ -433,6 +437,7 @@ module budget 'modules/budget.bicep' = {
     groupNames: union([
       serviceGroupName
       nodesGroupName
+      imageGroupName
     ], groupsHere)
     budgetUsd: budgetUsd
     budgetStart: budgetStart
@@ -447,10 +452,10 @@ module budget 'modules/budget.bicep' = {
 
 // A budget is of one subscription: each other one has its own, of the same amount.
 module otherBudget 'modules/budget.bicep' = [for one in otherSubscriptions: if (contains(placeSubscriptions, one.id)) {
-  name: 'remora-${cluster}_place-budget_${take(one.id, 8)}'
+  name: 'remora-${cluster}_place-budget_${own}_${take(one.id, 8)}'
   scope: subscription(one.id)
   params: {
-    budgetName: 'remora-${cluster}_places'
+    budgetName: 'remora-${cluster}_places_${own}'
     groupNames: [for place in places: place.subscription == one.id ? place.group : places[indexOf(placeSubscriptions, one.id)].group]
     budgetUsd: budgetUsd
     budgetStart: one.budgetStart

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from cluster.azure.emulator.deployments.kinds import GROUPS
 from cluster.azure.emulator.deployments.resources import Resources, subscription_of
 from cluster.azure.emulator.deployments.template import Wanted
 from cluster.azure.emulator.emulated_cloud import Json, Refused
@@ -61,13 +62,32 @@ class ImageBuilder:
             said = "Update/Upgrade of image templates is currently not supported."
             raise Refused(409, "ConflictError", said)
         _check(body)
-        name = id.rpartition("/")[2]
-        self._resources.put(Wanted(id=id, type=TEMPLATES, body={**body, "name": name}))
+        group = self._staging_group(id, body)
+        try:
+            name = id.rpartition("/")[2]
+            self._resources.put(Wanted(id=id, type=TEMPLATES, body={**body, "name": name}))
+        except Refused:
+            self._resources.delete_group(group, 0.0)
+            raise
         found = self._resources.find(id)
         assert found is not None
-        group = f"{id.partition('/resourceGroups/')[0]}/resourceGroups/IT_{name}"
         found["properties"] |= {"provisioningState": "Creating", "exactStagingResourceGroup": group}
         return found
+
+    def _staging_group(self, id: str, body: Json) -> str:
+        """Make the group in which a template's image is built; its id.  Raises Refused for one that is there."""
+        root, _, rest = id.partition("/resourceGroups/")
+        owner, name = rest.partition("/")[0], id.rpartition("/")[2]
+        group = body["properties"].get("stagingResourceGroup") or f"{root}/resourceGroups/IT_{owner}_{name}"
+        if self._resources.find(group) is not None:
+            # It may be empty, and of no other template, where the identity is a contributor; ours is none.
+            said = "The staging resource group exists, and the identity is no contributor of it."
+            raise Refused(400, "ValidationFailed", said)
+        tags = {"createdBy": "AzureVMImageBuilder", "imageTemplateName": name}
+        tags["imageTemplateResourceGroupName"] = owner
+        made = {"name": group.rpartition("/")[2], "location": body["location"], "tags": tags}
+        self._resources.put(Wanted(id=group, type=GROUPS, body=made))
+        return str(group)
 
     def run(self, id: str, now: float) -> None:
         """Begin to build the image of a template.  Raises Refused."""
@@ -94,6 +114,7 @@ class ImageBuilder:
         self._advance(found, now)
         if _runs(found["properties"]):
             raise Refused(409, "Conflict", "The template cannot be deleted while a run of it is in progress.")
+        self._resources.delete_group(found["properties"]["exactStagingResourceGroup"], now)
         return self._resources.delete(id)
 
     def versions(self, path: str) -> list[Json]:

@@ -1,8 +1,9 @@
 """Where in Azure anything of a cluster is, in all its subscriptions, by names, tags and marks.
 
-Which subscriptions these are stands in Azure itself: the role `Remora CLUSTER nodes` may be assigned in all of them,
-and gets each one before anything is made there.  The group of a further place, which is made before all else of it,
-says in its tags what place it is.
+Which subscriptions these are stands in Azure itself: the role `Remora CLUSTER nodes of SUBSCRIPTION` may be assigned in
+all of them, and gets each one before anything is made there.  The group of a further place, which is made before all
+else of it, says in its tags what place it is.  A cluster of the same name in another subscription is another cluster:
+docs/decisions/0232-a-cluster-is-named-with-its-subscription-where-others-have-names-too.md
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from deploy.azure.client.resource_manager import VERSIONS, Json, Refused, ResourceManager
 
 _PATIENCE_S = 3600.0
-_FIRST = re.compile(r"of the subscription ([0-9a-f-]{36})$")
+_ROLE = re.compile(r"(?:nodes|parts|region|builder) of ([0-9a-f-]{36})", re.IGNORECASE)
 
 
 class ClusterParts:
@@ -23,67 +24,132 @@ class ClusterParts:
     def __init__(self, manager: ResourceManager, cluster: str) -> None:
         self._manager = manager
         self._cluster = cluster
-        #: The description of all its assignments of roles, and how the names of its roles begin.
-        self.mark = f"Remora {cluster}"
+        #: The description of all its assignments of roles.
+        self.mark = f"Remora {cluster} of {manager.subscription}"
 
     def other_subscriptions(self) -> list[str]:
-        """Ids of the subscriptions besides the first one in which there is, or may be, anything."""
+        """Ids of the subscriptions besides the first one in which there is, or may be, anything.
+
+        Raises Refused when the cluster is one of another subscription, and only has places in this one.
+        """
+        own = self.definitions()
+        if not own:
+            self._check_subscription()
         scopes = [
             str(scope)
-            for one in self.definitions()
-            if one["properties"]["roleName"] == f"{self.mark} nodes"
+            for one in own
+            if f"{self._cluster} nodes of " in one["properties"]["roleName"]
             for scope in one["properties"].get("assignableScopes", [])
         ]
         return sorted({scope.split("/")[2].lower() for scope in scopes} - {self._manager.subscription})
 
-    def groups_of_places(self, root: str) -> list[Json]:
-        """The resource groups of the further places in a subscription."""
+    def groups(self) -> list[Json]:
+        """Its resource groups but those of further places, the nodes' first, and that of a build of the image.
+
+        Raises Refused for one of these names that is not the cluster's.
+        """
         found = []
-        for group in self._manager.all(f"{root}/resourcegroups", VERSIONS["groups"]):
-            tags = group.get("tags") or {}
-            is_ours = tags.get("remora:cluster") == self._cluster and "remora:place" in tags
-            if is_ours and str(tags.get("remora:subscription", "")).lower() == self._manager.subscription:
+        for name in (f"remora-{self._cluster}-nodes", image_group(self._cluster), f"remora-{self._cluster}"):
+            group = self._manager.get(f"{self._manager.root}/resourcegroups/{name}", VERSIONS["groups"])
+            if group is not None:
+                if not self._is_ours(group):
+                    raise Refused(
+                        f"the resource group {name} lacks the tag remora:cluster={self._cluster}, so deploy/azure/up"
+                        " did not make it, and nothing is changed: give it the tag if it is the cluster's, delete it,"
+                        " or give another name as --cluster"
+                    )
                 found.append(group)
         return found
+
+    def _is_ours(self, group: Json) -> bool:
+        tags = group.get("tags") or {}
+        # Azure Image Builder gives the tag of its own to a group that it makes, and ours perhaps not.
+        builds = str(tags.get("imageTemplateResourceGroupName", "")).lower() == f"remora-{self._cluster}"
+        is_of_a_build = builds and group["name"] == image_group(self._cluster)
+        return bool(tags.get("remora:cluster") == self._cluster or is_of_a_build)
+
+    def groups_of_places(self, root: str) -> list[Json]:
+        """The resource groups of the further places in a subscription."""
+        groups = self._manager.all(f"{root}/resourcegroups", VERSIONS["groups"])
+        return [one for one in groups if self._is_place(one)]
+
+    def _is_place(self, group: Json) -> bool:
+        tags = group.get("tags") or {}
+        first = str(tags.get("remora:subscription", "")).lower()
+        return self._is_ours(group) and "remora:place" in tags and first == self._manager.subscription
+
+    def check_place(self, root: str, place: str) -> None:
+        """Raise Refused where the resource group of a further place is there and is not the cluster's."""
+        name = place_group(self._cluster, place)
+        group = self._manager.get(f"{root}/resourcegroups/{name}", VERSIONS["groups"])
+        if group is not None and not (self._is_place(group) and group["tags"]["remora:place"] == place):
+            raise Refused(
+                f"the resource group {self.named(group)} lacks the tags of the place {place} of this cluster, so"
+                " deploy/azure/up did not make it, and nothing is changed: give the place another name, or delete the"
+                " group"
+            )
 
     def inside(self, group: Json) -> list[Json]:
         """The resources of a group."""
         return list(self._manager.all(f"{path_of(group)}/resources", VERSIONS["groups"]))
 
     def definitions(self) -> list[Json]:
-        """Its roles.  Raises Refused when they are those of a cluster that only has places in this subscription."""
+        """Its roles."""
+        return [one for one in self._roles() if self._first_of(one) == self._manager.subscription]
+
+    def _roles(self) -> list[Json]:
+        """The roles of all clusters of this name that may be assigned in this subscription."""
         path = f"{self._manager.root}/providers/Microsoft.Authorization/roleDefinitions"
-        names = {f"{self.mark} {part}" for part in ("nodes", "parts", "region", "builder")}
-        listed = self._manager.all(path, VERSIONS["roleDefinitions"])
-        found = [one for one in listed if one["properties"].get("roleName") in names]
-        for one in found:
-            first = _FIRST.search(str(one["properties"].get("description", "")).lower())
-            if first is not None and first[1] != self._manager.subscription:
-                said = f"the cluster {self._cluster} is one of the subscription {first[1]}"
-                raise Refused(f"{said}: give that one as --subscription")
-        return found
+        return [one for one in self._manager.all(path, VERSIONS["roleDefinitions"]) if self._first_of(one)]
+
+    def _first_of(self, role: Json) -> str:
+        """The first subscription of the cluster of this name whose role it is, empty where it is none."""
+        prefix, name = f"Remora {self._cluster} ", str(role["properties"].get("roleName", ""))
+        found = _ROLE.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        return "" if found is None else found[1].lower()
+
+    def _check_subscription(self) -> None:
+        """Raise Refused when all that there is of this name are places of a cluster of another subscription."""
+        others = {self._first_of(one) for one in self._roles()} - {self._manager.subscription}
+        if others and not self.groups():
+            raise Refused(
+                f"the cluster {self._cluster} is one of the subscription {min(others)} and has places here: give that"
+                " one as --subscription, or another name as --cluster"
+            )
 
     def assignments(self, root: str) -> list[Json]:
         """What its identities may do in a subscription."""
         path = f"{root}/providers/Microsoft.Authorization/roleAssignments"
         listed = self._manager.all(path, VERSIONS["roleAssignments"])
-        return [one for one in listed if one["properties"].get("description") == self.mark]
+        return [
+            one
+            for one in listed
+            if str(one["properties"].get("description", "")).lower() == self.mark.lower()
+        ]
 
     def budgets(self, root: str) -> list[str]:
         """The path of its budget in a subscription, if it is there."""
-        path = budget_path(root, self._cluster, root == self._manager.root)
+        path = self.budget_path(root)
         return [path] if self._manager.get(path, VERSIONS["budgets"]) is not None else []
 
     def deployments(self, root: str) -> list[Json]:
         """The records of its deployments at a subscription."""
         name, path = f"remora-{self._cluster}", f"{root}/providers/Microsoft.Resources/deployments"
         names = {f"{name}{part}" for part in ("", "-budget", "-roles", "-image-role", "-region-access")}
+        of_places = re.compile(
+            rf"{re.escape(name)}_place(-budget|-region)?_{self._manager.subscription[:8]}_.*"
+        )
         return [
             one
             for one in self._manager.all(path, VERSIONS["deployments"])
-            if one["name"].startswith(f"{name}_place")
-            or (one["name"] in names and root == self._manager.root)
+            if of_places.fullmatch(one["name"]) or (one["name"] in names and root == self._manager.root)
         ]
+
+    def budget_path(self, root: str) -> str:
+        """The path of its budget in a subscription."""
+        # In another subscription there may be clusters of the same name, each with a budget of its own.
+        places = "" if root == self._manager.root else f"_places_{self._manager.subscription[:8]}"
+        return f"{root}/providers/Microsoft.Consumption/budgets/remora-{self._cluster}{places}"
 
     def named(self, group: Json) -> str:
         """A group's name, with the subscription where it is another one than the first."""
@@ -105,11 +171,14 @@ class ClusterParts:
             say(f"deleted {self.named(group)}")
 
 
-def budget_path(root: str, cluster: str, is_first: bool) -> str:
-    """The path of a cluster's budget in a subscription."""
-    # In another subscription there may be a cluster of the same name, with a budget of its own.
-    name = f"remora-{cluster}" if is_first else f"remora-{cluster}_places"
-    return f"{root}/providers/Microsoft.Consumption/budgets/{name}"
+def image_group(cluster: str) -> str:
+    """The resource group in which Azure Image Builder builds images of a cluster's nodes."""
+    return f"remora-{cluster}_image"
+
+
+def place_group(cluster: str, place: str) -> str:
+    """The resource group of the nodes of a further place."""
+    return f"remora-{cluster}-nodes_{place}"
 
 
 def root_of(subscription: str) -> str:

@@ -89,18 +89,8 @@ class Down:
 
     def groups(self) -> list[Json]:
         """Its resource groups, the nodes' first.  Raises Refused for one of that name which is not the cluster's."""
-        found = [group for root in self._roots for group in self._parts.groups_of_places(root)]
-        for name in (f"remora-{self._cluster}-nodes", f"remora-{self._cluster}"):
-            group = self._manager.get(f"{self._manager.root}/resourcegroups/{name}", VERSIONS["groups"])
-            if group is None:
-                continue
-            if (group.get("tags") or {}).get("remora:cluster") != self._cluster:
-                raise Refused(
-                    f"the resource group {name} lacks the tag remora:cluster={self._cluster}, so it was not made by"
-                    " deploy/azure/up; nothing is deleted"
-                )
-            found.append(group)
-        return found
+        places = [group for root in self._roots for group in self._parts.groups_of_places(root)]
+        return [*places, *self._parts.groups()]
 
     def say_what_goes(self, groups: list[Json]) -> None:
         """One line for each group, and the number of what is in it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from deploy.azure.client.cluster_parts import ClusterParts, budget_path, root_of
+from deploy.azure.client.cluster_parts import ClusterParts, place_group, root_of
 from deploy.azure.client.places import (
     Place,
     PlacesRefused,
@@ -64,7 +64,8 @@ class FurtherPlaces:
         for place in self._places:
             where = f", subscription {place['subscription']}" if "subscription" in place else ""
             self._say(f"place {place['name']}: {place['region']}{where}, {place['network']}")
-        starts = {one: budget_start(budget_path(root_of(one), self._cluster, False)) for one in self._others}
+        self._check_groups()
+        starts = {one: budget_start(self._parts.budget_path(root_of(one))) for one in self._others}
         return {
             "furtherPlaces": self._places,
             "otherSubscriptions": [{"id": one, "budgetStart": starts[one]} for one in self._others],
@@ -78,6 +79,12 @@ class FurtherPlaces:
                 self._groups[place["name"]] = group
                 found.append(place)
         return found
+
+    def _check_groups(self) -> None:
+        for place in self._places:
+            if place["name"] not in self._groups:
+                root = root_of(place.get("subscription", self._manager.subscription))
+                self._parts.check_place(root, place["name"])
 
     def _check_removed(self, removed: Sequence[str], given: Sequence[Place]) -> None:
         for place in given:
@@ -121,7 +128,7 @@ class FurtherPlaces:
         for place in self._places:
             name = f"remora-{self._cluster}-{place['name']}"
             group = root_of(place.get("subscription", self._manager.subscription)) + (
-                f"/resourceGroups/remora-{self._cluster}-nodes_{place['name']}"
+                f"/resourceGroups/{place_group(self._cluster, place['name'])}"
             )
             networks.append(f"{group}/providers/Microsoft.Network/virtualNetworks/{name}")
         for one in networks:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from deploy.azure.client.cluster_parts import ClusterParts, path_of
 from deploy.azure.client.image_plan import (
     BUILD_MINUTES,
     TEMPLATES,
@@ -125,12 +126,40 @@ class ImageBuild:
             url, archive = source_url(self._plan, self._source), self._source.archive
         except SourceTooLarge as problem:
             raise Refused(str(problem)) from None
+        if not self._has_free_group():
+            time.sleep(self._poll_s)
+            return
         with_new_role(lambda: self._manager.upload(url, archive), self._poll_s)
         if self._made_at is None:
             self._made_at = time.monotonic()
             self._say(f"the image {self._plan.version} of a node is built, which takes about an hour")
         body = template_body(self._plan, self._source)
         self._manager.put(self._plan.template_id, VERSIONS["imageTemplates"], body)
+
+    def _has_free_group(self) -> bool:
+        """Whether no other version's template has the group of builds; one that does not run is deleted, or its group.
+
+        Azure Image Builder makes the group, and takes none that is there.
+        """
+        for one in self._manager.all(f"{path_of({'id': self._plan.group_id})}/resources", VERSIONS["groups"]):
+            if str(one["type"]).lower() == TEMPLATES.lower():
+                self._free_from(str(one["id"]))
+                return False
+        groups = ClusterParts(self._manager, self._plan.cluster).groups()
+        left = [one for one in groups if one["name"] == self._plan.staging_id.rpartition("/")[2]]
+        for group in left:
+            self._manager.delete(path_of(group), VERSIONS["groups"])
+        return not left
+
+    def _free_from(self, template_id: str) -> None:
+        template = self._manager.get(template_id, VERSIONS["imageTemplates"])
+        if template is None or state_of(template) in ("Creating", "Updating", "Deleting"):
+            return
+        if not is_running(template):
+            self._manager.delete(template_id, VERSIONS["imageTemplates"])
+        elif template_id not in self._said:
+            self._said.add(template_id)
+            self._say(f"another version is built, by {template_id.rpartition('/')[2]}, and is waited for")
 
     def _begin(self, template: Json) -> None:
         before = (template["properties"].get("lastRunStatus") or {}).get("startTime", "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from deploy.azure.client.cluster_parts import image_group
 from deploy.azure.client.image_source import ImageSource
 from deploy.azure.client.resource_manager import Json
 
@@ -66,10 +67,19 @@ class ImagePlan:
         return f"{self.image_id}/versions/{self.version}"
 
     @property
+    def group_id(self) -> str:
+        """Id of the resource group of the gallery and of templates."""
+        return self.image_id.partition("/providers/")[0]
+
+    @property
     def template_id(self) -> str:
         """Id of the template by which it is built, in the gallery's resource group."""
-        group = self.image_id.partition("/providers/")[0]
-        return f"{group}/providers/{TEMPLATES}/remora-node-{self.version}"
+        return f"{self.group_id}/providers/{TEMPLATES}/remora-node-{self.version}"
+
+    @property
+    def staging_id(self) -> str:
+        """Id of the resource group in which Azure Image Builder builds it, which the budget counts."""
+        return f"{self.group_id.rpartition('/')[0]}/{image_group(self.cluster)}"
 
 
 def source_url(plan: ImagePlan, source: ImageSource) -> str:
@@ -101,6 +111,7 @@ def template_body(plan: ImagePlan, source: ImageSource) -> Json:
             "customize": [archive, {"type": "Shell", "name": "image", "inline": list(source.steps)}],
             "distribute": [target],
             "vmProfile": {"vmSize": BUILD_SIZE, "osDiskSizeGB": DISK_GB, "vnetConfig": network},
+            "stagingResourceGroup": plan.staging_id,
             "managedResourceTags": {"remora:cluster": plan.cluster},
         },
     }

@@ -23,7 +23,7 @@ from azure.identity import DefaultAzureCredential
 
 from cluster.ray.certificates import make_authority
 from deploy.azure.client.certificate import ApiCertificate, CertificateOfApi, read_certificate
-from deploy.azure.client.cluster_parts import budget_path
+from deploy.azure.client.cluster_parts import ClusterParts
 from deploy.azure.client.further_places import FurtherPlaces
 from deploy.azure.client.image import build_image
 from deploy.azure.client.image_plan import has_version
@@ -192,11 +192,14 @@ class _Up:
             "imageVersion", template["parameters"]["imageVersion"]["defaultValue"]
         )
         self._deployment = f"{manager.root}/{_DEPLOYMENTS}/remora-{self._cluster}"
+        self._parts = ClusterParts(manager, self._cluster)
         self._places = FurtherPlaces(manager, self._cluster, say, options.poll_s)
 
     def run(self, wheel: tuple[str, bytes] | None, given: ApiCertificate | None = None) -> int:
         """Find out what is there, then deploy."""
         self._check_subscription(self._manager.subscription)
+        # Refuses those that are not the cluster's.
+        self._parts.groups()
         if not self._options.what_if:
             self._follow_the_one_that_runs()
         self._values |= self._found()
@@ -245,7 +248,7 @@ class _Up:
         inside = self._inside = list(self._manager.all(f"{group}/resources", VERSIONS["groups"]))
         vault = _first(inside, "Microsoft.KeyVault/vaults")
         found: dict[str, Any] = {
-            "budgetStart": self._budget_start(budget_path(self._manager.root, self._cluster, True)),
+            "budgetStart": self._budget_start(self._parts.budget_path(self._manager.root)),
             **self._places.parameters(
                 self._values.get("furtherPlaces", []),
                 self._options.remove_place,

@@ -7,7 +7,7 @@ param cluster string
 resource builderRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(subscription().id, cluster, 'builder')
   properties: {
-    roleName: 'Remora ${cluster} builder'
+    roleName: 'Remora ${cluster} builder of ${subscription().subscriptionId}'
     description: 'Writes images of nodes into the gallery; assigned on the resource group of the service.'
     type: 'CustomRole'
     assignableScopes: [

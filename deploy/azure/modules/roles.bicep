@@ -1,4 +1,5 @@
 // What the controller asks of Azure, and no more: tests/contracts/cluster/test_azure_roles.py compares with its requests.
+// Their names are unique in the tenant, and by them deploy/azure/up and down know the first subscription of the cluster.
 targetScope = 'subscription'
 
 param cluster string
@@ -12,9 +13,8 @@ var scopes = concat([
 resource nodesRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(subscription().id, cluster, 'nodes')
   properties: {
-    roleName: 'Remora ${cluster} nodes'
-    // By its end deploy/azure/up and down know the first subscription.
-    description: 'Makes and ends the nodes of a cluster; assigned on the resource groups of the nodes. The cluster is of the subscription ${subscription().subscriptionId}'
+    roleName: 'Remora ${cluster} nodes of ${subscription().subscriptionId}'
+    description: 'Makes and ends the nodes of a cluster; assigned on the resource groups of the nodes.'
     type: 'CustomRole'
     assignableScopes: scopes
     permissions: [
@@ -48,7 +48,7 @@ resource nodesRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
 resource partsRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(subscription().id, cluster, 'parts')
   properties: {
-    roleName: 'Remora ${cluster} parts'
+    roleName: 'Remora ${cluster} parts of ${subscription().subscriptionId}'
     description: 'Uses one part of a node: its subnet, its rules, its image or its identity; assigned on each of these.'
     type: 'CustomRole'
     assignableScopes: scopes
@@ -71,7 +71,7 @@ resource partsRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
 resource regionRole 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(subscription().id, cluster, 'region')
   properties: {
-    roleName: 'Remora ${cluster} region'
+    roleName: 'Remora ${cluster} region of ${subscription().subscriptionId}'
     description: 'Reads quotas, sizes and operations of a region; assigned on the subscription.'
     type: 'CustomRole'
     assignableScopes: scopes

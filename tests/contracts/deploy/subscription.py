@@ -35,6 +35,8 @@ class Subscription:
         self.faults = self.server.cloud.faults
         #: Where `up` writes the certificate of the API's authority.
         self.authority = folder / "authority.pem"
+        #: The subscription that the commands are called for.
+        self.id = SUBSCRIPTION
         #: What the last call printed.
         self.said: list[str] = []
 
@@ -59,7 +61,7 @@ class Subscription:
 
     def common(self) -> list[str]:
         """Where both commands are to look."""
-        return ["--subscription", SUBSCRIPTION, "--endpoint", self.server.url, "--poll-s", "0.01"]
+        return ["--subscription", self.id, "--endpoint", self.server.url, "--poll-s", "0.01"]
 
     def arguments(self, size: str = "trial", *more: str) -> list[str]:
         """Of `up`."""
@@ -124,6 +126,11 @@ class Subscription:
         (vault,) = self.resources.of_type(VAULTS)
         body = {"name": name, "properties": {"value": value}}
         self.resources.put(Wanted(id=f"{vault['id']}/secrets/{name}", type=SECRETS, body=body))
+
+    def outputs(self) -> dict[str, Any]:
+        """What the deployment of the cluster `remora` says of itself, by name."""
+        name = f"/subscriptions/{self.id}/providers/{DEPLOYMENTS}/remora-remora"
+        return self.server.deployer.all[name].outputs
 
     def machine(self, name: str) -> dict[str, Any]:
         """The document of a machine's user data."""

@@ -25,7 +25,7 @@ DAY_S = 86_400.0
 
 
 def host_of(azure: Subscription) -> str:
-    return str(azure.server.deployer.all["remora-remora"].outputs["serviceName"]["value"])
+    return str(azure.outputs()["serviceName"]["value"])
 
 
 def pem_of(azure: Subscription, name: str = TLS) -> str:

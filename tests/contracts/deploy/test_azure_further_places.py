@@ -180,7 +180,12 @@ def test_each_subscription_has_a_budget_of_its_groups_that_begins_in_a_month_tha
     budgets = {one["id"].split("/")[2]: one for one in azure.resources.of_type(BUDGETS)}
     groups = {id: one["properties"]["filter"]["dimensions"]["values"] for id, one in budgets.items()}
     assert groups == {
-        SUBSCRIPTION: ["remora-remora", "remora-remora-nodes", "remora-remora-nodes_west"],
+        SUBSCRIPTION: [
+            "remora-remora",
+            "remora-remora-nodes",
+            "remora-remora_image",
+            "remora-remora-nodes_west",
+        ],
         SECOND: ["remora-remora-nodes_research"] * 2,
     }
     begun = {id: one["properties"]["timePeriod"]["startDate"] for id, one in budgets.items()}
@@ -482,7 +487,7 @@ def test_down_leaves_nothing_in_any_region_or_subscription(azure: Subscription, 
         line.startswith(f"remora-remora-nodes_research of the subscription {SECOND}: ") for line in azure.said
     )
     assert any(line.startswith("remora-remora-nodes_west: ") for line in azure.said)
-    assert "deleted the budget remora-remora_places" in azure.said
+    assert f"deleted the budget remora-remora_places_{SUBSCRIPTION[:8]}" in azure.said
     assert azure.said[-1] == "nothing is left"
 
 
@@ -490,8 +495,8 @@ def test_down_stops_a_deployment_that_makes_places_and_leaves_nothing(azure: Sub
     azure.up("trial", *BOTH)
     (deployment,) = azure.server.deployer.all.values()
     deployment.state = "Running"
-    azure.server.deployer._steps[deployment.name] = iter([None])
-    azure.server.deployer._due_at[deployment.name] = float("inf")
+    azure.server.deployer._steps[deployment.id] = iter([None])
+    azure.server.deployer._due_at[deployment.id] = float("inf")
     assert azure.down() == 0
     assert "a deployment still runs and is stopped" in azure.said
     assert azure.leftovers() == []

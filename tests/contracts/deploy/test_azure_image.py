@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from cluster.azure.emulator.deployments.kinds import ASSIGNMENTS, DEFINITIONS, IDENTITIES, Json
+from cluster.azure.emulator.deployments.kinds import (
+    ASSIGNMENTS,
+    BUDGETS,
+    DEFINITIONS,
+    GROUPS,
+    IDENTITIES,
+    Json,
+)
+from cluster.azure.emulator.deployments.template import Wanted
 from cluster.azure.emulator.faults import EmulatorFault, FaultPoint
 from deploy.azure.client import image, up
 from deploy.azure.client.image_plan import IMAGE_VERSIONS, SOURCE_TAG, TEMPLATES
@@ -123,7 +131,7 @@ def test_a_build_that_fails_is_said_with_its_log_and_tried_again_by_the_next_cal
     assert azure.up() == 1
     assert capsys.readouterr().err == (
         "up: the image 1.0.0 was not built: Script exited with 1.; its log is customization.log, in the container"
-        " packerlogs of the storage account in the resource group IT_remora-node-1.0.0; repair what it names, and call"
+        " packerlogs of the storage account in the resource group remora-remora_image; repair what it names, and call"
         " deploy/azure/up again\n"
     )
     assert len(azure.resources.of_type(TEMPLATES)) == 1, "its log is still there"
@@ -172,6 +180,49 @@ def stopped_while_it_builds(azure: Subscription) -> None:
             raise KeyboardInterrupt
 
     assert up.main(azure.arguments(), azure.credential(), say) == 130
+
+
+def test_the_budget_counts_what_a_build_costs_and_its_group_goes_with_it(azure: Subscription) -> None:
+    stopped_while_it_builds(azure)
+    groups = {one["name"] for one in azure.resources.groups()}
+    (budget,) = azure.resources.of_type(BUDGETS)
+    assert budget["properties"]["filter"]["dimensions"]["name"] == "ResourceGroupName"
+    assert set(budget["properties"]["filter"]["dimensions"]["values"]) == groups
+    assert "remora-remora_image" in groups
+    azure.server.images.build_s = 0.0
+    assert azure.up() == 0
+    assert {one["name"] for one in azure.resources.groups()} == groups - {"remora-remora_image"}
+
+
+def test_a_build_waits_for_that_of_another_version_which_has_the_group_of_builds(azure: Subscription) -> None:
+    stopped_while_it_builds(azure)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line == "another version is built, by remora-node-1.0.0, and is waited for":
+            azure.server.images.build_s = 0.0
+
+    arguments = azure.arguments("trial", "--set", "imageVersion=1.0.1")
+    assert up.main(arguments, azure.credential(), say) == 0
+    assert set(versions(azure)) == {"1.0.0", "1.0.1"}
+    assert len([line for line in lines if line.startswith("another version")]) == 1
+    assert azure.resources.of_type(TEMPLATES) == []
+
+
+def test_a_failed_template_of_another_version_and_a_group_that_was_left_make_way(azure: Subscription) -> None:
+    azure.faults.all.append(EmulatorFault(at=FaultPoint.IMAGE_BUILD))
+    assert azure.up() == 1
+    assert azure.up("trial", "--set", "imageVersion=1.0.1") == 0
+    assert list(versions(azure)) == ["1.0.1"]
+    id = f"/subscriptions/{azure.id}/resourceGroups/remora-remora_image"
+    tags = {"createdBy": "AzureVMImageBuilder", "imageTemplateResourceGroupName": "remora-remora"}
+    body = {"name": "remora-remora_image", "location": "eastus", "tags": tags}
+    azure.resources.put(Wanted(id=id, type=GROUPS, body=body))
+    assert azure.up("trial", "--set", "imageVersion=1.0.2") == 0
+    azure.resources.put(Wanted(id=id, type=GROUPS, body=body))
+    assert azure.down() == 0
+    assert azure.leftovers() == []
 
 
 def test_a_wait_that_was_ended_is_continued_by_the_next_call(azure: Subscription) -> None:
@@ -262,7 +313,7 @@ def test_cut_off_after_any_change_it_is_built_once_by_the_next_call(
 
 def builds(azure: Subscription) -> bool:
     """Do of `up` what concerns the image; False where it is refused."""
-    outputs = azure.server.deployer.all["remora-remora"].outputs
+    outputs = azure.outputs()
     manager = ResourceManager(azure.credential(), azure.common()[1], azure.server.url)
     try:
         image.build_image(

@@ -49,7 +49,7 @@ def test_the_service_starts_with_its_settings(
     assert place.is_public == (size == "team")
     assert place.scheme == ("https" if size == "team" else "http")
     if size == "team":
-        name = azure.server.deployer.all["remora-remora"].outputs["serviceName"]["value"]
+        name = azure.outputs()["serviceName"]["value"]
         assert place.has_name(name)
         assert isolation_of(settings) == "users"
 

@@ -1,4 +1,4 @@
-"""Every command of docs/deploy.md is one that a test runs, or stands in the checklist of the first run."""
+"""Every command of docs/deploy.md and of the README of deploy/azure is one that a test runs, or is in the checklist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.wheels import wheel
 
 LINES = [
     line
-    for block in re.findall(r"```\n(.*?)```", pages()["docs/deploy.md"], re.DOTALL)
+    for page in ("deploy/azure/README.md", "docs/deploy.md")
+    for block in re.findall(r"```\n(.*?)```", pages()[page], re.DOTALL)
     for line in block.splitlines()
 ]
 

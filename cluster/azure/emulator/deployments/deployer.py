@@ -17,7 +17,7 @@ from cluster.azure.emulator.faults import EmulatorFaults, FaultPoint
 
 @dataclass
 class Deployment:
-    """One deployment at the scope of the subscription."""
+    """One deployment at the scope of a subscription."""
 
     id: str
     name: str
@@ -46,6 +46,7 @@ class Deployer:
         self.resources = resources
         self._faults = faults
         self._tenant = tenant
+        #: By their ids: each subscription has names of its own.
         self.all: dict[str, Deployment] = {}
         self._steps: dict[str, Iterator[None]] = {}
         #: What was uploaded to storages, by account, container and name.
@@ -72,33 +73,34 @@ class Deployer:
 
     def begin(self, subscription: str, name: str, body: Mapping[str, Any], now: float) -> Deployment:
         """Begin a deployment.  Raises Refused, also while one of the same name runs."""
-        known = self.all.get(name)
+        id = f"/subscriptions/{subscription}/providers/{DEPLOYMENTS}/{name}"
+        known = self.all.get(id)
         if known is not None and known.state == "Running":
             said = f"Unable to edit or replace deployment '{name}': previous deployment is still active."
             raise Refused(409, "DeploymentActive", said)
         template = self.template(subscription, body, self.resources)
-        id = f"/subscriptions/{subscription}/providers/{DEPLOYMENTS}/{name}"
         deployment = Deployment(id=id, name=name, started_at=now)
-        self.all[name] = deployment
-        self._steps[name] = self._carried_out(deployment, template)
-        self._due_at[name] = now + self.resource_s
+        self.all[id] = deployment
+        self._steps[id] = self._carried_out(deployment, template)
+        self._due_at[id] = now + self.resource_s
         self.advance(now)
         return deployment
 
-    def cancel(self, name: str) -> None:
+    def cancel(self, id: str) -> None:
         """Stop a deployment between two resources.  Raises Refused when it does not run."""
-        if self._steps.pop(name, None) is None:
-            raise Refused(409, "DeploymentCannotBeCancelled", f"The deployment '{name}' is not running.")
-        self.all[name].state = "Canceled"
+        if self._steps.pop(id, None) is None:
+            said = f"The deployment '{id.rpartition('/')[2]}' is not running."
+            raise Refused(409, "DeploymentCannotBeCancelled", said)
+        self.all[id].state = "Canceled"
 
     def advance(self, now: float) -> None:
         """Let happen what is due until now."""
-        for name, steps in list(self._steps.items()):
-            while self._due_at[name] <= now:
+        for id, steps in list(self._steps.items()):
+            while self._due_at[id] <= now:
                 if next(steps, self) is self:
-                    del self._steps[name]
+                    del self._steps[id]
                     break
-                self._due_at[name] += self.resource_s
+                self._due_at[id] += self.resource_s
 
     def _carried_out(self, deployment: Deployment, template: Template) -> Iterator[None]:
         try:

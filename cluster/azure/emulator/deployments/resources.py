@@ -152,8 +152,10 @@ class Resources:
                 )
         if document["type"] == DEFINITIONS:
             same = [one for one in self.of_type(DEFINITIONS) if one["id"] != document["id"]]
-            if any(one["properties"]["roleName"] == properties["roleName"] for one in same):
-                said = f"A custom role with the name {properties['roleName']} exists."
+            if properties["roleName"].lower() in {one["properties"]["roleName"].lower() for one in same}:
+                said = (
+                    "A custom role with the same name already exists in this directory. Use a different name"
+                )
                 raise Refused(409, "RoleDefinitionWithSameNameExists", said)
 
     def role(self, id: str, scope: str) -> Json | None:

@@ -38,7 +38,7 @@ _SECRET = f"{_ROOT}/resourceGroups/{{owner}}/providers/{VAULTS}/{{vault}}/secret
 
 
 class Deployments:
-    """The routes of one emulated subscription."""
+    """The routes of all subscriptions of the emulated tenant."""
 
     def __init__(
         self,
@@ -154,28 +154,28 @@ class Deployments:
 
     async def _get_deployment(self, request: Request) -> Response:
         self._passed()
-        found = self._deployer.all.get(request.path_params["name"])
+        found = self._deployer.all.get(_id_of(request))
         if found is None:
             return await self._get(request)
         return JSONResponse(found.document())
 
     async def _delete_deployment(self, request: Request) -> Response:
         self._passed()
-        found = self._deployer.all.get(request.path_params["name"])
+        found = self._deployer.all.get(_id_of(request))
         if found is not None and found.state == "Running":
             raise Refused(409, "DeploymentActive", "The deployment is still active.")
-        self._deployer.all.pop(request.path_params["name"], None)
+        self._deployer.all.pop(_id_of(request), None)
         self._deployer.resources.delete(request.url.path)
         return Response(status_code=204)
 
     async def _cancel(self, request: Request) -> Response:
         self._passed()
-        self._deployer.cancel(request.path_params["name"])
+        self._deployer.cancel(_id_of(request))
         return Response(status_code=204)
 
     async def _operations(self, request: Request) -> Response:
         self._passed()
-        found = self._deployer.all.get(request.path_params["name"])
+        found = self._deployer.all.get(_id_of(request))
         if found is None:
             raise Refused(404, "DeploymentNotFound", "The deployment could not be found.")
         return self._front_end.page(request, FaultPoint.LIST, found.operations)
@@ -315,3 +315,9 @@ class Deployments:
             return Response(status_code=403)
         found = self._deployer.blobs.get(request.path_params["name"])
         return Response(status_code=404) if found is None else Response(found)
+
+
+def _id_of(request: Request) -> str:
+    """The id of the deployment that a request names."""
+    words = request.path_params
+    return f"/subscriptions/{words['subscription']}/providers/{DEPLOYMENTS}/{words['name']}"
