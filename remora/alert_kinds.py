@@ -18,7 +18,7 @@ class AlertKind(StrEnum):
     JOB_SLOW = "job_slow"
     #: Workers wait for one that computes more slowly than they do.
     STRAGGLER = "straggler"
-    #: An attempt ended because no step ended for too long.
+    #: No step ended for too long, whether its attempt goes on or ends.
     HANG = "hang"
     #: A part of a budget is spent, or the cluster's budget has an effect on jobs.
     BUDGET = "budget"

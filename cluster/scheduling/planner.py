@@ -32,6 +32,8 @@ from remora.states import NodeState
 
 #: How often jobs are placed in one plan, as nodes that are returned leave limits for others.
 PASSES = 4
+#: Why a waiting job gets no other nodes: it starts, or waits behind others, on those that are ready.
+HAS_CAPACITY = "there is capacity for it on nodes that are ready"
 
 
 def plan(
@@ -246,5 +248,5 @@ def _waits(
                 said.append(f"nodes for it are launched later: {why}")
             waits.append(Wait(job_id=job.id, reason="; ".join(said) or "nodes for it are launched later"))
         elif not job.is_running:
-            waits.append(Wait(job_id=job.id, reason="there is capacity for it on nodes that are ready"))
+            waits.append(Wait(job_id=job.id, reason=HAS_CAPACITY))
     return waits

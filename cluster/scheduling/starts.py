@@ -11,14 +11,17 @@ A job that asks for InfiniBand is bound to one fabric domain when it starts, and
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from cluster.policies.offerings import CapacityType
 from cluster.policies.placement import Placement
 from cluster.policies.policies import CapacityRule
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
+from cluster.scheduling.allocating import allocate, allocate_beside_kept, allowed_nodes, free_beside
 from cluster.scheduling.fitting import NODE_SHARE, Resources, shares_in
-from cluster.scheduling.placing import Allocation, beside, count_of, place_group, place_in_domain, without
+from cluster.scheduling.free_later import NO_ENDS, Ends, enough_at, in_words
+from cluster.scheduling.placing import Allocation, beside
 from cluster.scheduling.pool_sizes import PoolSize, most_in_all
 from cluster.scheduling.queue_order import WAITS_FOR_NODES, WAITS_IN_QUEUE
 from cluster.scheduling.quotas import Counting
@@ -39,6 +42,7 @@ def starts(
     counting: Counting | None = None,
     off_spot: Container[str] = (),
     kept: Mapping[str, str] = MappingProxyType({}),
+    ends: Ends = NO_ENDS,
     explains_waits: bool = True,
 ) -> tuple[StartJob | Wait, ...]:
     """Decide about `queue`, which is in queue order and holds only jobs that may start now, on nodes that are ready.
@@ -47,21 +51,23 @@ def starts(
     `pools` are the complete ones.  `counting` has counted what running jobs use of the quotas of their projects; None:
     there are none.  Those in `off_spot` (ids) start on nodes that the cloud does not take back: a deadline is near.
     `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other group grows onto it.
+    `ends` says when running jobs are expected to end: the job that is next is told when enough may be free.
     With `explains_waits` false the reasons why jobs wait behind others are left out, as no one reads them.
     """
-    free = _free_beside(running, nodes, kept)
+    running = tuple(running)
+    free = free_beside(running, nodes, kept)
     own = {node.bought_for for node in nodes}
     decided: list[StartJob | Wait] = []
     is_any_waiting = False
     for job in queue:
         is_off_spot = job.id in off_spot
         safe = job.placement.on_demand if is_off_spot else job.placement
-        allowed = _allowed(nodes, safe)
+        allowed = allowed_nodes(nodes, safe)
         # Behind a job that waits nothing starts, so that whether it fits now matters only where no pool can hold it.
         never = why_never(job, pools) if is_any_waiting else None
         allocation, fits = _NO_ALLOCATION, False
         if not is_any_waiting or never is not None:
-            allocation = _allocate_beside_kept(kept, job, nodes, free, allowed)
+            allocation = allocate_beside_kept(kept, job, nodes, free, allowed)
             fits = allocation.workers >= job.min_workers
         # Nodes that are there may be larger than what is bought now.
         if not is_any_waiting and not fits:
@@ -95,7 +101,12 @@ def starts(
             # How many are ahead changes with every start: it is counted when the message is read.
             decided.append(_wait(job, WaitsFor.TURN, WAITS_IN_QUEUE))
         else:
-            decided.append(_first_wait(job, safe, nodes, allowed, allocation.workers))
+            wait = _first_wait(job, safe, nodes, allowed, allocation.workers)
+            # What starts now is on no node yet: the next decision counts it.
+            if wait.waits_for is WaitsFor.TURN and not any(isinstance(one, StartJob) for one in decided):
+                when = enough_at(job, running, nodes, kept, allowed, ends)
+                wait = replace(wait, reason=wait.reason + in_words(when, ends.now))
+            decided.append(wait)
         is_any_waiting = True
     return tuple(decided)
 
@@ -181,83 +192,6 @@ def _without_money(counting: Counting, job: JobDemand) -> str | None:
     return f"waits for the quota of its project: {why}"
 
 
-def _free_beside(
-    running: Iterable[JobDemand], nodes: Sequence[NodeView], kept: Mapping[str, str]
-) -> list[Resources]:
-    """What is free on each node: beside the workers that are there, and beside what their groups may grow to."""
-    jobs = {job.id: job for job in running}
-    held = dict.fromkeys(jobs, 0)
-    free: list[Resources] = []
-    # Workers where they are, before what the groups may grow to.
-    for node in nodes:
-        left = node.resources if node.free is None else node.free
-        for job_id, count in node.jobs.items():
-            if (job := jobs.get(job_id)) is not None:
-                held[job_id] += count
-                worker = job.worker_resources
-                left = without(left, count, worker if node.free is None else shares_in(worker))
-        free.append(left)
-    for job in jobs.values():
-        has, allowed = min(held[job.id], job.max_workers), _allowed(nodes, job.placement)
-        others = _available_to(kept, job.id, nodes, allowed)
-        places = place_group(free, job.sizes, job.worker_resources, others, has)
-        if has + count_of(places) < job.min_workers and others is not allowed:
-            # It starts, and takes what it finds.
-            places = place_group(free, job.sizes, job.worker_resources, allowed, has)
-        free = beside(free, places, job.worker_resources)
-    return free
-
-
-def _available_to(
-    kept: Mapping[str, str], job_id: str, nodes: Sequence[NodeView], allowed: Sequence[bool] | None
-) -> Sequence[bool] | None:
-    """The allowed nodes without those that are kept for other jobs."""
-    if not kept:
-        return allowed
-    mine = [kept.get(node.id, job_id) == job_id for node in nodes]
-    return mine if allowed is None else [one and other for one, other in zip(mine, allowed, strict=True)]
-
-
-def _allocate_beside_kept(
-    kept: Mapping[str, str],
-    job: JobDemand,
-    nodes: Sequence[NodeView],
-    free: list[Resources],
-    allowed: Sequence[bool] | None,
-) -> Allocation:
-    """Place a worker group of the job; on nodes that are kept for others only where it does not fit elsewhere.
-
-    Else two jobs that wait for nodes that are kept for each other would never start.
-    """
-    others = _available_to(kept, job.id, nodes, allowed)
-    allocation = _allocate(job, job.sizes, nodes, free, others)
-    if allocation.workers >= job.min_workers or others is allowed:
-        return allocation
-    return _allocate(job, job.sizes, nodes, free, allowed)
-
-
-def _allowed(nodes: Sequence[NodeView], placement: Placement) -> list[bool] | None:
-    """Which nodes the placement allows; None where it allows all."""
-    if placement.is_anywhere:
-        return None
-    return [placement.allows(*node.place) and placement.reaches(node.fabric) for node in nodes]
-
-
-def _allocate(
-    job: JobDemand,
-    sizes: WorkerSizes,
-    nodes: Sequence[NodeView],
-    free: list[Resources],
-    allowed: Sequence[bool] | None,
-) -> Allocation:
-    """Place a worker group of the job of one of these sizes."""
-    if allowed is None or not job.placement.needs_fabric:
-        return Allocation(place_group(free, sizes, job.worker_resources, allowed))
-    return place_in_domain(
-        job, sizes, nodes, free, [at for at, is_allowed in enumerate(allowed) if is_allowed]
-    )
-
-
 def _first_wait(
     job: JobDemand,
     placement: Placement,
@@ -269,7 +203,7 @@ def _first_wait(
     everything = [node.resources for node in nodes]
     together = _together(placement)
     least = WorkerSizes(job.min_workers, job.min_workers)
-    possible = _allocate(job, least, nodes, everything, allowed).workers
+    possible = allocate(job, least, nodes, everything, allowed).workers
     if possible < least.min:
         count = len(nodes) if allowed is None else sum(allowed)
         ready = " ".join(word for word in (f"the {count} ready nodes", placement.in_words()) if word)

@@ -13,13 +13,18 @@ from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from remora.views import Session
 from service.api.authentication import bearer, principal_of
+from service.api.context import context_of
 from service.api.parameters import Parameters
 from service.api.problem_documents import ApiProblem
+from service.api.writes import Noted, write
+from service.openid.verification import LEEWAY_S, MAX_LIFETIME_S
+from service.store import signed_out
 
 router = APIRouter(prefix="/v1/session")
 
@@ -64,7 +69,19 @@ async def show(request: Request, _: Annotated[Parameters, Query()]) -> Session:
 
 @router.delete("", status_code=204, operation_id="end_session", response_class=Response)
 async def end(request: Request, _: Annotated[Parameters, Query()]) -> Response:
-    """Make the browser forget the cookie; the token itself stays good."""
+    """End the session: the browser forgets the cookie, and a token of an issuer is good for nothing any more.
+
+    A token of the service stays good, as its bearer keeps it elsewhere too; he may revoke it.
+    """
+    token, now = token_of(request.headers), context_of(request).clock()
+
+    def work(connection: sa.Connection, noted: Noted) -> None:
+        noted.object = "session"
+        # Three parts: a token of an issuer, as in `service.api.issued_tokens`.
+        if token is not None and token.count(".") == 2:
+            signed_out.put(connection, token, now + MAX_LIFETIME_S + LEEWAY_S)
+
+    await write(request, work)
     response = Response(status_code=204)
     response.delete_cookie(_name(request), **_attributes(request))
     return response

@@ -147,7 +147,7 @@ PERMISSIONS: Mapping[str, Permission] = {
     "end_page_sign_in": OPEN,
     "begin_session": Permission(None, Where.SERVICE, is_read=True),
     "show_session": ANY,
-    "end_session": Permission(None, Where.SERVICE, is_read=True),
+    "end_session": ANY,
     "whoami": ANY,
     "create_token": GRANT,
     "list_tokens": ANY,

@@ -9,7 +9,10 @@ import sqlalchemy as sa
 
 from cluster.policies.offerings import Offering
 from cluster.scheduling.actions import StartJob, Wait, WaitsFor
+from cluster.scheduling.free_later import Ends
+from cluster.scheduling.planner import HAS_CAPACITY
 from cluster.scheduling.preparing import nodes_to_prepare
+from cluster.scheduling.queue_order import WAITS_IN_QUEUE
 from cluster.scheduling.quotas import Counting, counts_money
 from cluster.scheduling.ray_programs import NO_PROGRAMS, Programs
 from cluster.scheduling.starts import jobs_off_spot, starts
@@ -25,7 +28,7 @@ from service.loops.tick import Tick
 from service.loops.workload import Workload, load_workload
 from service.policies_in_force import policies_of_cluster
 from service.queue import lifecycle
-from service.queue.demand import node_view, workers_by_node
+from service.queue.demand import ends_at, node_view, workers_by_node
 from service.queue.preflights import not_ready_yet
 from service.queue.rows import JobRow
 from service.store import jobs as store
@@ -104,6 +107,7 @@ def _decide(
         counting=snapshot.counting,
         off_spot=snapshot.off_spot,
         kept=snapshot.kept,
+        ends=_ends(running, tick.now),
     )
     # 3. Apply: rows first, so that a crash before the driver runs is found and healed by `track`.
     started = _start(tick, [one for one in decided if isinstance(one, StartJob)])
@@ -113,6 +117,12 @@ def _decide(
     waiting = [one for one in workload.waiting if one.id not in starting]
     ahead = _preparations(tick, waiting, workload.rows, snapshot.ready)
     return _Decided(started, snapshot.kept, [*ahead, *_begun(tick, [*running, *started])])
+
+
+def _ends(running: Iterable[JobAttempt], now: float) -> Ends:
+    """When the jobs that run are expected to end."""
+    found = ((job.id, ends_at(job, attempt, now)) for job, attempt in running)
+    return Ends(now, {job_id: at for job_id, at in found if at is not None})
 
 
 def _begun(tick: Tick, pairs: Iterable[JobAttempt]) -> list[BuildAhead]:
@@ -143,11 +153,16 @@ def _build_ahead(tick: Tick, job: JobRow, request: EnvironmentRequest, nodes: tu
 
 
 def _explained(wait: Wait, why_short: Mapping[str, str]) -> Wait:
-    """Adds the planner's reason to the message of a job that waits for nodes."""
+    """Adds the planner's reason to the message of the job that is next: why it has no other nodes, or when it has."""
     why = why_short.get(wait.job_id or "")
-    if why is None or wait.waits_for is not WaitsFor.NODES or wait.is_hopeless:
+    if why is None or wait.is_hopeless:
         return wait
-    return replace(wait, reason=f"{wait.reason}: {why}")
+    if wait.waits_for is WaitsFor.NODES:
+        return replace(wait, reason=f"{wait.reason}: {why}")
+    # Those behind it wait in the queue, which is all that is stored of them.
+    if wait.waits_for is not WaitsFor.TURN or wait.reason == WAITS_IN_QUEUE or why == HAS_CAPACITY:
+        return wait
+    return replace(wait, reason=f"{wait.reason}; {why}")
 
 
 def _load(

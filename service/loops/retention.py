@@ -9,7 +9,7 @@ from functools import partial
 
 from service.loops.tick import Tick
 from service.storage_locations import open_storage
-from service.store import audit, bundles, tokens
+from service.store import audit, bundles, signed_out, tokens
 from service.store.pruning import ROWS, limits_of, prune
 from trainers.storage import StorageError
 
@@ -47,7 +47,11 @@ class Retention:
         self._looked_at = -math.inf if has_more else now
 
     def _forget_audit(self, tick: Tick) -> bool:
-        """Delete old rows of the audit, and tokens that ended as long ago; True when there may be more."""
+        """Delete old rows of the audit, and tokens that ended as long ago; True when there may be more.
+
+        What is noted of sessions that ended is deleted once their tokens have expired.
+        """
+        tick.apply(partial(signed_out.forget, now=tick.now, most=ROWS))
         days = tick.settings.audit_days
         if not days:
             return False

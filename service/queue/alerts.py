@@ -17,13 +17,12 @@ from service.queue.rows import JobRow, NewEvent, NodeRow
 
 #: Characters of a notification's sentence, and of its fields as JSON.
 LONGEST_MESSAGE, LONGEST_DATA = 2000, 4000
-#: What a job's event reports, by its kind; `attempt.ended` and `job.budget` only with some of their data.
+#: What a job's event reports, by its kind; `job.budget` only with some of its data.
 _OF_EVENTS: Mapping[str, AlertKind] = {
     "job.succeeded": AlertKind.JOB_ENDED,
     "job.failed": AlertKind.JOB_ENDED,
     "job.cancelled": AlertKind.JOB_ENDED,
     "worker.straggles": AlertKind.STRAGGLER,
-    "attempt.ended": AlertKind.HANG,
     "worker_group.hung": AlertKind.HANG,
     "job.budget": AlertKind.BUDGET,
     "worker.miscomputed": AlertKind.NODE_SICK,
@@ -157,8 +156,6 @@ def facts_of(job: JobRow, first_seq: int, events: Iterable[NewEvent]) -> list[Fa
 
 def _kind_of(event: NewEvent) -> AlertKind | None:
     kind = _OF_EVENTS.get(event.kind)
-    if event.kind == "attempt.ended" and event.data.get("end_reason") != "hang":
-        return None
     if kind is AlertKind.BUDGET and event.data.get("step") is None:
         # It allows the job again.
         return None

@@ -14,6 +14,8 @@ from service.queue.rows import AttemptRow, JobRow, NodeRow, RayRequestRow
 
 #: Seconds without progress when the workers of a group change; a start from a checkpoint takes about as long.
 RESUME_S = 10.0
+#: Seconds of training, and times as long as these that may be left, for the mean pace to say when a job ends.
+LEAST_SEEN_S, MOST_FORESEEN = 30.0, 200.0
 
 
 def demand_of(
@@ -78,6 +80,22 @@ def work_left_s(job: JobRow, attempt: AttemptRow | None, now: float) -> float | 
     running_s = 0.0 if attempt is None or attempt.started_at is None else max(0.0, now - attempt.started_at)
     trained_s = job.trained_s + running_s
     return max(0, job.total_steps - job.step) * trained_s / job.step
+
+
+def ends_at(job: JobRow, attempt: AttemptRow, now: float) -> float | None:
+    """When a running job ends at its mean pace, or at its time limit if that is earlier; None while that is not known.
+
+    The time after its last step is known of no job.
+    """
+    if attempt.started_at is None:
+        return None
+    trained_s = job.trained_s + max(0.0, now - attempt.started_at)
+    left_s = work_left_s(job, attempt, now)
+    is_foreseen = left_s and trained_s >= LEAST_SEEN_S and left_s <= MOST_FORESEEN * trained_s
+    ends = [now + left_s] if left_s is not None and is_foreseen else []
+    if job.run_time_s is not None and job.run_time_s > trained_s:
+        ends.append(now + job.run_time_s - trained_s)
+    return min(ends, default=None)
 
 
 def start_up_s(nodes: Iterable[NodeRow]) -> float:

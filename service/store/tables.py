@@ -802,6 +802,16 @@ token_grants = sa.Table(
     sa.Index("ix_token_grants_project", "project", "token_id"),
 )
 
+# Tokens of issuers whose sessions ended by a sign-out, by digest: `service.store.signed_out`.
+signed_out = sa.Table(
+    "signed_out",
+    metadata,
+    sa.Column("digest", sa.String(64), primary_key=True),
+    # Seconds since 1970 from which no such token is good anyway.
+    sa.Column("until", sa.Double, nullable=False),
+    sa.Index("ix_signed_out_until", "until"),
+)
+
 # Roles of users and of groups of users, who prove elsewhere who they are.
 grants = sa.Table(
     "grants",

@@ -202,8 +202,8 @@ const download = (path, name = "download") => html`<a href=${`/v1/jobs/${path}`}
 function Files({ job }) {
   const id = job.id;
   return html`<${Listed} title="Checkpoints" job=${job} path="checkpoints" heads="#step|#workers|#size|committed|"
-      row=${(one) => [COUNT.format(one.step), one.world_size, bytes(one.size_bytes), moment(one.committed_at), download(`${id}/checkpoints/${one.step}/content`)]} />
-    <${Listed} title="Outputs" job=${job} path="outputs?limit=200" heads="~name|#size"
+      row=${(one) => [COUNT.format(one.step), one.world_size, bytes(one.size_bytes), moment(one.committed_at), download(`${id}/checkpoints/${one.step}/content`, "download (tar)")]} />
+    <${Listed} title="Outputs" job=${job} path="outputs?limit=200" heads="~download|#size"
       row=${(one) => [download(`${id}/outputs/${one.name.split("/").map(encodeURIComponent).join("/")}`, one.name), bytes(one.size_bytes)]}
       note=${(page) => page.next_cursor && html`<p class="muted">The first 200; <code>remora outputs ${id}</code> lists all.</p>`} />
     <${Listed} title="Profiles" job=${job} path="profiles" heads="#rank|#steps|asked for|~state|#size"

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { get, getLong, getPages, request, useRead } from "./api.js";
-import { Act, Bar, JobLink, Problem, State, Typed, WorkersArea, useNow } from "./parts.js";
+import { Act, Bar, JobLink, Problem, Sentence, State, Typed, WorkersArea, useNow } from "./parts.js";
 import { Submission } from "./submission.js";
 import { courseOf, dueCourses } from "./job_courses.js";
 import { afterAnswer, dueParts } from "./job_costs.js";
@@ -71,7 +71,7 @@ function Row({ job, now, cost, course, chosen, choose }) {
   return html`<tr>
     <td>${job.terminal ? null : html`<input type="checkbox" aria-label=${`select ${job.name}`} checked=${chosen} onChange=${() => choose(job.id)} />`}</td>
     <td><${JobLink} job=${job} /><br /><small>${job.id}</small></td>
-    <td class="message"><${State} state=${job.state} /><div class="why">${job.message ?? job.why_short ?? ""}</div></td>
+    <td class="message"><${State} state=${job.state} /><div class="why"><${Sentence} text=${job.message ?? job.why_short} /></div></td>
     <td><${Steps} job=${job} now=${now} perS=${job.state === "running" ? course?.perS : null} /></td>
     <td class="number">${job.world_size || "–"}${sizes.max === undefined ? null : html` <small>of ${sizes.min ?? 1}–${sizes.max}</small>`}${job.state === "running" && course && html`<div class="wide"><svg width="120" height="22" role="img" aria-label="workers over time"><${WorkersArea} workers=${course.workers} most=${sizes.max} x=${(at) => (120 * (at - course.from)) / Math.max(1, course.to - course.from)} to=${course.to} bottom=${22} height=${20} /></svg></div>`}</td>
     <td class="wide">${job.project}</td>

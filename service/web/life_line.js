@@ -106,7 +106,7 @@ class Drawing {
       case "attempt.regrouping": this.all("regrouping", at); this.count(0, at); break;
       case "node.lost": this.lose(data.ranks ?? [], at); break;
       case "worker.killed": this.lose([data.rank], at); break;
-      // All workers end, and their lanes with the next group.
+      // Lanes of workers that end, end with the next group.
       case "worker_group.hung": this.lose([], at); break;
       case "worker_group.regrouped": this.regroup(data.addresses ?? this.group.filter(Boolean).map((lane) => lane.address), at); break;
       case "checkpoint.committed": this.checkpoints.push(at); break;
@@ -164,7 +164,7 @@ class Drawing {
     const last = this.losses.at(-1);
     if (!last) return;
     // In place the group goes on before its first new step is reported.
-    const isLate = last.to !== null && typeof data.pause_s === "number" && last.from === last.at && at - data.pause_s <= last.to;
+    const isLate = last.to !== null && typeof data.pause_s === "number" && (last.from === last.at || last.steps === null) && at - data.pause_s <= last.to;
     if (last.to !== null && !isLate) return;
     last.to = at;
     if (typeof data.pause_s === "number") last.from = Math.min(last.at, at - data.pause_s);

@@ -44,7 +44,7 @@ const since = (at, line) => (at - line.from < 0.05 ? "0" : duration(at - line.fr
 
 function Losses({ losses, isCut }) {
   if (!losses.length) return html`<p>It has lost no worker to a preemption or failure${isCut ? " since then" : ""}.</p>`;
-  return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures" heads="when|~what happened|#cost until a new step|#time|~of it|#steps repeated"
+  return html`<h2>Preemptions and failures</h2><${Table} label="preemptions and failures" heads="when|~what happened|#cost until the next new step|#time lost|~where it went|#steps repeated"
     rows=${losses.slice(-MOST_LOSSES).reverse().map((one) => [moment(one.at), one.cause, one.cost === undefined ? "–" : money(one.cost),
       `${duration(one.total_s)}${one.isOver ? "" : " so far"}`, lossText({ ...one, steps: null, cost: undefined }), one.steps ?? (one.isOver ? "–" : "not known yet")])} />
     ${losses.length > MOST_LOSSES && html`<p class="muted">The newest ${MOST_LOSSES} of ${losses.length}.</p>`}`;

@@ -2,12 +2,12 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { addressOf } from "./addresses.js";
-import { phrase } from "./words.js";
+import { localTimes, phrase } from "./words.js";
 
 export const State = ({ state, phase }) => html`<span class="state ${state}">${phrase(state)}${phase ? `: ${phase}` : ""}</span>`;
 
-/** A sentence of the service, in which `names` stand between backticks. */
-export const Sentence = ({ text }) => html`${String(text ?? "").split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}`;
+/** A sentence of the service, in which `names` stand between backticks, with times of the reader. */
+export const Sentence = ({ text }) => html`${localTimes(text).split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part))}`;
 
 /** What went wrong, in the words of the service, and what to do. */
 export function Problem({ error }) {

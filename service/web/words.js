@@ -37,6 +37,9 @@ const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 
 export const moment = (at) => (at ? MOMENT.format(at * 1000) : "");
 
+/** A sentence of the service, in which times in UTC become those of the reader, as all others on the page are. */
+export const localTimes = (text) => String(text ?? "").replace(/\b(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC\b/g, (_, date, time) => moment(Date.parse(`${date}T${time}Z`) / 1000));
+
 export const clock = (at) => CLOCK.format(at * 1000);
 
 /** "as of 20:41:03" for what was read at that time, with the date where that is another day. */

@@ -135,9 +135,15 @@ class Attempt:
             text = "The job is paused: its workers end after a checkpoint."
             self.request_stop("pause", text, until.at)
 
-    def conclude(self, verdict: Verdict) -> None:
-        """End the attempt for a reason that the driver found."""
+    def conclude(self, verdict: Verdict, quiet_s: float | None = None) -> None:
+        """End the attempt for a reason that the driver found; a hang after `quiet_s` seconds without a step."""
+        if verdict.end_reason is EndReason.HANG and not self.lifecycle.is_final:
+            self.report_hang(verdict.message, quiet_s)
         self._carry_out(self.lifecycle.conclude(verdict))
+
+    def report_hang(self, text: str, quiet_s: float | None) -> None:
+        """A hang was found: one event says so, whatever follows, and alerts report that one."""
+        self.account.event("worker_group.hung", text, quiet_s=quiet_s)
 
     def restart_group(self) -> None:
         """End all workers, so that a new worker group starts from the storage, or the attempt ends."""

@@ -127,18 +127,22 @@ class HangMonitor:
             f"No step ended for {overdue.quiet_s:.0f} s, and the longest of late took {overdue.longest_s:.1f} s"
             f"{': ' + why if why else ''}; the events `worker.stack` say what every rank was doing."
         )
-        verdict = Verdict(goes_on=False, end_reason=EndReason.HANG, message=text)
+        self._follow(Verdict(goes_on=False, end_reason=EndReason.HANG, message=text), overdue)
+
+    def _follow(self, verdict: Verdict, overdue: Overdue) -> None:
+        """Carry out what follows from a hang, and report it once."""
+        attempt, text, quiet_s = self._attempt, verdict.message, round(overdue.quiet_s, 1)
         # 3. Ranks that can park go on without those that cannot; once per step.
         if attempt.group_members.is_elastic and attempt.lifecycle.suspect(verdict):
+            attempt.report_hang(f"{text} The workers that can park go on together.", quiet_s)
             self._in_place.park_all()
             return
         # 4. Scripts that own their training begin again together, once for each new checkpoint.
         if not attempt.group_members.is_elastic and attempt.start_again():
-            said = f"{text[:-1]}. The workers start again from the newest checkpoint."
-            attempt.account.event("worker_group.hung", said, quiet_s=round(overdue.quiet_s, 1))
+            attempt.report_hang(f"{text} The workers start again from the newest checkpoint.", quiet_s)
             return
         # 5. No rank makes progress.
-        attempt.conclude(verdict)
+        attempt.conclude(verdict, quiet_s)
 
     def _report(
         self, rank: int, stack: str, collectives: tuple[LastCollective, ...] | None, text: str

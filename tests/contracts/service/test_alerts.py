@@ -441,10 +441,14 @@ class TestKinds:
             driver.report("event", kind="checkpoint.refused", message="No space.", data={"step": 7})
         driver.report("event", kind="worker.gpu_failed", message="Its GPU failed.", data={"rank": 1})
         driver.report("event", kind="training.resumed", message="On.", data={"step": 1})
+        driver.report("event", kind="worker_group.hung", message="No step ended.", data={"quiet_s": 61.0})
         driver.report("ended", end_reason="hang", message="No step ended.", exit_code=None)
+        alerted.tick(4)
+        alerted.world.succeed()
         alerted.tick(4)
         kinds = [r.content["type"] for r in alerted.receiver.received]
         assert kinds[:4] == ["straggler", "checkpoint_missed", "node_sick", "hang"]
+        assert kinds.count("hang") == 1, "the end of its attempt is the same hang"
         assert len(alerted.shown(alert)) == len(kinds) == len(set(alerted.receiver.ids))
 
     def test_a_part_of_a_budget_is_reported_once_in_its_period(self, alerted: Alerted) -> None:

@@ -534,7 +534,7 @@ OF_ALL = {
         "shells",
     ),
     *("alert_facts", "alert_watches", "alerts", "notifications"),
-    *("secret_versions", "secrets", "token_grants", "tokens", "totals"),
+    *("secret_versions", "secrets", "signed_out", "token_grants", "tokens", "totals"),
 }
 
 

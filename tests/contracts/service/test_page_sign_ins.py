@@ -15,11 +15,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from examples.openid_issuer import SigningKey, serve
+from service.api import authentication
 from service.api.app import create_app
 from service.api.rates import Rate, Rates
 from service.openid import code_flow
 from service.openid.issuers import Issuer as IssuerSettings
 from service.settings import Settings
+from service.store import signed_out
 from tests.openid_pages import PageIssuer
 
 BASE = "http://127.0.0.1:7265"
@@ -93,6 +95,37 @@ def test_a_person_comes_back_with_a_session_to_the_view_that_was_asked_for(
     assert client.get("/v1/whoami").json()["id"] == "user:corp/alice"
     # What the session writes still needs what only the page reads.
     assert client.delete("/v1/session").json()["code"] == "csrf_token_missing"
+
+
+def test_a_copy_of_the_cookie_is_good_for_nothing_after_the_sign_out(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "REMEMBERED_S", 0.0)
+    signed_in(client, at_the_issuer(begin(client)))
+    copied, csrf = client.cookies["remora_session"], client.get("/v1/session").json()["csrf_token"]
+    for _ in range(2):
+        # A page that did not get the first answer asks once more.
+        client.cookies.set("remora_session", copied)
+        left = client.delete("/v1/session", headers={"X-CSRF-Token": csrf})
+    assert (left.status_code, left.json()["code"]) == (401, "token_revoked")
+    client.cookies.set("remora_session", copied)
+    assert client.get("/v1/jobs").json()["code"] == "token_revoked"
+    client.cookies.clear()
+    as_header = client.get("/v1/jobs", headers={"Authorization": f"Bearer {copied}"})
+    assert (as_header.status_code, as_header.json()["code"]) == (401, "token_revoked")
+
+
+def test_who_has_signed_out_can_sign_in_again(client: TestClient) -> None:
+    database = client.app.state.remora.database  # type: ignore[attr-defined]
+    signed_in(client, at_the_issuer(begin(client)))
+    database.transact(lambda connection: signed_out.put(connection, "an.other.token", 2000.0))
+    database.transact(lambda connection: signed_out.put(connection, "an.other.token", 2000.0))
+    assert not is_signed_out(client)
+    assert database.query(lambda connection: signed_out.is_there(connection, "an.other.token"))
+    database.transact(lambda connection: signed_out.forget(connection, 2000.0, 10))
+    assert database.query(lambda connection: signed_out.is_there(connection, "an.other.token"))
+    database.transact(lambda connection: signed_out.forget(connection, 2000.5, 10))
+    assert not database.query(lambda connection: signed_out.is_there(connection, "an.other.token"))
 
 
 def test_the_issuer_is_asked_for_a_code_with_proof_key_state_and_nonce(

@@ -241,6 +241,32 @@ def test_a_running_job_says_why_it_is_not_larger_until_nothing_is_in_its_way(
     assert job(client, job_id).why_short is None
 
 
+def test_the_job_that_is_next_says_why_no_node_is_bought_for_it_and_when_enough_may_be_free(
+    world: World, client: TestClient
+) -> None:
+    document = f"pools: {{cpu: {{{POOL}, max_nodes: 1}}}}"
+    follow_policies(world, document)
+    runs = train(world, 1)
+    driver, began = world.launcher.driver_of(runs), world.now
+    driver.report("metric", at=began, step=1, world_size=1, values={})
+    waits = world.submit()
+    world.tick(3)
+    limited = "there is no capacity for 1 worker: pool 'cpu' may have 1 node"
+    is_next = "is next: it needs 1 worker of 1 CPU and other jobs leave capacity for 0"
+    assert job(client, waits).message == f"{is_next}; {limited}"
+    world.now = began + 100.0
+    driver.report("progress", at=world.now, step=100, total_steps=400)
+    world.tick(3)
+    said = str(job(client, waits).message)
+    assert said.startswith(
+        f"{is_next}; enough may be free at about 1970-01-01 00:24:00 UTC, if the running jobs"
+    )
+    assert said.endswith(f"; {limited}")
+    follow_policies(world, document.replace("1}", "2}"))
+    world.tick()
+    assert "; 1 node for it is starting, ready at about " in str(job(client, waits).message)
+
+
 def test_a_rule_that_vetoes_is_shown_at_its_pool(
     world: World, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

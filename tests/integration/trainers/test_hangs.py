@@ -60,6 +60,7 @@ def test_a_script_that_can_go_on_leaves_the_one_that_hangs_behind(lab: Lab, tmp_
     stacks = {event["data"]["rank"]: event["data"]["stack"] for event in run.events("worker.stack")}
     assert "(stopped)" in stacks[1]
     assert "wait (train.py" in stacks[0]
+    assert len(run.events("worker_group.hung")) == 1
     step = run.step
     run.until(lambda: run.step > step, "it does steps")
     finish.touch()

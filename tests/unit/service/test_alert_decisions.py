@@ -83,7 +83,6 @@ class TestFacts:
             ("job.failed", {}, AlertKind.JOB_ENDED),
             ("job.cancelled", {}, AlertKind.JOB_ENDED),
             ("worker.straggles", {"rank": 3}, AlertKind.STRAGGLER),
-            ("attempt.ended", {"end_reason": "hang"}, AlertKind.HANG),
             ("worker_group.hung", {"quiet_s": 61.0}, AlertKind.HANG),
             ("job.budget", {"step": "shrink"}, AlertKind.BUDGET),
             ("worker.miscomputed", {}, AlertKind.NODE_SICK),

@@ -209,6 +209,27 @@ def test_a_hang_after_which_all_start_again_is_a_loss_from_the_last_step_on(scri
     assert loss_of(script.call("lifeLine", [*BEGIN, hung[1], hung[0], *hung[2:], won], 60)) == loss_of(line)
 
 
+def test_a_hang_that_the_others_park_for_is_one_loss_from_the_last_step_on(script: Script) -> None:
+    parked = [
+        event(50, "worker_group.hung", quiet_s=30.0),
+        event(51, "attempt.regrouping"),
+        event(56, "worker_group.regrouped", cause="loss", world_size=1, pause_s=6.0, addresses=[A]),
+        event(57, "training.resumed", pause_s=37.0, repeated_steps=0),
+    ]
+    line = script.call("lifeLine", [*BEGIN, *parked], 60)
+    assert [(loss["from"], loss["to"], loss["steps"]) for loss in line["losses"]] == [(20, 57, 0)]
+    assert [mark["kind"] for mark in line["marks"]] == ["loss", "change", "change"]
+    assert [(lane["address"], lane["spans"][-1]["to"]) for lane in line["lanes"]] == [(A, 60), (B, 56)]
+
+
+def test_a_hang_that_ends_the_attempt_is_the_same_loss(script: Script) -> None:
+    ended = [event(50, "worker_group.hung", quiet_s=30.0), event(51, "attempt.ended", end_reason="hang")]
+    line = script.call("lifeLine", [*BEGIN, *ended, event(52, "attempt.created")], 60)
+    assert [(loss["from"], loss["isOver"]) for loss in line["losses"]] == [(20, False)]
+    failed = script.call("lifeLine", [*BEGIN, *ended, event(51, "job.failed")], 60)
+    assert [(loss["from"], loss["to"]) for loss in failed["losses"]] == [(20, 51)]
+
+
 @pytest.mark.parametrize("kind", ["checkpoint.refused", "checkpoint.abandoned", "checkpoint.incomplete"])
 def test_a_checkpoint_that_did_not_come_to_be_has_a_mark(script: Script, kind: str) -> None:
     line = script.call("lifeLine", [*BEGIN, event(20, kind, step=3)], 30)

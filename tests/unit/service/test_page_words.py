@@ -116,3 +116,14 @@ def test_a_difference_has_both_texts(script: Script, before: str, after: str) ->
     assert "\n".join(line["text"] for line in lines if line["kind"] != "less") == after
     if before == after:
         assert {line["kind"] for line in lines} == {"same"}
+
+
+def test_times_of_a_sentence_are_those_of_the_reader_as_all_others_are(script: Script) -> None:
+    said = "ready at about 2026-07-01 12:05:10 UTC; until 2026-07-01 23:59:00 UTC nothing is bought"
+    at, until = 1_782_907_510, 1_782_950_340
+    expected = (
+        f"ready at about {script.call('moment', at)}; until {script.call('moment', until)} nothing is bought"
+    )
+    assert script.call("localTimes", said) == expected
+    assert script.call("localTimes", None) == ""
+    assert script.call("localTimes", "step 2026 of 12:05 UTC") == "step 2026 of 12:05 UTC"

@@ -177,6 +177,7 @@ async def test_a_group_that_breaks_at_one_step_again_and_again_ends_with_what_it
     )
     assert stage.attempt.generation == 1 + 4
     assert stage.messages("stop") == [0, 1]
+    assert len(stage.events("worker_group.hung")) == 1
 
 
 @scene

@@ -85,6 +85,8 @@ async def test_a_script_that_cannot_go_on_ends_with_the_stacks_of_all_ranks() ->
     assert await at.stage.attempt.judge(set(), set()) is False, "no worker group follows"
     await at.after(LIMIT_S * 3)
     assert len(at.stage.events("worker.stack")) == 2, "it is reported once"
+    (found,) = at.stage.events("worker_group.hung")
+    assert found["quiet_s"] > LIMIT_S
 
 
 @scene
@@ -96,8 +98,12 @@ async def test_one_that_hangs_is_left_behind() -> None:
     assert (at.reason, at.stage.order) == (None, [0, 2])
     assert at.stage.regrouped == [("loss", 2)]
     assert at.stacks.keys() == {0, 1, 2}
+    assert len(at.stage.events("worker_group.hung")) == 1, "a hang is reported although the attempt goes on"
     await at.train()
     assert at.stage.attempt.lifecycle.suspicion is None
+    at.stage.hanging.add(2)
+    await at.after(LIMIT_S + 30.0)
+    assert len(at.stage.events("worker_group.hung")) == 2, "another hang"
 
 
 @scene
@@ -167,6 +173,7 @@ async def test_when_no_worker_can_park_it_is_a_hang() -> None:
     await at.after(LIMIT_S + 60.0)
     assert at.reason is EndReason.HANG
     assert set(at.stage.messages("stop")) == {0, 1, 2}
+    assert len(at.stage.events("worker_group.hung")) == 1, "its end is no second one"
 
 
 @scene
