@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from tests.golden.beside_constructs import EVERY, right_of
 from tests.golden.constructs import Construct, Weights, loss_of, table_of
 from tests.golden.constructs_of_models import Experts
 from tests.golden.sampler_constructs import Groups, Shuffled
-from tests.golden.sharded_constructs import built, cut, loop_of, trained, whole
-from tests.golden.subjects import PlacedStream, network
+from tests.golden.sharded_constructs import cut, loop_of, trained, whole
+from tests.golden.subjects import CLASSES, FEATURES, PlacedStream, network
 
 
 class Recomputed(nn.Sequential):
@@ -56,13 +56,72 @@ def experts(folder: Path) -> Weights:
     return trained(loop_of(build))
 
 
+class Block(nn.Module):
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, 32)
+
+    def forward(self, inner: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(inner))
+
+
+class Blocks(nn.Module):
+    """PyTorch compiles no `forward` of its own files, as that of `nn.Sequential`, and no loop over sharded layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.first, self.second = Block(FEATURES), Block(32)
+        self.dropout, self.head = nn.Dropout(0.3), nn.Linear(32, CLASSES)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.dropout(self.first(samples))))
+
+
 def compiled(folder: Path) -> Weights:
     def build(mesh: Any) -> Any:
-        model, optimizer = built(mesh)
-        model.compile()
-        return model, optimizer
+        model = Blocks()
+        for block in (model.first, model.second):
+            block.compile(fullgraph=True)
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-    return trained(loop_of(build))
+    return trained_compiled(build)
+
+
+def compiled_as_a_whole(folder: Path) -> Weights:
+    def build(mesh: Any) -> Any:
+        model = Blocks()
+        for block in (model.first, model.second):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh).compile()
+        return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    return trained_compiled(build)
+
+
+def trained_compiled(build: Any) -> Weights:
+    weights = trained(loop_of(build))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2, "each block runs as compiled"
+    return weights
+
+
+def offloaded(folder: Path) -> Weights:
+    """Only with a GPU beside it can host memory be pinned."""
+
+    def build(mesh: Any) -> Any:
+        model, policy = network("mlp"), CPUOffloadPolicy(pin_memory=False)
+        for layer in (model[0], model[3], model):
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    loop = loop_of(build)
+    for step in loop:
+        step.backward(loss_of)
+        nn.utils.clip_grad_norm_(loop.model.parameters(), 0.1)
+        loop.optimizer.step()
+    return whole(loop)
 
 
 def scaled(folder: Path) -> Weights:
@@ -103,7 +162,9 @@ CONSTRUCTS: list[Construct] = [
     Construct("activation checkpointing, `use_reentrant=False`", "exact", recomputed),
     Construct("the same with `use_reentrant=True`", "exact", recomputed_reentrantly),
     Construct("a mixture of experts of which a step uses some (MoE), sharded as a whole", "exact", experts),
-    Construct("`model.compile()` in `build`", "exact", compiled),
+    Construct("blocks with `block.compile(fullgraph=True)` before `fully_shard(block)`", "exact", compiled),
+    Construct("`model.compile()` in `build`", "exact", compiled_as_a_whole),
+    Construct("`CPUOffloadPolicy(pin_memory=False)`, with CPUs as the devices", "exact", offloaded),
     Construct("a `GradScaler`, also where gradients overflow", "exact", scaled),
     Construct("a sampler", "exact", sampled),
     Construct("a `batch_sampler` with batches of unlike size", "exact", in_own_batches),

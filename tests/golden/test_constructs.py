@@ -56,6 +56,7 @@ LONG = (
     constructs_of_models.compiled,
     constructs_of_models.compiled_as_a_whole,
     sharded_constructs_of_models.compiled,
+    sharded_constructs_of_models.compiled_as_a_whole,
 )
 #: Each trains three times with several workers: one of six is tried with every change, all of them in `make soak`.
 ONE_OF = 6

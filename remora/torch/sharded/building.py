@@ -103,6 +103,12 @@ def check(model: torch.nn.Module, grid: Grid) -> None:
         is_sharded = isinstance(parameter, DTensor) and SHARD in (parameter.device_mesh.mesh_dim_names or ())
         if not is_sharded:
             raise ValueError(f"{name} is not sharded: call fully_shard(model, mesh=mesh) at the end of build")
+        if parameter.to_local().is_cpu and parameter.device_mesh.device_type != "cpu":
+            # PyTorch makes sharded tensors on the mesh's device, and NCCL sends nothing from host memory.
+            raise ValueError(
+                f"{name} is kept in host memory while GPUs compute (CPUOffloadPolicy), where no change of workers could"
+                " put the optimizer's state back: call fully_shard without offload_policy"
+            )
         if not holds(parameter.dtype):
             raise ValueError(
                 f"{name} is of the type {parameter.dtype}, which the files of a checkpoint cannot hold: use another one"
