@@ -18,12 +18,12 @@ from remora.torch.feed import (
     Feed,
     FeedPlan,
     LoadedBatch,
-    Loading,
     MicroBatch,
     is_stream,
     load_batches,
 )
 from remora.torch.group import Group, PeerLost
+from remora.torch.loading import Loading
 from remora.torch.loop_settings import Settings, apply_precision
 from remora.torch.order import Position
 from remora.torch.sample_fingerprints import different_sample_text, first_different_rank
@@ -61,7 +61,7 @@ class ElasticLoop(ABC):
         data: Any,
         loading: Loading,
     ) -> None:
-        check_stream(data, settings.epochs)
+        check_stream(data, settings.epochs, loading.num_workers)
         apply_precision()
         self._settings = settings
         self._device = device

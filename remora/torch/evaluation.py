@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset, default_collate
 
-from remora.torch.feed import Loading, is_stream
-from remora.torch.held_stream import NOTHING, HeldStream, check_held
+from remora.torch.feed import is_stream
+from remora.torch.held_stream import HeldStream, PartBatch, StreamBatches, StreamEnd, check_held
+from remora.torch.loading import Loading, loader_of
 from remora.torch.loop_settings import Settings
-from remora.torch.randomness import RandomStream, capture, derive, restore, seed_everything
+from remora.torch.randomness import capture, derive, restore, seed_everything
 from remora.torch.step import VALUES, AnyStep, as_sum, moved, with_metrics
 
 #: Returns the mean loss of a batch, or a sum and its count, alone or with other means by name.
@@ -38,6 +39,7 @@ class Held:
     #: Most samples of one forward pass.
     batch_size: int
     collate: Callable[[list[Any]], Any] | None
+    #: Processes that read it; of a stream each reads all.
     num_workers: int
     #: Parts of the dataset.
     parts: int
@@ -71,7 +73,7 @@ def held_for(
     """
     if step is None or not step.is_done:
         raise RuntimeError("call evaluate inside a step of the loop, after step.backward")
-    check_held(data, trained)
+    check_held(data, trained, num_workers)
     seed = derive(settings.seed, "evaluation", step.number)
     shard_size = settings.micro_batch or -(-settings.global_batch // settings.shards)
     return Held(
@@ -182,9 +184,9 @@ def first_item(held: Held) -> Any:
     """The first sample of the dataset, of a stream once that was read.  Raises ValueError where it has none."""
     if not is_stream(held.data):
         return held.data[0]
-    if held.stream.first is NOTHING:
+    if not held.stream.first:
         raise ValueError("the dataset has no sample to evaluate")
-    return held.stream.first
+    return held.stream.first[0]
 
 
 def filler_of(held: Held) -> Any:
@@ -224,10 +226,6 @@ def as_it_was(model: torch.nn.Module) -> Iterator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
-#: A part, a batch of it, and its samples.
-PartBatch = tuple[int, Any, int]
-
-
 def batches_of(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
     """The batches of some parts; afterwards `found` has the number of samples of the dataset."""
     return _of_stream(held, parts, found) if is_stream(held.data) else _of_dataset(held, parts, found)
@@ -247,28 +245,16 @@ class _Batches(Dataset):  # type: ignore[misc]  # torch is not checked
         return self._collate([self._data[sample] for sample in samples])
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
 def _of_dataset(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
     found.samples = len(held.data)
     ranges = [_samples_of(held, part) for part in parts]
     cut = [[one[at : at + held.batch_size] for at in range(0, len(one), held.batch_size)] for one in ranges]
-    loader = DataLoader(
-        _Batches(held),
-        batch_size=None,
-        sampler=[
-            (part, number, batch)
-            for part, batches in zip(parts, cut, strict=True)
-            for number, batch in enumerate(batches)
-        ],
-        collate_fn=_as_it_is,
-        num_workers=held.num_workers,
-        generator=torch.Generator(),
-        pin_memory=held.device.type == "cuda",
-    )
-    loaded = iter(loader)
+    places = [
+        (part, number, batch)
+        for part, batches in zip(parts, cut, strict=True)
+        for number, batch in enumerate(batches)
+    ]
+    loaded = iter(loader_of(_Batches(held), places, Loading(num_workers=held.num_workers)))
     for part, batches in zip(parts, cut, strict=True):
         for batch in batches:
             yield part, next(loaded), len(batch)
@@ -281,36 +267,15 @@ def _samples_of(held: Held, part: int) -> range:
 
 
 def _of_stream(held: Held, parts: Sequence[int], found: PartSums) -> Iterator[PartBatch]:
-    """All own parts at once, because a stream is read once."""
-    collate, own = held.collate or default_collate, frozenset(parts)
-    waiting: dict[int, list[Any]] = {part: [] for part in parts}
-    numbers: Counter[int] = Counter()
-
-    def one(part: int) -> PartBatch:
-        items, waiting[part] = waiting[part], []
-        seed_everything(derive(held.seed, "data", part, numbers[part]), devices=False)
-        numbers[part] += 1
-        return part, collate(items), len(items)
-
-    samples = 0
-    random = RandomStream(derive(held.seed, "stream"))
-    numbered = enumerate(held.stream.read())
-    full: int | None = 0
-    while full is not None:
-        full = None
-        # States of random numbers take longer than most samples: they change once for each batch.
-        with random.running():
-            for number, item in numbered:
-                samples = number + 1
-                if (part := number % held.parts) in own:
-                    waiting[part].append(item)
-                    if len(waiting[part]) == held.batch_size:
-                        full = part
-                        break
-        if full is not None:
-            yield one(full)
-    found.samples = samples
-    yield from (one(part) for part in parts if waiting[part])
+    collate = held.collate or default_collate
+    batches = StreamBatches(held.stream, list(parts), held.parts, held.batch_size, collate, held.seed)
+    loading = Loading(num_workers=held.num_workers)
+    for one in batches if held.num_workers == 0 else loader_of(batches, None, loading):
+        if isinstance(one, StreamEnd):
+            # Of several processes each comes to the end.
+            found.samples, held.stream.first = one.samples, one.first
+            return
+        yield one
 
 
 def rows_of(found: PartSums, own: Sequence[int], parts: int) -> torch.Tensor:

@@ -5,19 +5,19 @@ A dataset with a length is read by sample number (`order.py`), one without as `s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate
 
 from remora.torch.agreement import copy_of, differs
+from remora.torch.loading import Collate, Loading, every_nth, loader_of
 from remora.torch.order import Order, Position, split_shard
 from remora.torch.randomness import capture, derive, restore, seed_everything
 from remora.torch.sample_fingerprints import SampleFingerprint, sample_fingerprint
-from remora.torch.sampling import SampledOrder, Sampling
+from remora.torch.sampling import SampledOrder
 from remora.torch.sharded_stream import ShardedStream
 from remora.torch.streams import OwnStreams, Source, StreamBatch, WholeStream
 
@@ -72,20 +72,6 @@ class FeedPlan:
 
 
 LoadedBatch = tuple[MicroBatch, Any]
-Collate = Callable[[list[Any]], Any]
-
-
-@dataclass(frozen=True)
-class Loading:
-    """How samples become batches."""
-
-    #: None: that of torch.
-    collate: Collate | None = None
-    #: Processes that read ahead, and micro-batches for each of them; None: as many as torch would.
-    num_workers: int = 0
-    prefetch_factor: int | None = None
-    #: The script's own order; None: a seeded permutation, or that of the dataset.
-    sampling: Sampling | None = None
 
 
 def load_batches(data: Any, plan: FeedPlan, loading: Loading) -> Iterator[LoadedBatch]:
@@ -98,7 +84,7 @@ def load_batches(data: Any, plan: FeedPlan, loading: Loading) -> Iterator[Loaded
     if isinstance(data, Source) or is_stream(data):
         source = data if isinstance(data, Source) else Source(data)
         stream = _Stream(source, plan, collate)
-        return iter(stream if num_workers == 0 else _loader(stream, None, loading))
+        return iter(stream if num_workers == 0 else loader_of(stream, None, loading))
     fetch = _Fetch(data, plan.seed, collate)
     sizes = (plan.global_batch, plan.shards, plan.seed)
     order: Order | SampledOrder
@@ -110,7 +96,7 @@ def load_batches(data: Any, plan: FeedPlan, loading: Loading) -> Iterator[Loaded
     return (
         map(fetch.__getitem__, micro_batches)
         if num_workers == 0
-        else iter(_loader(fetch, micro_batches, loading))
+        else iter(loader_of(fetch, micro_batches, loading))
     )
 
 
@@ -119,24 +105,6 @@ def is_stream(data: Any) -> bool:
     return isinstance(data, IterableDataset) or not (
         hasattr(data, "__len__") and hasattr(data, "__getitem__")
     )
-
-
-def _loader(dataset: Any, micro_batches: Iterable[MicroBatch] | None, loading: Loading) -> Any:
-    # A generator of its own: the loader must not draw from the random numbers of the script.
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=micro_batches,
-        num_workers=loading.num_workers,
-        prefetch_factor=loading.prefetch_factor,
-        collate_fn=_as_it_is,
-        generator=torch.Generator(),
-        pin_memory=torch.cuda.is_available(),
-    )
-
-
-def _as_it_is(loaded: LoadedBatch) -> LoadedBatch:
-    return loaded
 
 
 def _micro_batches_of(
@@ -263,8 +231,7 @@ class _Stream(IterableDataset):  # type: ignore[misc]  # torch is not checked
         self._collate = collate
 
     def __iter__(self) -> Iterator[LoadedBatch]:
-        worker = get_worker_info()
-        loader, loaders = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        loader, loaders = every_nth()
         for number, (micro_batch, items) in enumerate(self._micro_batches()):
             if number % loaders != loader:
                 continue

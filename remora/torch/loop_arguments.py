@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from remora.torch.feed import Loading, is_stream
+from remora.torch.feed import is_stream
+from remora.torch.loading import Loading
 from remora.torch.loop_settings import Exactness, Settings, agreed, needed
 from remora.torch.nonfinite import Nonfinite
 from remora.torch.sampling import batch_size_of, check_prefetch, sampling_of

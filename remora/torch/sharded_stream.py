@@ -50,8 +50,8 @@ def order_name(data: Any, sampling: Sampling | None) -> str:
     return "" if sampling is None else sampling.name
 
 
-def check_stream(data: Any, epochs: int | None) -> None:
-    """Raise ValueError for a stream that a loop cannot read."""
+def check_stream(data: Any, epochs: int | None, num_workers: int) -> None:
+    """Raise ValueError for a stream that a loop cannot read, in that number of processes of its own."""
     if isinstance(data, ShardedStream) and epochs is not None:
         raise ValueError(
             "a ShardedStream has no epochs, because its streams end at different steps: leave out epochs, and say"
@@ -64,4 +64,9 @@ def check_stream(data: Any, epochs: int | None) -> None:
         raise ValueError(
             f"a {type(data).__name__} that makes batches cannot be cut into shards: give it batch_size=None, so that it"
             " gives samples, and Loop makes the batches"
+        )
+    if num_workers and isinstance(data, DataLoader) and data.num_workers:
+        raise ValueError(
+            f"a {type(data).__name__} that has num_workers cannot be read in other processes, which may start none:"
+            " leave num_workers out of one of the two"
         )

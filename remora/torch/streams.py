@@ -67,7 +67,7 @@ class StreamBatch:
 
 
 @contextmanager
-def _by_one_process() -> Iterator[None]:
+def by_one_process() -> Iterator[None]:
     """A dataset sees no loader processes inside, among which it would divide its samples: each reads all of them."""
     info = loader_parts.worker._worker_info
     loader_parts.worker._worker_info = None
@@ -98,7 +98,7 @@ class _Reading:
                 one.set_epoch(epoch)
         if self.knows_its_place:
             seed_generators(self.data, derive(self._seed, "stream", *path))
-        with self._random.running(), _by_one_process():
+        with self._random.running(), by_one_process():
             if state is not None:
                 load(self.data, state)
             self._stream = iter(self.data)
@@ -112,12 +112,12 @@ class _Reading:
         """Where the dataset is; None where it does not know."""
         if not self.knows_its_place:
             return None
-        with _by_one_process():
+        with by_one_process():
             return state_of(self.data, self.samples)
 
     def items(self, most: int) -> Iterator[Any]:
         """The next samples; read to the end before anything else draws random numbers.  Fewer at the end."""
-        with self._random.running(), _by_one_process():
+        with self._random.running(), by_one_process():
             for _ in range(most):
                 item = next(self._stream, _END)
                 if item is _END:

@@ -14,7 +14,8 @@ from datasets import Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from remora.torch import ShardedStream
-from remora.torch.feed import Feed, FeedPlan, Loading, load_batches
+from remora.torch.feed import Feed, FeedPlan, load_batches
+from remora.torch.loading import Loading
 from remora.torch.order import Position
 
 SIZE, BATCH, SHARDS = 400, 12, 4

@@ -16,8 +16,8 @@ import torch
 from remora import training
 from remora.torch.buffers import Buffers
 from remora.torch.elastic import REPORTS_KEPT, ElasticLoop
-from remora.torch.feed import Loading
 from remora.torch.layout import Writer
+from remora.torch.loading import Loading
 from remora.torch.loop_settings import Settings, fingerprint
 from remora.torch.optimizers import EARLY
 from remora.torch.order import shards_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from remora.torch import Loop, ShardedStream, Steps
 from remora.torch.group import PeerLost
@@ -101,8 +102,60 @@ class PlacedStream(Stream):
         self.place = state["place"]
 
 
+class Divides(Stream):
+    """Noise in its samples, which several loader processes would divide among them."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
+        process = get_worker_info()
+        first, step = (0, 1) if process is None else (process.id, process.num_workers)
+        return ((value + torch.rand(()),) for value in self.values[first::step])
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        pytest.param(lambda: Divides(held_out(20)), id="a stream that would be divided"),
+        pytest.param(lambda: PlacedStream(held_out(20)), id="one that knows its place"),
+        pytest.param(lambda: DataLoader(Divides(held_out(20)), batch_size=None), id="a loader"),
+        pytest.param(lambda: Divides(held_out(1)), id="fewer batches than processes"),
+    ],
+)
+def test_a_stream_is_read_by_processes_and_gives_the_same_batches(stream: Any, num_workers: int) -> None:
+    def collate(items: list[Any]) -> Any:
+        return torch.stack([item[0] for item in items]), torch.rand(()), os.getpid()
+
+    def evaluate(num_workers: int) -> tuple[list[Any], set[int]]:
+        loop, _, optimizer = loop_of()
+        data, found, processes = stream(), [], set()
+
+        def compute(model: nn.Module, batch: Any) -> Any:
+            found.append([batch[0].tolist(), batch[1].item()])
+            processes.add(batch[2])
+            return loss_of(model, batch)
+
+        for step in loop:
+            step.backward(loss_of)
+            optimizer.step()
+            for _ in range(2):
+                means = loop.evaluate(
+                    data, compute, batch_size=3, collate_fn=collate, num_workers=num_workers
+                )
+                found.append(means)
+        return found, processes
+
+    alone, here = evaluate(0)
+    assert here == {os.getpid()}
+    found, processes = evaluate(num_workers)
+    assert found == alone
+    # Each evaluation starts its own.
+    assert len(processes) == 2 * min(num_workers, len(found) // 2 - 1)
+    assert os.getpid() not in processes
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_stream_that_knows_its_place_is_read_from_its_beginning_after_a_lost_worker(
-    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, model, optimizer = loop_of()
     lost = iter([False, False, False, True])
@@ -123,7 +176,7 @@ def test_a_stream_that_knows_its_place_is_read_from_its_beginning_after_a_lost_w
     for step in loop:
         step.backward(loss_of)
         optimizer.step()
-        found = loop.evaluate(PlacedStream(values), compute, batch_size=3)
+        found = loop.evaluate(PlacedStream(values), compute, batch_size=3, num_workers=num_workers)
     assert sum(seen) > 20, "some of it is computed twice"
     with torch.no_grad():
         assert found["loss"] == pytest.approx(float(model.eval()(values).square().mean()), rel=1e-5)
@@ -159,7 +212,8 @@ def test_processes_that_load_are_not_given_the_function() -> None:
         for step in loop:
             step.backward(loss_of)
             optimizer.step()
-            found = loop.evaluate(TensorDataset(held_out(5)), lambda *given: loss_of(*given), num_workers=1)
+            for data in (TensorDataset(held_out(5)), Stream(held_out(5))):
+                found = loop.evaluate(data, lambda *given: loss_of(*given), num_workers=1)
     finally:
         multiprocessing.set_start_method(started, force=True)
     assert found["loss"] > 0
@@ -200,6 +254,10 @@ def test_what_cannot_be_evaluated_is_refused_in_one_sentence() -> None:
             loop.evaluate(Stream(held_out(0)), loss_of)
         with pytest.raises(ValueError, match="a DataLoader that makes batches"):
             loop.evaluate(DataLoader(data, batch_size=2), loss_of)
+        with pytest.raises(ValueError, match="leave num_workers out of one of the two"):
+            loop.evaluate(DataLoader(data, batch_size=None, num_workers=1), loss_of, num_workers=1)
+        with pytest.raises(ValueError, match="has no sample"):
+            loop.evaluate(Stream(held_out(0)), loss_of, num_workers=1)
         with pytest.raises(ValueError, match="without ShardedStream"):
             loop.evaluate(ShardedStream(lambda *_: data), loss_of)
         with pytest.raises(ValueError, match="batch_size is a number of samples"):

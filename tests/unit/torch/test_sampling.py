@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.utils.data import SequentialSampler, TensorDataset
 
-from remora.torch.feed import FeedPlan, Loading, load_batches
+from remora.torch.feed import FeedPlan, load_batches
+from remora.torch.loading import Loading
 from remora.torch.order import Position
 from remora.torch.sampling import Sampling
 

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from remora.torch import CheckpointUnusable, Loop, ShardedStream
-from remora.torch.feed import Feed, FeedPlan, Loading, load_batches
+from remora.torch.feed import Feed, FeedPlan, load_batches
+from remora.torch.loading import Loading
 from remora.torch.order import Position, shards_of
 from remora.torch.randomness import RandomStream, capture, derive, restore
 from remora.torch.state import LoopState, Progress, read, write
