@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def right_of(model: nn.Module, batch: Any) -> Any:
     }
 
 
-def evaluated(held: Any, **fields: Any) -> Weights:
+def evaluated(held: Any, num_workers: int = 0, **fields: Any) -> Weights:
     """What each evaluation of a run finds, and the weights at its end."""
     model = network("mlp")
     optimizer = adam(model)
@@ -40,9 +41,21 @@ def evaluated(held: Any, **fields: Any) -> Weights:
         step.backward(lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]))
         optimizer.step()
         if step.number % EVERY == 0:
-            means = loop.evaluate(held, right_of, batch_size=3)
+            means = loop.evaluate(held, right_of, batch_size=3, num_workers=num_workers)
             found.append([means["loss"], means["right"]])
     return Weights({"found": torch.tensor(found, dtype=torch.float64), **model.state_dict()})
+
+
+class Elsewhere(PlacedStream):
+    """Read by no process but those of a loader."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.made_by = os.getpid()
+
+    def __iter__(self) -> Iterator[Any]:
+        assert os.getpid() != self.made_by, "it is read by the worker itself"
+        return super().__iter__()
 
 
 class OfRank(Stream):
@@ -70,6 +83,14 @@ def of_a_placed_stream(folder: Path) -> Weights:
 
 def of_a_loader(folder: Path) -> Weights:
     return evaluated(DataLoader(Stream(29), batch_size=None))
+
+
+def of_a_stream_read_ahead(folder: Path) -> Weights:
+    return evaluated(Elsewhere(29), num_workers=2)
+
+
+def of_a_loader_with_processes(folder: Path) -> Weights:
+    return evaluated(DataLoader(Stream(29), batch_size=None, num_workers=1), num_workers=1)
 
 
 def of_batches(folder: Path) -> Weights:
@@ -136,6 +157,14 @@ CONSTRUCTS: list[Construct] = [
         "`evaluate` of a stream with `state_dict`, beside another one that is trained", "exact", of_a_placed_stream,
     ),
     Construct("`evaluate` of a `DataLoader` with `batch_size=None`", "exact", of_a_loader),
+    Construct(
+        "`evaluate` of a stream, with `num_workers`", "exact", of_a_stream_read_ahead, "each process reads all of it",
+    ),
+    Construct(
+        "`evaluate` with `num_workers` of a `DataLoader` that has some of its own", "refused",
+        of_a_loader_with_processes,
+        "cannot be read in other processes, which may start none",
+    ),
     Construct(
         "`evaluate` of a `DataLoader` that makes batches", "refused", of_batches, "a DataLoader that makes batches",
     ),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from tests.golden.beside_constructs import EVERY, right_of
+from tests.golden.beside_constructs import EVERY, Elsewhere, right_of
 from tests.golden.constructs import Construct, Weights, loss_of, table_of
 from tests.golden.constructs_of_models import Experts
 from tests.golden.sampler_constructs import Groups, Shuffled
@@ -147,15 +147,19 @@ def read_ahead(folder: Path) -> Weights:
     return trained(loop_of(data=PlacedStream(60), num_workers=1, prefetch_factor=3))
 
 
-def evaluated(folder: Path) -> Weights:
-    loop, held, found = loop_of(), PlacedStream(29), []
+def evaluated(folder: Path, num_workers: int = 0) -> Weights:
+    loop, held, found = loop_of(), Elsewhere(29) if num_workers else PlacedStream(29), []
     for step in loop:
         step.backward(loss_of)
         loop.optimizer.step()
         if step.number % EVERY == 0:
-            means = loop.evaluate(held, right_of, batch_size=3)
+            means = loop.evaluate(held, right_of, batch_size=3, num_workers=num_workers)
             found.append([means["loss"], means["right"]])
     return Weights({"found": torch.tensor(found), **whole(loop).state_dict()})
+
+
+def evaluated_ahead(folder: Path) -> Weights:
+    return evaluated(folder, num_workers=1)
 
 
 CONSTRUCTS: list[Construct] = [
@@ -169,6 +173,7 @@ CONSTRUCTS: list[Construct] = [
     Construct("a sampler", "exact", sampled),
     Construct("a `batch_sampler` with batches of unlike size", "exact", in_own_batches),
     Construct("`evaluate` of a stream with `state_dict`", "exact", evaluated),
+    Construct("the same with `num_workers`", "exact", evaluated_ahead),
     Construct("a stream with `state_dict`, `num_workers` and `prefetch_factor`", "exact", read_ahead),
 ]
 

@@ -64,6 +64,10 @@ def from_a_loader(folder: Path) -> nn.Module:
     return trained(data=DataLoader(Stream(60), batch_size=None))
 
 
+def from_a_loader_with_processes(folder: Path) -> nn.Module:
+    return trained(data=DataLoader(Stream(60), batch_size=None, num_workers=1), num_workers=1)
+
+
 def divides_itself(folder: Path) -> nn.Module:
     return trained(data=DividesItself(60), num_workers=2)
 
@@ -140,6 +144,11 @@ CONSTRUCTS: list[Construct] = [
     Construct(
         "a `DataLoader` that makes batches", "refused", makes_batches,
         "a DataLoader that makes batches cannot be cut into shards",
+    ),
+    Construct(
+        "a `DataLoader` with `num_workers` of its own, where the loop has some", "refused",
+        from_a_loader_with_processes,
+        "cannot be read in other processes, which may start none",
     ),
     Construct(
         "`ShardedStream` whose streams depend on the rank", "your responsibility", shards_by_rank,
