@@ -38,7 +38,7 @@ def image() -> str:
         is_missing(
             "there is no podman, in which images are run: make test-tools installs it, as root on Debian"
         )
-    name = f"{NAME}:{hashlib.sha256(f'{sys.version}{_base()}2'.encode()).hexdigest()[:12]}"
+    name = f"{NAME}:{hashlib.sha256(f'{sys.version}{_base()}3'.encode()).hexdigest()[:12]}"
     if subprocess.run(["podman", "image", "exists", name], check=False).returncode:
         _make(name)
     return name
@@ -84,7 +84,9 @@ def _fill(tar: tarfile.TarFile) -> None:
         *(Path(found) for name in _PROGRAMS if (found := shutil.which(name, path="/bin:/usr/bin"))),
     ]
     extensions = [*library.glob("lib-dynload/*.so")]
-    for path in dict.fromkeys([*programs, *_libraries(*programs, *extensions)]):
+    # The C library loads it when a thread ends; no program names it, and every image with this C library has it.
+    of_threads = Path("/lib").glob("*-linux-gnu/libgcc_s.so.1")
+    for path in dict.fromkeys([*programs, *_libraries(*programs, *extensions), *of_threads]):
         tar.add(path, str(path))
     tar.add(
         library, str(library), filter=lambda one: None if set(Path(one.name).parts[-1:]) & _LEFT_OUT else one
