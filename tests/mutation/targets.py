@@ -32,9 +32,13 @@ TARGETS = (
             *_all(
                 "tests/unit/cluster/test_",
                 "planner planner_combinations planner_quotas pools_that_fail nodes_that_go keeping fitting refusals"
-                " eviction_rates preparing workers_per_node planner_memory views money installed_rules",
+                " eviction_rates preparing workers_per_node planner_memory views money installed_rules"
+                " demand_of_programs",
             ),
-            *_all("tests/unit/service/test_", "service_queue urgency fabric_domains quotas shares one_answer"),
+            *_all(
+                "tests/unit/service/test_",
+                "service_queue urgency fabric_domains quotas shares one_answer enough_later",
+            ),
             "tests/unit/cluster/test_planner_properties.py",
         ),
     ),

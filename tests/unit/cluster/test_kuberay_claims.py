@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.kuberay.documents import read_cluster, read_pod
+from cluster.kuberay.documents import SeenCluster, read_cluster, read_pod
+from cluster.kuberay.nodes import STUCK_S, node_of
 from cluster.kuberay.pod_claims import (
     GroupDecision,
     KubernetesClaim,
@@ -15,6 +16,8 @@ from cluster.kuberay.pod_claims import (
     read_claims,
     written_claims,
 )
+from cluster.kuberay.settings import KubeRaySettings, WorkerGroup
+from cluster.policies.offerings import CapacityType
 
 
 def claim(name: str, pod: str | None = None, at: float = 0.0) -> KubernetesClaim:
@@ -126,3 +129,39 @@ def test_documents_of_another_form_say_nothing(document: dict[str, object]) -> N
     seen = read_cluster(document)
     assert all(one.replicas == 0 for one in seen.groups.values())
     assert read_pod(document).state is PodState.STARTING
+
+
+def worker_group(capacity: CapacityType) -> WorkerGroup:
+    return WorkerGroup(
+        name="g", capacity=capacity, resources={"CPU": 4.0}, price_per_hour=1.0, evictions_per_hour=0.2
+    )
+
+
+def test_only_pods_of_spot_are_taken_back() -> None:
+    assert worker_group(CapacityType.SPOT).offering.evictions_per_hour == 0.2
+    assert worker_group(CapacityType.ON_DEMAND).offering.evictions_per_hour == 0.0
+
+
+@pytest.mark.parametrize(
+    ("is_stuck", "may_pass", "waited_s", "runs"),
+    [
+        (False, False, 2 * STUCK_S, True),
+        (True, False, 1.0, False),
+        (True, True, STUCK_S - 1.0, True),
+        (True, True, STUCK_S, False),
+    ],
+)
+def test_a_pod_that_cannot_start_is_given_up_at_once_or_after_the_time_that_its_image_may_take(
+    is_stuck: bool, may_pass: bool, waited_s: float, runs: bool
+) -> None:
+    cluster = SeenCluster(
+        version="1", groups={"g": group(1)}, claims=None, has_annotations=True, is_autoscaled=False
+    )
+    settings = KubeRaySettings(namespace="n", cluster="c", groups=(worker_group(CapacityType.SPOT),))
+    waits = SeenPod(
+        name="a", group="g", state=PodState.STARTING, placed_at=50.0, is_stuck=is_stuck, may_pass=may_pass,
+        message="its image is not there",
+    )  # fmt: skip
+    node = node_of(claim("n", "a", at=10.0), cluster, waits, settings, 50.0 + waited_s)
+    assert node.is_running is runs
+    assert (node.message is None) is runs

@@ -19,8 +19,8 @@ from cluster.scheduling.view import ClusterView
 from cluster.simulator.assumptions import Assumptions
 from cluster.simulator.ledger import DAY_S
 from cluster.simulator.nodes import SimNode
-from cluster.simulator.replay import Replay
-from cluster.simulator.report import ReplayReport, quantile, report_of
+from cluster.simulator.replay import PROGRESS_EVERY, Replay
+from cluster.simulator.report import ReplayReport, as_numbers, quantile, report_of
 from cluster.traces.trace import MarketChange, Trace, TraceJob
 from remora.states import NodeState
 from tests.unit.cluster.simulated import ON_DEMAND, POLICIES, SPOT, Keep, Wild, job, launch, without_backoff
@@ -354,3 +354,19 @@ def test_quantiles_are_values_that_were_there() -> None:
     assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
     assert quantile([1.0, 2.0, 3.0, 4.0], 0.95) == 4.0
     assert quantile([], 0.5) == 0.0
+
+
+def test_progress_is_the_part_of_the_jobs_that_has_ended() -> None:
+    jobs = tuple(job(f"j{at}", float(at), work_s=1.0) for at in range(PROGRESS_EVERY))
+    trace = Trace(offerings=(SPOT, ON_DEMAND), jobs=jobs, changes=(), provisioning_s=120.0)
+    seen: list[float] = []
+    Replay(trace, POLICIES, Keep(1), without_backoff, Assumptions()).run(seen.append)  # type: ignore[arg-type]
+    assert seen == sorted(seen)
+    assert 0.0 < seen[-1] <= 1.0
+
+
+def test_numbers_of_a_report_are_rounded_to_what_means_something() -> None:
+    _, report = replay(job("a"), planner=Keep(1))
+    numbers = as_numbers(replace(report, goodput=1 / 3))
+    assert numbers["goodput"] == 0.333333
+    assert numbers["launches"] == report.launches

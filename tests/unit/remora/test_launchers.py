@@ -16,7 +16,7 @@ from remora import JobSpec
 from remora.code.bundle import pack
 from remora.code.checks import check_code
 from remora.errors import SpecError
-from remora.job_commands.launchers import describe, unwrap
+from remora.job_commands.launchers import describe, may_start_a_launcher, unwrap
 from remora.job_commands.nested_launchers import put_on_path
 from remora.job_commands.started_commands import started_by
 from trainers.public_package import public_folder
@@ -320,3 +320,16 @@ def test_a_starter_with_nothing_behind_it_starts_nothing() -> None:
         [],
     ]
     assert len(list(started_by(["env"] * 1000))) < 100
+
+
+@pytest.mark.parametrize(
+    ("command", "may"),
+    [
+        ("python run.sh", False),
+        ("/opt/env/bin/python3.11 -m pkg", False),
+        ("bash python", True),
+        ("./run.sh", True),
+    ],
+)
+def test_all_but_python_may_start_a_launcher(command: str, may: bool) -> None:
+    assert may_start_a_launcher(shlex.split(command)) is may

@@ -96,3 +96,10 @@ def test_a_job_that_no_worker_group_can_train_is_refused_with_those_that_could(
     with pytest.raises(SpecError) as refused:
         JobSpec(command="train", workers=workers, backend="deepspeed", elastic={"global_batch": batch})
     assert str(refused.value).endswith(f"workers and elastic.global_batch do not agree: {said}")
+
+
+def test_only_deepspeed_needs_sizes_that_divide_the_batch() -> None:
+    elastic = {"global_batch": 6}
+    assert sizes_of({"backend": "deepspeed", "elastic": elastic}, 1, 4).divided == 6
+    assert sizes_of({"backend": "ddp", "elastic": elastic}, 1, 4).divided is None
+    assert sizes_of({"backend": "deepspeed", "elastic": True}, 1, 4).divided is None

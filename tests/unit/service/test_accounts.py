@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from service.queue.accounts import amount_of, rounded, shown, sums, total_of
 from service.queue.cost_causes import WHOLE, Cause, Payer, Span, micro_usd, spans_of, to_ms
 from service.queue.costs import By, cost_lines, parts_of, ranges_of
+from service.queue.focus_export import COLUMNS, focus_rows
 from service.queue.ledger import UseRow
 from service.queue.rows import NodeRow, PhaseRow, WorkPhase
 
@@ -259,3 +261,16 @@ def test_hours_are_full_hours_in_utc_and_the_first_and_last_are_cut() -> None:
         (("1970-01-01T02:00:00Z", "spot"), 100_000),
     ]
     assert [line.micro_usd for line in lines] == [100_000, 3_600_000, 100_000]
+
+
+def test_a_row_for_a_provider_of_accounts_names_the_project_where_there_is_one() -> None:
+    spans = spans_of([NODE], [use("job_1", 300.0, 400.0)], [], {"node_1": 300.0}, PROJECTS, [RANGE])
+    # A node that was bought for no job, and had none.
+    spare = replace(NODE, id="node_2", bought_for=None)
+    spans = [*spans, *spans_of([spare], [], [], {}, PROJECTS, [RANGE])]
+    rows = [
+        dict(zip(COLUMNS, cells, strict=True))
+        for cells in focus_rows(spans, {"node_1": NODE, "node_2": spare}, "Microsoft")
+    ]
+    tags = {row["ResourceId"]: json.loads(row["Tags"]) for row in rows}
+    assert tags == {"node_1": {"pool": "gpu", "project": "vision"}, "node_2": {"pool": "gpu"}}

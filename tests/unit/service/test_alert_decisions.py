@@ -29,6 +29,7 @@ from service.queue.alert_watches import (
     watch_from,
 )
 from service.queue.alerts import (
+    LONGEST_DATA,
     LONGEST_MESSAGE,
     AlertRow,
     Fact,
@@ -368,3 +369,14 @@ class TestTries:
         error = after_tries(0, [Try("ntf_1", TryResult.REFUSED, "x" * 5000)], 1.0).error
         assert error is not None
         assert len(error) == deliveries.LONGEST_ERROR
+
+
+@pytest.mark.parametrize(("more", "is_kept"), [(0, True), (1, False)])
+def test_the_fields_of_an_event_are_left_out_where_they_are_longer_than_what_is_sent(
+    more: int, is_kept: bool
+) -> None:
+    data = {"name": "x" * (LONGEST_DATA - len("name") + more), "list": ["no plain value"]}
+    event = NewEvent(at=1.0, kind="job.failed", message="it failed", data=data)
+    (fact,) = facts_of(job_row(), 1, [event])
+    assert ("name" in fact.data) is is_kept
+    assert "list" not in fact.data

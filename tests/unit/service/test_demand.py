@@ -64,3 +64,18 @@ def test_a_node_is_idle_since_it_was_first_seen_without_work_while_it_is_ready_o
     may_be_idle = state in (NodeState.READY, NodeState.DRAINING) and not is_in_use
     since = idle_since(node, is_in_use, now=9.0)
     assert since == ((9.0 if before is None else before) if may_be_idle else None)
+
+
+@pytest.mark.parametrize(
+    ("short_since", "started_at", "since"),
+    [(NOW - 40.0, 5.0, NOW - 40.0), (None, 5.0, NOW), (None, None, 3.0)],
+)
+def test_a_running_job_waits_since_its_group_has_been_too_small_and_not_since_it_was_submitted(
+    short_since: float | None, started_at: float | None, since: float
+) -> None:
+    job = job_row(created_at=1.0, waits_from=2.0)
+    attempt = AttemptRow(
+        id="att_1", job_id=job.id, attempt=1, created_at=3.0, short_since=short_since, started_at=started_at
+    )
+    assert demand_of(job, None, None, NOW).waiting_since == 2.0
+    assert demand_of(job, attempt, None, NOW).waiting_since == since

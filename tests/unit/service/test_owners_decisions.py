@@ -379,3 +379,13 @@ class TestSchedules:
             assert len(set(decided)) == len(decided), "no time is decided twice"
             assert max(decided) <= now < decision.next_at
             assert decision.next_at - max(decided) == HOUR
+
+
+def test_each_request_for_stacks_is_later_than_the_one_before() -> None:
+    job = job_row(state=JobState.RUNNING, stacks_requested_at=NOW + 60.0)
+    later = owners_changes.request_stacks(job, NOW).job.stacks_requested_at
+    assert later is not None
+    assert later > NOW + 60.0, "the clock was set back"
+    assert owners_changes.request_stacks(job_row(state=JobState.RUNNING), NOW).job.stacks_requested_at == NOW
+    with pytest.raises(owners_changes.ChangeRefused, match="no workers that train now"):
+        owners_changes.request_stacks(job_row(state=JobState.QUEUED), NOW)

@@ -643,3 +643,14 @@ def test_the_load_of_a_rank_is_passed_on_and_one_without_numbers_is_not() -> Non
     (remark,) = scene.hear(1, type="load", cpu="x", gpu=None, gpus=0)
     assert isinstance(remark, Note)
     assert remark.kind == "log"
+
+
+def test_a_rank_saves_until_a_step_has_ended_and_the_first_step_may_be_0() -> None:
+    scene = Scene(cooperative=False)
+    scene.hear(1, type="saving")
+    assert scene.group.is_saving
+    scene.hear(1, type="report", step=0)
+    assert scene.group.is_saving, "only rank 0 reports steps"
+    scene.hear(0, type="report", step=0)
+    assert not scene.group.is_saving
+    assert scene.group.progress.step == 0
