@@ -76,7 +76,7 @@ TARGETS = (
             *_all(
                 "tests/unit/cluster/test_",
                 "members agent_heartbeats agent_watch gpu_health scheduled_events node_boot azure_domain"
-                " azure_start_up",
+                " azure_start_up offerings",
             ),
             "tests/unit/service/test_service_queue.py",
         ),
