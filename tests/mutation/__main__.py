@@ -52,10 +52,13 @@ def _in_order(chosen: Iterable[tuple[Target, Mutant]]) -> list[tuple[Target, Mut
     return sorted(set(chosen), key=lambda one: (TARGETS.index(one[0]), one[1]))
 
 
+Outcomes = dict[tuple[Target, Mutant], Outcome]
+
+
 def tried(
     chosen: Sequence[tuple[Target, Mutant]], folder: Path, at_once: int
-) -> dict[tuple[Target, Mutant], Outcome]:
-    """What became of each.  Raises TestsFail when tests fail without any fault."""
+) -> tuple[Outcomes, dict[str, str]]:
+    """What became of each, and by the name of their target why others were not tried."""
     everything = [Copy.make(ROOT, folder / str(number)) for number in range(at_once)]
     free: SimpleQueue[Copy] = SimpleQueue()
     for copy in everything:
@@ -63,18 +66,13 @@ def tried(
     mutants: dict[Target, list[Mutant]] = {}
     for target, mutant in chosen:
         mutants.setdefault(target, []).append(mutant)
-    outcomes: dict[tuple[Target, Mutant], Outcome] = {}
+    outcomes: Outcomes = {}
+    not_tried: dict[str, str] = {}
 
     def try_all_of(target: Target) -> None:
         with _taken(free) as copy:
-            measured = copy.measure(target.tests, mutants[target], _BASELINE_S)
-            _say(f"the tests of {target.name} take {measured.took_s:.0f} s")
-            for mutant in mutants[target]:
-                begun = time.monotonic()
-                limit_s = _SLOWER * measured.took_s + _SLOWER_S
-                outcome = copy.try_out(mutant, target.tests, measured, limit_s)
-                outcomes[target, mutant] = outcome
-                _say(f"{outcome} in {time.monotonic() - begun:.1f} s: {mutant}")
+            if why := try_target(copy, target, mutants[target], outcomes):
+                not_tried[target.name] = why
 
     with ThreadPoolExecutor(at_once) as threads:
         try:
@@ -86,7 +84,25 @@ def tried(
         finally:
             for copy in everything:
                 copy.stop()
-    return outcomes
+    return outcomes, not_tried
+
+
+def try_target(copy: Copy, target: Target, mutants: Sequence[Mutant], outcomes: Outcomes) -> str:
+    """Add what becomes of these mutants to `outcomes`; why the rest was not tried, empty where all were."""
+    try:
+        measured = copy.measure(target.tests, mutants, _BASELINE_S)
+        _say(f"the tests of {target.name} take {measured.took_s:.0f} s")
+        for mutant in mutants:
+            begun = time.monotonic()
+            limit_s = _SLOWER * measured.took_s + _SLOWER_S
+            outcome = copy.try_out(mutant, target.tests, measured, limit_s)
+            outcomes[target, mutant] = outcome
+            _say(f"{outcome} in {time.monotonic() - begun:.1f} s: {mutant}")
+    except TestsFail as error:
+        # What was found with other targets has taken an hour: it is not given up.
+        _say(f"{target.name}: {error}")
+        return str(error)
+    return ""
 
 
 def _say(text: str) -> None:
@@ -134,14 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     samples = {seed: drawn(seed, options.sample, texts, options.targets) for seed in options.seed}
     chosen = _in_order(one for sample in samples.values() for one in sample)
     with tempfile.TemporaryDirectory(prefix="remora-mutation-") as folder:
-        try:
-            outcomes = tried(chosen, Path(folder), options.at_once)
-        except TestsFail as error:
-            print(error, file=sys.stderr)
-            return 1
+        outcomes, not_tried = tried(chosen, Path(folder), options.at_once)
     for seed, sample in samples.items():
-        print(f"seed {seed}:", *summary(sample, [outcomes[one] for one in sample]), "", sep="\n")
-    return 0
+        done = [one for one in sample if one in outcomes]
+        print(f"seed {seed}:", *summary(done, [outcomes[one] for one in done]), "", sep="\n")
+    for name, why in not_tried.items():
+        print(f"{name}: not all mutants were tried: {why}", file=sys.stderr)
+    return int(bool(not_tried))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture.repository import ROOT, sources
-from tests.mutation.__main__ import drawn, summary
+from tests.mutation.__main__ import Outcomes, drawn, summary, try_target
 from tests.mutation.copies import Copy, Measured, TestsFail
 from tests.mutation.mutants import Mutant, function_of, mutants_of
 from tests.mutation.resident import replace_code
@@ -274,6 +274,19 @@ def test_tests_that_fail_by_themselves_say_nothing_about_faults(copy: Copy) -> N
         copy.run(["test_none.py"], 60.0)
     with pytest.raises(TestsFail, match="tests cannot be collected"):
         copy.measure(["test_none.py"], [], 60.0)
+
+
+def test_a_target_whose_tests_fail_by_themselves_keeps_no_other_one_from_being_tried(
+    tree: Path, copy: Copy
+) -> None:
+    (copy.root / "test_bad.py").write_text("def test_bad():\n    assert False\n")
+    outcomes: Outcomes = {}
+    mutant = faults(tree)["<="]
+    bad, good = (Target(name, ("one.py",), (f"test_{name}.py",)) for name in ("bad", "one"))
+    assert "fail without any fault" in try_target(copy, bad, [mutant], outcomes)
+    assert outcomes == {}
+    assert try_target(copy, good, [mutant], outcomes) == ""
+    assert outcomes == {(good, mutant): "killed"}
 
 
 def test_a_process_that_ends_while_it_serves_says_nothing_about_faults(tree: Path, copy: Copy) -> None:
