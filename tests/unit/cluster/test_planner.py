@@ -756,6 +756,16 @@ def test_each_exchange_takes_one_node_of_what_the_cloud_allows() -> None:
     assert [one.pool for one in launches if isinstance(one, Launch)] == ["p", "q"]
 
 
+def test_a_pool_that_cannot_exchange_a_node_yet_keeps_no_other_pool_from_it() -> None:
+    pools = {name: {"sizes": ["a"], "zones": ["1"], "return_to_spot_s": 900} for name in ("p", "q")}
+    there = [node(name, pool=name, offering=ON_DEMAND.id, jobs={name: 1}) for name in pools]
+    spare = node("spare", pool="q", offering=SPOT.id)
+    seen = view([job(name, is_running=True) for name in pools], [*there, spare], [SPOT, ON_DEMAND])
+    planned = acts(plan(seen, Policies.model_validate({"pools": pools}), NOW))
+    assert [one.node_id for one in planned if isinstance(one, Drain)] == ["q"]
+    assert [one.pool for one in planned if isinstance(one, Launch)] == ["p"]
+
+
 def test_no_stand_in_goes_for_spot_that_the_quota_of_the_cloud_does_not_permit() -> None:
     sold = [replace(SPOT, quota="lowPriorityCores", quota_units=4), ON_DEMAND]
     running, stand_in = job(is_running=True), node("n", offering=ON_DEMAND.id, jobs={"j": 1})
