@@ -77,10 +77,10 @@ demo-server: setup
 demo-azure: setup
 	PYTHONPATH=. $(BIN)/python examples/demo_azure.py
 
-# Programs that tests start: PostgreSQL, Open MPI, iproute2, a C compiler, git, podman, debootstrap, Node.js with npm, Chromium, Prometheus, systemd's verifier.  Where they cannot be installed, it reports what is left
+# Programs that tests start: PostgreSQL, Open MPI, iproute2, nftables, a C compiler, git, podman, debootstrap, Node.js with npm, Chromium, Prometheus, systemd's verifier.  Where they cannot be installed, it reports what is left
 # out; with CI set that fails.
 test-tools:
-	deploy/install-tools --or-warn initdb mpirun ip cc git podman debootstrap node fusermount3 chromium prometheus systemd-analyze
+	deploy/install-tools --or-warn initdb mpirun ip nft cc git podman debootstrap node fusermount3 chromium prometheus systemd-analyze
 
 # Everything: seconds for what is pure, minutes for what starts real clusters.
 test: test-tools setup deepspeed transformers schemathesis browser azurite
