@@ -11,8 +11,8 @@ from cluster.scheduling.fitting import shares_in, take
 from cluster.scheduling.formatting import clock
 from cluster.scheduling.view import JobDemand, NodeView
 
-#: Seconds to which a time is rounded up, for times that are less than so many seconds away: an estimate moves a
-#: little with every look, and what is stored is to stay the same.
+#: (limit, step) in seconds: a time that is less than the limit away is rounded up to a multiple of the step.  An
+#: estimate changes a little with each tick, and the stored sentence is to stay the same.
 _STEPS = ((1800.0, 60.0), (10_800.0, 300.0))
 _LONGEST_STEP_S = 1800.0
 

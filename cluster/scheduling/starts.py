@@ -51,7 +51,8 @@ def starts(
     `pools` are the complete ones.  `counting` has counted what running jobs use of the quotas of their projects; None:
     there are none.  Those in `off_spot` (ids) start on nodes that the cloud does not take back: a deadline is near.
     `kept` says by node id for which job a node is kept (`cluster.scheduling.keeping`): no other group grows onto it.
-    `ends` says when running jobs are expected to end: the job that is next is told when enough may be free.
+    `ends` says when running jobs are expected to end: the reason of the job that is next says when enough may be
+    free.
     With `explains_waits` false the reasons why jobs wait behind others are left out, as no one reads them.
     """
     running = tuple(running)

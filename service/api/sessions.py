@@ -71,7 +71,7 @@ async def show(request: Request, _: Annotated[Parameters, Query()]) -> Session:
 async def end(request: Request, _: Annotated[Parameters, Query()]) -> Response:
     """End the session: the browser forgets the cookie, and a token of an issuer is good for nothing any more.
 
-    A token of the service stays good, as its bearer keeps it elsewhere too; he may revoke it.
+    A token of the service stays good, as other programs may use it, until it is revoked.
     """
     token, now = token_of(request.headers), context_of(request).clock()
 

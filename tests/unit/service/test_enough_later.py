@@ -1,4 +1,4 @@
-"""The job that is next is told when the ends of running jobs may leave enough for it, as far as they are known."""
+"""The reason of the job that is next says when the ends of running jobs may leave enough, where they are known."""
 
 from __future__ import annotations
 
